@@ -1,0 +1,342 @@
+"""Continuous batching: decides every step, by the rules of the vLLM V1 scheduler (version 0.33).
+
+Owns the running list, the waiting queue and the scheduling pass. Never imports a clock, randomness, a latency model or
+true output lengths. Section numbers in docstrings are those of the scheduler specification.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simkit.batching.ordering import QUEUES, WaitingQueue
+from simkit.batching.plan import Chunk, Outcome, Preemption, StepPlan
+from simkit.sequence import Phase, Sequence
+from simkit.types import KVAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousSettings:
+    """Scheduler settings under vLLM's names; `prefill_first` gives the older prefill-prioritised engine."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_chunked_prefill: bool = True
+    prefill_first: bool = False
+    policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    prefill_schedule_interval: int = 1
+    max_num_active_seqs: int | None = None
+    async_scheduling: bool = False
+
+
+class _Pass:
+    """The state of one scheduling pass while it is being made."""
+
+    __slots__ = ("budget", "cap", "chunk_of", "hold", "preemptions", "scheduled", "with_prefill")
+
+    def __init__(self, budget: int, cap: int, hold: bool) -> None:
+        self.budget = budget
+        self.cap = cap
+        self.hold = hold
+        self.scheduled: dict[Sequence, int] = {}
+        self.chunk_of: dict[Sequence, str] = {}
+        self.preemptions: list[Preemption] = []
+        self.with_prefill = False
+
+
+class ContinuousBatcher:
+    """Running sequences first, then the head of the queue for as long as budget, slots and blocks last."""
+
+    def __init__(self, settings: ContinuousSettings, kv: KVAllocator, outcome: Outcome) -> None:
+        self.settings = settings
+        self.kv = kv
+        self.outcome = outcome
+        self.running: list[Sequence] = []
+        self.waiting: WaitingQueue = QUEUES[settings.policy]()
+        self._by_priority = settings.policy == "priority"
+        self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
+        self._ended_since_pass = False
+        self._num_passes = 0
+        self._last_prefill_pass = -settings.prefill_schedule_interval
+        self._backlog = False
+
+    @property
+    def num_running(self) -> int:
+        """Length of the running list."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the waiting queue."""
+        return len(self.waiting)
+
+    def head(self) -> Sequence | None:
+        """The waiting sequence that is considered first."""
+        return self.waiting.peek() if len(self.waiting) else None
+
+    def members(self) -> list[Sequence]:
+        """The running list."""
+        return self.running
+
+    def add(self, seq: Sequence) -> bool:
+        """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
+        self.waiting.push(seq)
+        if self.settings.prefill_schedule_interval > 1:
+            return True
+        return len(self.running) < self._max_running and self.waiting.peek() is seq
+
+    def has_work(self) -> bool:
+        """Something waits or runs, or (asynchronous scheduling) ended since the last pass."""
+        ended = self._ended_since_pass and self.settings.async_scheduling
+        return bool(self.running) or len(self.waiting) > 0 or ended
+
+    def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | None:
+        """One scheduling pass (section 3), applied."""
+        if not self.has_work():
+            return None
+        self._ended_since_pass = False
+        state = self._begin_pass()
+        if self.settings.prefill_first:
+            self._schedule_running(state, prefill_only=True)
+            self._admit(state)
+            if state.scheduled:
+                return self._finish_pass(state)
+            self._schedule_running(state, prefill_only=False)
+        else:
+            self._schedule_running(state, prefill_only=False)
+            self._admit(state)
+        return self._finish_pass(state)
+
+    def _begin_pass(self) -> _Pass:
+        settings = self.settings
+        cap = settings.long_prefill_token_threshold
+        num_requests = len(self.running) + len(self.waiting)
+        if num_requests <= 1:
+            cap = 0
+        elif cap > 0 and settings.long_prefill_token_threshold_adaptive:
+            cap = max(cap, settings.max_num_batched_tokens // num_requests)
+        interval = settings.prefill_schedule_interval
+        hold = (
+            interval > 1
+            and not self._backlog
+            and self._num_passes + 1 - self._last_prefill_pass < interval
+            and any(not seq.in_prefill for seq in self.running)
+        )
+        return _Pass(settings.max_num_batched_tokens, cap, hold)
+
+    def _schedule_running(self, state: _Pass, prefill_only: bool) -> None:
+        """Section 3a."""
+        running = self.running
+        last_position = self.settings.max_model_len - 1
+        index = 0
+        while index < len(running) and state.budget > 0:
+            seq = running[index]
+            if seq.in_prefill:
+                if state.hold:
+                    index += 1
+                    continue
+            elif prefill_only or self._last_token_is_under_way(seq):
+                index += 1
+                continue
+            computed = seq.num_computed_tokens
+            missing = seq.num_prompt_tokens + seq.num_output_tokens + seq.num_outstanding_tokens - computed
+            num_tokens = min(missing, state.cap) if state.cap > 0 else missing
+            num_tokens = min(num_tokens, state.budget, last_position - computed)
+            if num_tokens <= 0:
+                index += 1
+                continue
+            placed = True
+            while not self.kv.try_grow(seq, computed + num_tokens):
+                victim, index = self._preempt_one(state, index)
+                if victim is seq:
+                    placed = False
+                    break
+            if not placed:
+                if not self._by_priority:
+                    return
+                continue
+            state.scheduled[seq] = num_tokens
+            if num_tokens > 1 or missing > 1:
+                state.chunk_of[seq] = "C"
+            state.budget -= num_tokens
+            state.with_prefill |= seq.in_prefill
+            index += 1
+
+    @staticmethod
+    def _last_token_is_under_way(seq: Sequence) -> bool:
+        outstanding = seq.num_outstanding_tokens
+        return outstanding > 0 and seq.num_computed_tokens + 2 - outstanding >= seq.num_prompt_tokens + seq.max_tokens
+
+    def _preempt_one(self, state: _Pass, index: int) -> tuple[Sequence, int]:
+        """Section 4: choose and evict a victim; returns it and the position to go on from."""
+        if self._by_priority:
+            victim = max(self.running, key=lambda seq: (seq.priority, seq.arrival_ns))
+            position = self.running.index(victim)
+            del self.running[position]
+            if victim in state.scheduled:
+                state.budget += state.scheduled.pop(victim)
+                state.chunk_of.pop(victim, None)
+            if position < index:
+                index -= 1
+        else:
+            victim = self.running.pop()
+        state.preemptions.append(Preemption(victim, victim.num_computed_tokens))
+        self.kv.free(victim)
+        victim.num_computed_tokens = 0
+        victim.num_stale_tokens += victim.num_in_flight_tokens
+        victim.num_in_flight_tokens = 0
+        victim.num_outstanding_tokens = 0
+        victim.num_preemptions += 1
+        victim.in_prefill = True
+        victim.phase = Phase.PREEMPTED
+        self.waiting.push_preempted(victim)
+        return victim, index
+
+    def _admit(self, state: _Pass) -> None:
+        """Section 3b: strict head of line."""
+        if state.preemptions:
+            return
+        settings = self.settings
+        while state.budget > 0 and len(self.waiting) and len(self.running) < self._max_running:
+            seq = self.waiting.peek()
+            if seq.num_stale_tokens > 0:
+                break
+            known = seq.num_known_tokens
+            computed = self.kv.lookup(seq)
+            if state.hold and computed < known - 1:
+                break
+            num_tokens = known - computed
+            if state.cap > 0:
+                num_tokens = min(num_tokens, state.cap)
+            if not settings.enable_chunked_prefill and num_tokens > state.budget:
+                break
+            num_tokens = min(num_tokens, state.budget)
+            gate_tokens = min(known, settings.max_model_len) if settings.scheduler_reserve_full_isl else 0
+            if not self.kv.try_admit(seq, computed + num_tokens, gate_tokens, headroom=bool(self.running)):
+                break
+            self.waiting.pop()
+            self.running.append(seq)
+            state.chunk_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
+            seq.phase = Phase.RUNNING
+            seq.num_computed_tokens = computed
+            state.scheduled[seq] = num_tokens
+            state.budget -= num_tokens
+            state.with_prefill |= computed < known - 1
+        if not state.hold:
+            self._backlog = len(self.waiting) > 0
+
+    def _finish_pass(self, state: _Pass) -> StepPlan:
+        plan = StepPlan(preemptions=state.preemptions, held_slots=len(self.running))
+        decodes, order = plan.decodes, plan.order
+        context_sum = context_max = 0
+        chunk_of = state.chunk_of
+        for seq, num_tokens in state.scheduled.items():
+            before = seq.num_computed_tokens
+            seq.num_computed_tokens = after = before + num_tokens
+            seq.num_in_flight_tokens += num_tokens
+            seq.in_prefill = after < seq.num_prompt_tokens + seq.num_output_tokens + seq.num_outstanding_tokens
+            if not seq.in_prefill:
+                seq.num_outstanding_tokens += 1
+            if seq in chunk_of:
+                chunk = Chunk(seq, chunk_of[seq], before, num_tokens, not seq.in_prefill)
+                plan.chunks.append(chunk)
+                order.append(chunk)
+            else:
+                decodes.append(seq)
+                order.append(seq)
+                context_sum += after
+                if after > context_max:
+                    context_max = after
+        for chunk in plan.chunks:
+            n, before = chunk.num_tokens, chunk.num_computed_tokens
+            plan.prefill_tokens += n
+            plan.prefill_context_tokens += before
+            plan.prefill_pairs += n * before + n * (n + 1) // 2
+            plan.num_sampled += chunk.samples
+            plan.context_tokens += before + n
+        plan.num_decode = len(decodes)
+        plan.num_sampled += len(decodes)
+        plan.decode_context_sum, plan.decode_context_max = context_sum, context_max
+        plan.context_tokens += context_sum
+        plan.num_scheduled = len(order)
+        plan.num_scheduled_tokens = plan.num_decode + plan.prefill_tokens
+        if order:
+            self._num_passes += 1
+            if state.with_prefill:
+                self._last_prefill_pass = self._num_passes
+        plan.stable = self._is_stable(plan)
+        return plan
+
+    def _is_stable(self, plan: StepPlan) -> bool:
+        """A pass that preempted, holds a prefill or left someone out is stable for one step only."""
+        if plan.chunks or plan.preemptions or plan.num_decode != len(self.running) or not plan.decodes:
+            return False
+        return self.settings.prefill_schedule_interval == 1 or not len(self.waiting)
+
+    def commit(self, plan: StepPlan, steps: int) -> None:
+        """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
+        if steps > 1:
+            self._run_ahead(plan, steps - 1)
+        ended = False
+        for entry in plan.order:
+            if type(entry) is Chunk:
+                seq, num_tokens, samples = entry.seq, entry.num_tokens, entry.samples
+            else:
+                seq, num_tokens, samples = entry, 1, True  # type: ignore[assignment]
+            if seq.phase is Phase.FINISHED:
+                continue
+            if self._process_output(seq, num_tokens, samples):
+                ended = True
+        if ended:
+            self._ended_since_pass = True
+            self.running = [seq for seq in self.running if seq.phase is not Phase.FINISHED]
+
+    def _run_ahead(self, plan: StepPlan, steps: int) -> None:
+        """Apply the passes after the first one of a run of equal steps, and the outputs between them."""
+        for seq in plan.decodes:
+            seq.num_output_tokens += steps
+        self.kv.grow_run(plan.decodes, steps)
+        for seq in plan.decodes:
+            seq.num_computed_tokens += steps
+        self._num_passes += steps
+
+    def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> bool:
+        stale = seq.num_stale_tokens > 0
+        if stale:
+            seq.num_stale_tokens -= num_tokens
+        else:
+            seq.num_in_flight_tokens -= num_tokens
+        if not samples:
+            return False
+        seq.num_output_tokens += 1
+        if not stale:
+            seq.num_outstanding_tokens -= 1
+        ends = (
+            seq.num_output_tokens >= seq.max_tokens
+            or seq.num_prompt_tokens + seq.num_output_tokens >= self.settings.max_model_len
+        )
+        if self.outcome.token(seq, ends):
+            if seq.phase is Phase.PREEMPTED:
+                self.waiting.remove(seq)
+            else:
+                self.kv.free(seq)
+            seq.phase = Phase.FINISHED
+            self.outcome.released(seq)
+            return True
+        if self.settings.async_scheduling and not stale:
+            self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
+        return False
+
+    def abort(self, seq: Sequence) -> None:
+        """Section 7: a client abort frees at once, from whichever queue."""
+        if seq.phase is Phase.RUNNING:
+            self.running.remove(seq)
+            self.kv.free(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.phase = Phase.FINISHED
+        self._ended_since_pass = True
+        self.outcome.released(seq)

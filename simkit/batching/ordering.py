@@ -1,0 +1,124 @@
+"""Waiting queues: in which order sequences are considered for admission.
+
+Owns the order only; knows no memory, no clock, no true output length. Ties are broken by (arrival, id).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from simkit.sequence import Sequence
+
+
+class WaitingQueue(Protocol):
+    """Sequences that wait, in the order in which they will be considered."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All of them, the head first."""
+
+    def push(self, seq: Sequence) -> None:
+        """A new arrival joins."""
+
+    def push_preempted(self, seq: Sequence) -> None:
+        """A preempted sequence returns."""
+
+    def peek(self) -> Sequence:
+        """The head."""
+
+    def pop(self) -> Sequence:
+        """Remove and return the head."""
+
+    def remove(self, seq: Sequence) -> None:
+        """Remove a sequence from wherever it stands."""
+
+
+class FcfsQueue:
+    """First come, first served; preempted sequences go to the front."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue: deque[Sequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._queue)
+
+    def push(self, seq: Sequence) -> None:
+        """Join at the end."""
+        self._queue.append(seq)
+
+    def push_preempted(self, seq: Sequence) -> None:
+        """Join at the front, so that several victims of one pass keep their order."""
+        self._queue.appendleft(seq)
+
+    def peek(self) -> Sequence:
+        """The head."""
+        return self._queue[0]
+
+    def pop(self) -> Sequence:
+        """Remove and return the head."""
+        return self._queue.popleft()
+
+    def remove(self, seq: Sequence) -> None:
+        """Remove `seq`."""
+        self._queue.remove(seq)
+
+
+class SortedQueue:
+    """Smallest key first; a preempted sequence returns to the place its key gives it."""
+
+    __slots__ = ("_heap", "_key")
+
+    def __init__(self, key: Callable[[Sequence], tuple[int, ...]]) -> None:
+        self._key = key
+        self._heap: list[tuple[tuple[int, ...], Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (seq for _, seq in sorted(self._heap, key=lambda entry: entry[0]))
+
+    def push(self, seq: Sequence) -> None:
+        """Join at the place of its key."""
+        heapq.heappush(self._heap, (self._key(seq), seq))
+
+    push_preempted = push
+
+    def peek(self) -> Sequence:
+        """The sequence with the smallest key."""
+        return self._heap[0][1]
+
+    def pop(self) -> Sequence:
+        """Remove and return the sequence with the smallest key."""
+        return heapq.heappop(self._heap)[1]
+
+    def remove(self, seq: Sequence) -> None:
+        """Remove `seq`."""
+        self._heap = [entry for entry in self._heap if entry[1] is not seq]
+        heapq.heapify(self._heap)
+
+
+def _priority_key(seq: Sequence) -> tuple[int, ...]:
+    return (seq.priority, seq.arrival_ns, seq.id)
+
+
+def _shortest_prompt_key(seq: Sequence) -> tuple[int, ...]:
+    return (seq.num_prompt_tokens, seq.arrival_ns, seq.id)
+
+
+QUEUES: dict[str, Callable[[], WaitingQueue]] = {
+    "fcfs": FcfsQueue,
+    "priority": lambda: SortedQueue(_priority_key),
+    "sjf": lambda: SortedQueue(_shortest_prompt_key),
+}
+"""Policy name in the scenario file to a constructor of its waiting queue."""

@@ -1,0 +1,182 @@
+"""Batches that run to completion: static batching, and the launch rule that dynamic batching replaces.
+
+Owns the batch that holds the engine, its padding and its dead slots. Knows no clock, no true output length.
+"""
+
+from __future__ import annotations
+
+from simkit.batching.ordering import QUEUES, WaitingQueue
+from simkit.batching.plan import Chunk, Hold, Outcome, StepPlan
+from simkit.sequence import Phase, Sequence
+from simkit.types import KVAllocator
+
+
+class StaticBatcher:
+    """Launches when `max_num_seqs` wait, the oldest has waited `max_wait_ns`, or no arrival is pending.
+
+    The batch is the longest prefix of the queue that has slots and memory. The padded prefill is one step that samples
+    every first token; finished members keep slot and compute until the last one ends; everything leaves together.
+    """
+
+    launches_when_closed = True
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_wait_ns: int | None,
+        kv: KVAllocator,
+        outcome: Outcome,
+        policy: str = "fcfs",
+    ) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.max_wait_ns = max_wait_ns
+        self.kv = kv
+        self.outcome = outcome
+        self.waiting: WaitingQueue = QUEUES[policy]()
+        self._batch: list[Sequence] = []
+        self._padded_prompt_tokens = 0
+        self._num_generated = 0
+
+    @property
+    def num_running(self) -> int:
+        """Members of the batch, dead ones included."""
+        return len(self._batch)
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the waiting queue."""
+        return len(self.waiting)
+
+    def head(self) -> Sequence | None:
+        """The waiting sequence that is considered first."""
+        return self.waiting.peek() if len(self.waiting) else None
+
+    def members(self) -> list[Sequence]:
+        """The batch, dead members included."""
+        return self._batch
+
+    def add(self, seq: Sequence) -> bool:
+        """Join the waiting queue; nobody joins a batch after its launch."""
+        self.waiting.push(seq)
+        return False
+
+    def has_work(self) -> bool:
+        """A batch runs or something waits."""
+        return bool(self._batch) or len(self.waiting) > 0
+
+    def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | Hold | None:
+        """The next step of the batch, the launch of one, or how long to hold."""
+        if self._batch:
+            return self._decode()
+        if not len(self.waiting):
+            return None
+        if len(self.waiting) >= self.max_num_seqs or expired or (closed and self.launches_when_closed):
+            return self._launch()
+        return Hold(self.max_wait_ns, min(seq.arrival_ns for seq in self.waiting))
+
+    def _launch(self) -> StepPlan:
+        batch, padded = self._form()
+        assert batch, "what can never fit is rejected on arrival"
+        self._batch, self._padded_prompt_tokens, self._num_generated = batch, padded, 0
+        plan = StepPlan(held_slots=len(batch), num_scheduled=len(batch), num_sampled=len(batch))
+        for seq in batch:
+            seq.phase = Phase.RUNNING
+            seq.in_prefill = False
+            seq.num_computed_tokens = seq.num_prompt_tokens
+            plan.chunks.append(Chunk(seq, "N", 0, seq.num_prompt_tokens, samples=True))
+            plan.padded_tokens += padded - seq.num_prompt_tokens
+        plan.order.extend(plan.chunks)
+        plan.prefill_tokens = plan.num_scheduled_tokens = plan.context_tokens = padded * len(batch)
+        plan.prefill_pairs = len(batch) * (padded * (padded + 1) // 2)
+        return plan
+
+    def _form(self) -> tuple[list[Sequence], int]:
+        """Move the longest prefix of the queue that fits into a batch; the longest prompt pads everybody."""
+        batch: list[Sequence] = []
+        padded = 0
+        while len(self.waiting) and len(batch) < self.max_num_seqs:
+            seq = self.waiting.peek()
+            wider = max(padded, seq.num_prompt_tokens)
+            if wider == padded:
+                placed = self._reserve(seq, padded)
+            else:
+                placed = self._reserve_all([*batch, seq], wider)
+                if not placed and batch:
+                    restored = self._reserve_all(batch, padded)
+                    assert restored, "an empty pool places the same batch again"
+            if not placed:
+                break
+            padded = wider
+            batch.append(self.waiting.pop())
+        return batch, padded
+
+    def _reserve(self, seq: Sequence, padded: int) -> bool:
+        """Set aside the padded prompt and the answer; no policy reserves beyond what the model length allows."""
+        wanted = padded - seq.num_prompt_tokens + seq.reserve_tokens
+        return self.kv.try_reserve(seq, min(wanted, max(self.max_model_len, padded + seq.max_tokens)))
+
+    def _reserve_all(self, batch: list[Sequence], padded: int) -> bool:
+        for seq in batch:
+            if seq.kv is not None:
+                self.kv.free(seq)
+        for seq in batch:
+            if not self._reserve(seq, padded):
+                for placed in batch:
+                    if placed.kv is not None:
+                        self.kv.free(placed)
+                return False
+        return True
+
+    def _decode(self) -> StepPlan:
+        batch = self._batch
+        live = [seq for seq in batch if seq.phase is Phase.RUNNING]
+        context = self._padded_prompt_tokens + self._num_generated
+        plan = StepPlan(decodes=live, held_slots=len(batch), num_scheduled=len(batch), stable=True)
+        plan.order.extend(live)
+        plan.num_decode = plan.num_sampled = plan.num_scheduled_tokens = len(batch)
+        plan.dead_slots = len(batch) - len(live)
+        plan.decode_context_sum = plan.context_tokens = context * len(batch)
+        plan.decode_context_max = context
+        for seq in live:
+            seq.num_computed_tokens += 1
+        return plan
+
+    def commit(self, plan: StepPlan, steps: int) -> None:
+        """Everybody alive gets its tokens; when the last one has ended the whole batch leaves."""
+        if steps > 1:
+            for seq in plan.decodes:
+                seq.num_computed_tokens += steps - 1
+                seq.num_output_tokens += steps - 1
+        self._num_generated += steps
+        for entry in plan.order:
+            seq = entry.seq if isinstance(entry, Chunk) else entry
+            if seq.phase is Phase.FINISHED:
+                continue
+            seq.num_output_tokens += 1
+            ends = (
+                seq.num_output_tokens >= seq.max_tokens
+                or seq.num_prompt_tokens + seq.num_output_tokens >= self.max_model_len
+            )
+            if self.outcome.token(seq, ends):
+                seq.phase = Phase.FINISHED
+        self._leave_together()
+
+    def _leave_together(self) -> None:
+        if any(seq.phase is Phase.RUNNING for seq in self._batch):
+            return
+        batch, self._batch = self._batch, []
+        for seq in batch:
+            self.kv.free(seq)
+            self.outcome.released(seq)
+
+    def abort(self, seq: Sequence) -> None:
+        """A client left: a waiting sequence goes, a member of the batch turns into a dead slot."""
+        if seq.phase is Phase.RUNNING:
+            seq.phase = Phase.FINISHED
+            self._leave_together()
+        else:
+            self.waiting.remove(seq)
+            seq.phase = Phase.FINISHED
+            self.outcome.released(seq)

@@ -1,0 +1,120 @@
+"""Where words go: results to stdout, talk and progress to stderr. Used by `cli` only; imports rich when it prints.
+
+The wall clock is read here, for the progress bar alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PROGRESS_AFTER_S = 2.0
+MIN_PIPED_WIDTH = 100
+
+
+class Report(Protocol):
+    """What a long task calls: `done` from 0 to 1, `label` says what it is at."""
+
+    def __call__(self, done: float, label: str) -> None: ...
+
+
+class StdoutClosed(Exception):
+    """The reader of stdout went away (``simkit models | head``): stop quietly."""
+
+
+def width() -> int:
+    """Columns of stdout, at least 100 when it is no terminal and COLUMNS does not say otherwise."""
+    return _stdout().width
+
+
+def _stdout() -> Console:
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(MIN_PIPED_WIDTH, console.width)
+    return console
+
+
+def out(*renderables: RenderableType) -> None:
+    """Print tables to stdout. Raises StdoutClosed."""
+    console = _stdout()
+    try:
+        for renderable in renderables:
+            console.print(renderable)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise StdoutClosed from None
+
+
+def out_bytes(content: bytes) -> None:
+    """Write bytes to stdout exactly as they are. Raises StdoutClosed."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise StdoutClosed from None
+
+
+def say(text: str) -> None:
+    """One line to stderr."""
+    # The text may quote a file name that no encoding can print; stderr escapes what it must.
+    print(" ".join(text.splitlines()), file=sys.stderr, flush=True)
+
+
+def not_simulated_line(keys: Sequence[str]) -> str | None:
+    """The one line that names settings which were accepted but have no effect yet; None when there are none."""
+    return f"note: accepted but not simulated yet, run as off: {', '.join(keys)}" if keys else None
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Report | None]:
+    """A progress callback that draws a bar on stderr once the task has taken 2 s; None when nobody would see it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar()
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+class _Bar:
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, done: float, label: str) -> None:
+        if self._bar is None:
+            if time.monotonic() - self._start < PROGRESS_AFTER_S:
+                return
+            self._open()
+        self._bar.update(self._task, completed=min(1.0, max(0.0, done)), description=label)
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("", total=1.0)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

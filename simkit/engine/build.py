@@ -1,0 +1,252 @@
+"""From a scenario to the objects of a run: defaults resolved, memory sized, start-up refusals, batcher and allocator.
+
+Owns what the real engine does at start-up. Imports scenario, hardware, models, memory, batching, kv, latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
+from simkit.batching.dynamic import DynamicBatcher
+from simkit.batching.plan import Batcher, Outcome
+from simkit.batching.static import StaticBatcher
+from simkit.errors import InputError
+from simkit.hardware import GpuSpec, load_gpu
+from simkit.kv.contiguous import ContiguousAllocator
+from simkit.kv.paged import PagedAllocator
+from simkit.latency.roofline import Roofline
+from simkit.latency.unit import Unit
+from simkit.memory import MemoryBudget, default_limits, memory_budget
+from simkit.model_spec import ModelSpec
+from simkit.models import load_model
+from simkit.scenario import Engine, Scenario, apply_sets
+from simkit.types import KVAllocator, LatencyModel, Request
+from simkit.units import s_to_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything a run needs that does not change while it runs; `scenario` has every default written in."""
+
+    scenario: Scenario
+    model: ModelSpec
+    gpu: GpuSpec
+    memory: MemoryBudget
+    num_gpu_blocks: int
+    latency: LatencyModel
+    not_simulated: tuple[str, ...]
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots of one replica."""
+        return _set(self.scenario.engine.max_num_seqs)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and answer together."""
+        return _set(self.scenario.engine.max_model_len)
+
+    @property
+    def stream(self) -> bool:
+        """Whether tokens are delivered one by one."""
+        return bool(self.scenario.engine.stream)
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether passes run ahead of outputs: only continuous batching decides every step."""
+        engine = self.scenario.engine
+        return engine.async_scheduling and engine.batching == "continuous"
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether blocks are shared by content."""
+        engine = self.scenario.engine
+        return engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
+
+    @property
+    def capacity_tokens(self) -> int:
+        """KV memory of one replica; the same for both allocators, so that arms compare alike."""
+        return (self.num_gpu_blocks - 1) * self.scenario.engine.block_size
+
+
+def set_up(scenario: Scenario) -> Setup:
+    """Resolve a scenario. Raises InputError for what the real engine would refuse at start-up."""
+    model = load_model(scenario.model)
+    if model.not_modelled:
+        raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
+    gpu = load_gpu(scenario.hardware.gpu)
+    scenario = _resolve(scenario, model, gpu)
+    engine, hardware = scenario.engine, scenario.hardware
+    memory = memory_budget(
+        model,
+        gpu,
+        tensor_parallel_size=hardware.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        max_num_seqs=_set(engine.max_num_seqs),
+        max_num_batched_tokens=_set(engine.max_num_batched_tokens),
+        block_size=engine.block_size,
+        dtype=engine.dtype,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        quantization=engine.quantization,
+        engine_version=engine.version,
+    )
+    num_gpu_blocks = engine.num_gpu_blocks or memory.num_gpu_blocks
+    _check_start_up(engine, num_gpu_blocks)
+    return Setup(
+        scenario=scenario,
+        model=model,
+        gpu=gpu,
+        memory=memory,
+        num_gpu_blocks=num_gpu_blocks,
+        latency=_latency(scenario, model, gpu),
+        not_simulated=_not_simulated(scenario),
+    )
+
+
+def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
+    """Write in what GPU, model and batching decide (scheduler specification, section 8)."""
+    engine = scenario.engine
+    max_model_len = engine.max_model_len or model.max_position
+    if max_model_len > model.max_position:
+        raise InputError(
+            f"engine.max_model_len: expected <= {model.max_position} (the longest context of {model.name}), "
+            f"got {max_model_len}"
+        )
+    default_budget, default_seqs = default_limits(gpu)
+    budget, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
+    if budget is None:
+        budget = default_budget
+        if not engine.enable_chunked_prefill:
+            budget = max(budget, max_model_len)
+        budget = min(budget, (seqs or default_seqs) * max_model_len)
+    if seqs is None:
+        seqs = min(default_seqs, budget)
+    stream = engine.batching == "continuous" if engine.stream is None else engine.stream
+    return apply_sets(
+        scenario,
+        {
+            "engine.max_num_seqs": seqs,
+            "engine.max_num_batched_tokens": budget,
+            "engine.max_model_len": max_model_len,
+            "engine.stream": stream,
+            "engine.max_num_active_seqs": engine.max_num_active_seqs or seqs,
+        },
+        label="resolved",
+    )
+
+
+def _check_start_up(engine: Engine, num_gpu_blocks: int) -> None:
+    """One sequence of max_model_len must fit (scheduler specification, section 9)."""
+    usable = num_gpu_blocks - 1
+    max_model_len = _set(engine.max_model_len)
+    if -(-max_model_len // engine.block_size) > usable:
+        raise InputError(
+            f"engine.max_model_len: one sequence of {max_model_len} tokens needs "
+            f"{-(-max_model_len // engine.block_size)} KV blocks, {usable} fit: lower it to "
+            f"{usable * engine.block_size}, or raise gpu_memory_utilization or num_gpu_blocks"
+        )
+    capacity = usable * engine.block_size
+    if engine.kv_allocator == "contiguous" and not ContiguousAllocator(capacity, engine.placement).fits_ever(
+        max_model_len, max_model_len
+    ):
+        raise InputError(
+            f"engine.max_model_len: no region of {max_model_len} tokens can be placed in {capacity} tokens with "
+            f"placement {engine.placement}: lower it or choose first_fit"
+        )
+
+
+def _latency(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> LatencyModel:
+    engine, profile = scenario.engine, scenario.latency.profile
+    if profile == "unit":
+        return Unit()
+    if profile not in ("auto", "roofline"):
+        raise InputError(
+            f"latency.profile: {profile!r} is not available; expected auto, roofline or unit "
+            "(this version ships no calibrated profiles)"
+        )
+    return Roofline(
+        model,
+        gpu,
+        tensor_parallel_size=scenario.hardware.tensor_parallel_size,
+        interconnect=scenario.hardware.interconnect,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        async_scheduling=engine.async_scheduling,
+    )
+
+
+def _not_simulated(scenario: Scenario) -> tuple[str, ...]:
+    """Keys that were set, would matter, and are run as off."""
+    engine, workload = scenario.engine, scenario.workload
+    keys = []
+    if engine.preemption != "recompute" and engine.batching == "continuous" and engine.kv_allocator == "paged":
+        keys.append("engine.preemption")
+    if engine.host_pool_gib:
+        keys.append("engine.host_pool_gib")
+    if engine.policy == "fair":
+        keys.append("engine.policy")
+    if workload.samples > 1:
+        keys.append("workload.samples")
+    cacheable = engine.batching == "continuous" and engine.kv_allocator == "paged"
+    if engine.enable_prefix_caching and workload.prefix is not None and not cacheable:
+        keys.append("engine.enable_prefix_caching")
+    return tuple(keys)
+
+
+def reserve_tokens(engine: Engine, request: Request) -> int:
+    """Tokens that contiguous memory sets aside for a request; `pow2` and `oracle` are what-if arms that know its end.
+
+    Paged memory reserves prompt + max_tokens, and only where a batch runs to completion.
+    """
+    max_model_len = _set(engine.max_model_len)
+    longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
+    if engine.kv_allocator == "paged":
+        return longest
+    if engine.reservation == "max":
+        return max_model_len
+    if engine.reservation == "oracle":
+        return request.prompt_tokens + request.output_tokens
+    return request.prompt_tokens + (1 << max(0, request.output_tokens - 1).bit_length())
+
+
+def make_kv(setup: Setup) -> KVAllocator:
+    """An empty KV pool of one replica."""
+    engine = setup.scenario.engine
+    if engine.kv_allocator == "contiguous":
+        return ContiguousAllocator(setup.capacity_tokens, engine.placement)
+    return PagedAllocator(setup.num_gpu_blocks, engine.block_size, engine.watermark, setup.prefix_caching)
+
+
+def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome) -> Batcher:
+    """The batcher of one replica."""
+    engine = setup.scenario.engine
+    policy = "fcfs" if engine.policy == "fair" else engine.policy
+    if engine.batching == "static":
+        wait_ns = None if engine.max_wait_s is None else s_to_ns(engine.max_wait_s)
+        return StaticBatcher(setup.max_num_seqs, setup.max_model_len, wait_ns, kv, outcome, policy)
+    if engine.batching == "dynamic":
+        delay_ns = s_to_ns(engine.max_queue_delay_s)
+        return DynamicBatcher(setup.max_num_seqs, setup.max_model_len, delay_ns, kv, outcome, policy)
+    settings = ContinuousSettings(
+        max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=_set(engine.max_num_batched_tokens),
+        max_model_len=setup.max_model_len,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        prefill_first=engine.prefill_first,
+        policy=policy,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=engine.long_prefill_token_threshold_adaptive,
+        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+        prefill_schedule_interval=engine.prefill_schedule_interval,
+        max_num_active_seqs=engine.max_num_active_seqs,
+        async_scheduling=setup.async_scheduling,
+    )
+    return ContinuousBatcher(settings, kv, outcome)
+
+
+def _set(value: Any) -> Any:
+    assert value is not None, "a resolved scenario has every value"
+    return value

@@ -1,0 +1,435 @@
+"""One serving engine: asks its batcher for passes, lets their steps take time, hands the outputs back.
+
+Owns the steps in flight and the customers of one replica. Between two changes it asks for many equal steps at once
+(macro-stepping) and, woken earlier, keeps those whose end has been reached. Imports clock, batching, metrics.record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from simkit.batching.continuous import ContinuousBatcher
+from simkit.batching.plan import Batcher, Hold, StepPlan
+from simkit.engine import clock as ranks
+from simkit.engine.clock import Clock
+from simkit.engine.customer import Customer
+from simkit.engine.kv_split import KVState
+from simkit.errors import CheckError
+from simkit.metrics import record as rec
+from simkit.metrics.record import Record, StepFacts
+from simkit.sequence import Phase, Sequence
+from simkit.types import Ints, KVAllocator, LatencyModel, StepShapes
+
+MAX_RUN_STEPS = 4096
+"""Steps priced at once at most; bounds the arrays, not the result."""
+
+MAX_IDLE_PASSES = 10_000
+"""Non-empty passes without a token or a new high-water mark of computed tokens after which a run is a livelock."""
+
+
+class Surroundings(Protocol):
+    """What a replica asks of the system around it."""
+
+    def no_arrival_pending(self) -> bool:
+        """Whether no further request can reach any replica before one of those in the system ends."""
+
+    def left(self, customer: Customer, now_ns: int) -> None:
+        """A customer has left, served or not."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Equal steps in flight: `ends_ns` as far as priced, of which the first `steps` will be kept."""
+
+    plan: StepPlan
+    shapes: StepShapes
+    start_ns: int
+    durations_ns: Ints
+    ends_ns: Ints
+    steps: int
+    kv: KVState | None
+    external_tokens: int
+    waiting: int
+    num_live: int
+
+    @property
+    def end_ns(self) -> int:
+        """When the last step to be kept ends."""
+        return int(self.ends_ns[self.steps - 1]) if self.steps else self.start_ns
+
+
+class Replica:
+    """A batcher, a KV allocator and a latency model that share simulated time. Implements `Outcome` for the batcher."""
+
+    def __init__(
+        self,
+        index: int,
+        clock: Clock,
+        kv: KVAllocator,
+        latency: LatencyModel,
+        make_batcher: Callable[[Replica], Batcher],
+        record: Record,
+        surroundings: Surroundings,
+        *,
+        stream: bool,
+        async_scheduling: bool,
+        single_step: bool,
+    ) -> None:
+        self.index = index
+        self.kv = kv
+        self.customers: dict[int, Customer] = {}
+        self.batcher = make_batcher(self)
+        self._clock = clock
+        self._latency = latency
+        self._record = record
+        self._surroundings = surroundings
+        self._stream = stream
+        self._depth = 2 if async_scheduling else 1
+        self._single_step = single_step or async_scheduling
+        self._grows = isinstance(self.batcher, ContinuousBatcher) and kv.num_gpu_blocks is not None
+        self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
+        self._in_flight: deque[_Run] = deque()
+        self._pass_booked = False
+        self._holding = False
+        self._wake = 0
+        self._device_free_ns = 0
+        self._leaving: list[Customer] = []
+        self._committing: _Run | None = None
+        self._gaps: Counter[int] = Counter()
+        self._measured_gaps = 0
+        self._tokens_now = 0
+        self._idle_passes = 0
+        self._last_members: tuple[object, ...] | None = None
+
+    # --- customers come and go ---------------------------------------------------------------------------------------
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests here that have not left."""
+        return len(self.customers)
+
+    def arrive(self, customer: Customer, seq: Sequence) -> None:
+        """A request joins this replica now."""
+        customer.seq = seq
+        self.customers[seq.id] = customer
+        if self.batcher.add(seq):
+            self._cut_run()
+        if not self._in_flight:
+            self._book_pass()
+
+    def abandon(self, customer: Customer) -> None:
+        """The client gives up: a waiting request leaves now, a running one when the step in progress ends."""
+        seq = customer.seq
+        assert seq is not None
+        if customer.abandoned or seq.phase is Phase.FINISHED:
+            return
+        customer.abandoned = True
+        if seq.phase is not Phase.RUNNING and not seq.num_stale_tokens:
+            self.batcher.abort(seq)
+            self._cut_run()
+            if not self._in_flight:
+                self._book_pass()
+            return
+        self._leaving.append(customer)
+        self._cut_run()
+
+    # --- passes and steps --------------------------------------------------------------------------------------------
+
+    def arrivals_ended(self) -> None:
+        """No arrival is pending any more: a held batch may launch."""
+        if self._holding:
+            self._book_pass()
+
+    def _book_pass(self) -> None:
+        if not self._pass_booked:
+            self._pass_booked = True
+            self._clock.at(self._clock.now_ns, ranks.PLAN + self.index, self._pass)
+
+    def _pass(self) -> None:
+        self._pass_booked = False
+        if len(self._in_flight) >= self._depth:
+            return
+        self._holding = False
+        plan = self.batcher.plan(closed=self._surroundings.no_arrival_pending())
+        if isinstance(plan, Hold):
+            plan = self._hold(plan)
+        if plan is not None:
+            self._launch(plan)
+            if len(self._in_flight) < self._depth and (plan.num_scheduled or self.batcher.has_work()):
+                self._book_pass()
+                return
+        if self._in_flight:
+            self._book_step_end()
+
+    def _hold(self, hold: Hold) -> StepPlan | None:
+        self._holding = True
+        if hold.max_wait_ns is None:
+            return None
+        deadline = hold.oldest_arrival_ns + hold.max_wait_ns
+        if self._clock.now_ns >= deadline:
+            self._holding = False
+            plan = self.batcher.plan(expired=True)
+            assert isinstance(plan, StepPlan), "an expired hold launches"
+            return plan
+        self._clock.at(deadline, ranks.PLAN + self.index, self._hold_expired)
+        return None
+
+    def _hold_expired(self) -> None:
+        if self._holding:
+            self._book_pass()
+
+    def _launch(self, plan: StepPlan) -> None:
+        now = self._clock.now_ns
+        self._note_preemptions(plan, now)
+        if not plan.num_scheduled:
+            assert self._depth > 1, f"replica {self.index}: a pass at {now} ns with work scheduled nothing"
+            empty = np.zeros(0, dtype=np.int64)
+            self._in_flight.append(_Run(plan, plan.shapes(1), now, empty, empty, 0, None, 0, 0, 0))
+            return
+        start = max(now, self._device_free_ns)
+        shapes = plan.shapes(self._run_length(plan))
+        durations = self._latency.step_ns(shapes)
+        ends = start + np.cumsum(durations)
+        run = _Run(
+            plan=plan,
+            shapes=shapes,
+            start_ns=start,
+            durations_ns=durations,
+            ends_ns=ends,
+            steps=len(durations),
+            kv=self._kv_state(plan),
+            external_tokens=self._external_tokens(),
+            waiting=self.batcher.num_waiting,
+            num_live=plan.num_scheduled - plan.dead_slots,
+        )
+        self._note_admissions(plan, start)
+        self._in_flight.append(run)
+        self._device_free_ns = run.end_ns
+
+    def _run_length(self, plan: StepPlan) -> int:
+        """Steps until the first finish, memory shortfall or change of mind, whichever comes first."""
+        if self._single_step or not plan.stable:
+            return 1
+        customers = self.customers
+        limit = min(customers[s.id].true_output_tokens - s.num_output_tokens for s in plan.decodes)
+        limit = min(limit, MAX_RUN_STEPS)
+        if limit > 1 and self._grows:
+            limit = 1 + self.kv.steps_until_full(plan.decodes, limit - 1)
+        return max(1, limit)
+
+    def _book_step_end(self) -> None:
+        self._wake += 1
+        wake = self._wake
+        end = max(self._clock.now_ns, self._in_flight[0].end_ns)
+        self._clock.at(end, ranks.STEP_END, lambda: self._step_end(wake))
+
+    def _cut_run(self) -> None:
+        """Something happened that the next pass must see: keep only the steps up to the end of the one in progress."""
+        if not self._in_flight or self._in_flight[-1].steps <= 1:
+            return
+        run = self._in_flight[-1]
+        steps = int(np.searchsorted(run.ends_ns, self._clock.now_ns, side="left")) + 1
+        if steps < run.steps:
+            run.steps = steps
+            self._device_free_ns = run.end_ns
+            self._book_step_end()
+
+    def _step_end(self, wake: int) -> None:
+        if wake != self._wake:
+            return
+        run = self._in_flight.popleft()
+        if run.steps:
+            self._commit(run)
+        else:
+            self.batcher.commit(run.plan, 0)
+        leaving, self._leaving = self._leaving, []
+        for customer in leaving:
+            if customer.seq is not None and customer.seq.phase is not Phase.FINISHED:
+                self.batcher.abort(customer.seq)
+        self._book_pass()
+
+    def _commit(self, run: _Run) -> None:
+        """Record the steps, then process their outputs (`token` and `released` are called back)."""
+        steps = run.steps
+        self._record_steps(run)
+        self._committing, self._tokens_now = run, 0
+        self._measured_gaps = 0
+        self.batcher.commit(run.plan, steps)
+        self._committing = None
+        for gap in self._gaps:
+            self._record.itl.add(gap, self._gaps[gap])
+        self._gaps.clear()
+        if steps > 1 and self._stream and self._measured_gaps:
+            self._record.itl.add_many(run.durations_ns[1:steps], self._measured_gaps)
+        self._watch_progress(run.plan)
+
+    # --- facts -------------------------------------------------------------------------------------------------------
+
+    def token(self, seq: Sequence, ends: bool) -> bool:
+        """A token of `seq` exists: stamp it, and say whether the true length is reached."""
+        run = self._committing
+        assert run is not None
+        now = self._clock.now_ns
+        customer = self.customers[seq.id]
+        self._tokens_now += run.steps
+        if customer.generated_first_ns < 0:
+            customer.generated_first_ns = now
+        elif self._stream and customer.measured:
+            self._gaps[int(run.ends_ns[0]) - customer.generated_last_ns] += 1
+            self._measured_gaps += 1
+        if customer.prefill_end_ns < 0:
+            customer.prefill_end_ns = now
+        customer.generated_last_ns = customer.held_last_ns = now
+        return ends or seq.num_output_tokens >= customer.true_output_tokens
+
+    def released(self, seq: Sequence) -> None:
+        """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the customer go."""
+        now = self._clock.now_ns
+        customer = self.customers.pop(seq.id)
+        record = self._record
+        if customer.admitted_ns >= 0:
+            self._residency(customer, now, 2 if customer.abandoned else 0)
+        delivered = seq.num_output_tokens if self._stream or not customer.abandoned else 0
+        if delivered:
+            customer.delivered_first_ns = customer.generated_first_ns if self._stream else now
+            customer.delivered_last_ns = customer.generated_last_ns if self._stream else now
+        record.num_tokens_delivered += delivered
+        record.leave(now, customer.arrival_ns)
+        status = rec.ABORTED if customer.abandoned else rec.FINISHED
+        record.requests.append(request_row(customer, seq, delivered, status, 0, now))
+        self._surroundings.left(customer, now)
+
+    def _note_admissions(self, plan: StepPlan, start_ns: int) -> None:
+        for chunk in plan.chunks:
+            if chunk.kind == "C":
+                continue
+            customer = self.customers[chunk.seq.id]
+            customer.admitted_ns = start_ns
+            customer.prefill_end_ns = customer.held_last_ns = -1
+            if customer.first_scheduled_ns < 0:
+                customer.first_scheduled_ns = start_ns
+                customer.cached_tokens = chunk.num_computed_tokens
+
+    def _note_preemptions(self, plan: StepPlan, now_ns: int) -> None:
+        for preemption in plan.preemptions:
+            self._residency(self.customers[preemption.seq.id], now_ns, 1)
+
+    def _residency(self, customer: Customer, now_ns: int, end: int) -> None:
+        self._record.residency(
+            (
+                self.index,
+                customer.request.id,
+                customer.admitted_ns,
+                customer.prefill_end_ns,
+                customer.held_last_ns,
+                now_ns,
+                end,
+            )
+        )
+        customer.admitted_ns = customer.prefill_end_ns = customer.held_last_ns = -1
+
+    def _kv_state(self, plan: StepPlan) -> KVState:
+        members = self.batcher.members()
+        customers = self.customers
+        kv = self.kv
+        allocated = np.array([kv.allocated_of(s) for s in members], dtype=np.int64)
+        return KVState(
+            computed=np.array([s.num_computed_tokens for s in members], dtype=np.int64),
+            final=np.array([customers[s.id].final_tokens for s in members], dtype=np.int64),
+            allocated=allocated,
+            num_growing=len(plan.decodes),
+            block_size=self._block_size if self._grows else None,
+            shared_tokens=int(allocated.sum()) - kv.usage().allocated_tokens,
+        )
+
+    def _external_tokens(self) -> int:
+        head = self.batcher.head()
+        if head is None or self.kv.num_gpu_blocks is not None:
+            return 0
+        return self.kv.external_tokens(max(head.reserve_tokens, head.num_known_tokens))
+
+    def _record_steps(self, run: _Run) -> None:
+        plan, steps = run.plan, run.steps
+        assert run.kv is not None
+        split = run.kv.over(steps)
+        flops, moved_bytes = self._latency.work(run.shapes)
+        members = (tuple(seq.id for seq in plan.decodes), plan.dead_slots)
+        continues = plan.stable and members == self._last_members
+        self._last_members = members if plan.stable else None
+        self._record.steps(
+            StepFacts(
+                replica=self.index,
+                start_ns=run.start_ns,
+                durations_ns=run.durations_ns[:steps],
+                gpu_ns=self._latency.gpu_ns(run.shapes)[:steps],
+                flops=np.rint(flops[:steps]).astype(np.int64),
+                moved_bytes=np.rint(moved_bytes[:steps]).astype(np.int64),
+                num_decode=plan.num_decode,
+                prefill_tokens=plan.prefill_tokens,
+                padded_tokens=plan.padded_tokens,
+                context_tokens=plan.context_tokens,
+                live_slots=run.num_live,
+                held_slots=plan.held_slots,
+                dead_slots=plan.dead_slots,
+                waiting=run.waiting,
+                num_preemptions=len(plan.preemptions),
+                kv_capacity_tokens=self.kv.capacity_tokens,
+                kv_allocated=split.allocated_tokens,
+                kv_used=split.used_tokens,
+                kv_internal=split.internal_tokens,
+                kv_external_tokens=run.external_tokens,
+                continues=continues,
+            )
+        )
+
+    def _watch_progress(self, plan: StepPlan) -> None:
+        """Raise CheckError when passes go on and on without a token or a new high-water mark of computed tokens."""
+        if self._tokens_now:
+            self._idle_passes = 0
+            return
+        self._idle_passes += 1
+        for chunk in plan.chunks:
+            customer = self.customers.get(chunk.seq.id)
+            reached = chunk.num_computed_tokens + chunk.num_tokens
+            if customer is not None and reached > customer.high_water_tokens:
+                customer.high_water_tokens = reached
+                self._idle_passes = 0
+        if self._idle_passes >= MAX_IDLE_PASSES:
+            stuck = ", ".join(str(seq.id) for seq in self.batcher.members()[:8])
+            raise CheckError(
+                f"no progress: replica {self.index} made {MAX_IDLE_PASSES} passes without a token or a newly computed "
+                f"token (now {self._clock.now_ns} ns); {self.batcher.num_running} running (requests {stuck}), "
+                f"{self.batcher.num_waiting} waiting"
+            )
+
+
+def request_row(
+    customer: Customer, seq: Sequence | None, delivered: int, status: int, reason: int, left_ns: int
+) -> tuple[int, ...]:
+    """A row of the request table, as in REQUEST_COLUMNS."""
+    request = customer.request
+    return (
+        request.id,
+        customer.arrival_ns,
+        customer.first_scheduled_ns,
+        customer.delivered_first_ns,
+        customer.delivered_last_ns,
+        customer.generated_first_ns,
+        customer.generated_last_ns,
+        request.prompt_tokens,
+        delivered,
+        request.output_tokens,
+        seq.num_preemptions if seq is not None else 0,
+        customer.cached_tokens,
+        status,
+        reason,
+        customer.replica,
+        request.tenant,
+        request.priority,
+        left_ns,
+    )

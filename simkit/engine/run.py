@@ -1,0 +1,221 @@
+"""One run: requests arrive at a system of replicas until all have left. Imports the rest of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from simkit.engine import clock as ranks
+from simkit.engine.build import Setup, make_batcher, make_kv, reserve_tokens
+from simkit.engine.clock import Clock
+from simkit.engine.customer import Customer
+from simkit.engine.replica import Replica, request_row
+from simkit.engine.router import ROUTERS
+from simkit.kv.prefix import GroupedTokens
+from simkit.metrics import record as rec
+from simkit.metrics.invariants import check_run
+from simkit.metrics.record import Record
+from simkit.sequence import Sequence
+from simkit.types import Request
+from simkit.units import s_to_ns
+from simkit.workload.build import Workload, build_workload
+
+Progress = Callable[[float, str], None]
+"""Called now and then with (share done, label)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run leaves behind. Counters hold what the workload cut or clipped, by name."""
+
+    record: Record
+    notes: tuple[str, ...]
+    counters: dict[str, int]
+
+
+def simulate(
+    setup: Setup, replication: int = 0, progress: Progress | None = None, *, single_step: bool = False
+) -> RunFacts:
+    """Run one replication from empty to empty.
+
+    `single_step` prices one step at a time instead of runs of equal steps; the result is the same.
+    Raises CheckError for a livelock or a broken invariant.
+    """
+    scenario = setup.scenario
+    workload = build_workload(
+        scenario.workload,
+        seed=scenario.seed,
+        replication=replication,
+        max_model_len=setup.max_model_len,
+        base_dir=scenario.base_dir,
+    )
+    system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
+    system.run()
+    check_run(system.record, unfinished=system.num_in_system)
+    return RunFacts(system.record, workload.notes, dict(workload.counters))
+
+
+class _System:
+    """Replicas, their router and the source of requests. Implements `Surroundings` for the replicas."""
+
+    def __init__(
+        self, setup: Setup, workload: Workload, *, keep_slots: bool, progress: Progress | None, single_step: bool
+    ) -> None:
+        scenario = setup.scenario
+        self.record = Record(keep_slots)
+        self._setup = setup
+        self._clock = Clock()
+        self._workload = workload
+        self._requests: Iterator[Request] = workload.requests
+        self._progress = progress
+        self._router = ROUTERS[scenario.router]
+        self._queue_limit = scenario.workload.queue_limit
+        timeout_s = scenario.workload.timeout_s
+        self._timeout_ns = None if timeout_s is None else s_to_ns(timeout_s)
+        self._measure = _measure_rule(setup)
+        self._num_routed = 0
+        self._num_left = 0
+        self._num_booked = 0
+        self._source_ended = False
+        self._replicas = [self._make_replica(index, single_step) for index in range(scenario.replicas)]
+
+    def _make_replica(self, index: int, single_step: bool) -> Replica:
+        kv = make_kv(self._setup)
+        return Replica(
+            index,
+            self._clock,
+            kv,
+            self._setup.latency,
+            lambda outcome: make_batcher(self._setup, kv, outcome),
+            self.record,
+            self,
+            stream=self._setup.stream,
+            async_scheduling=self._setup.async_scheduling,
+            single_step=single_step,
+        )
+
+    @property
+    def num_in_system(self) -> int:
+        """Requests that arrived and have not left."""
+        return sum(replica.num_outstanding for replica in self._replicas)
+
+    def run(self) -> None:
+        """Let everything happen; afterwards nobody is left."""
+        if self._workload.concurrency is None:
+            self._book_next_open(0)
+        else:
+            for _ in range(self._workload.concurrency):
+                self._book_closed(0, ranks.ARRIVAL)
+        self._tell_if_arrivals_ended()
+        self._clock.run()
+        for replica in self._replicas:
+            replica.kv.check_integrity()
+        self.record.close()
+
+    # --- the source --------------------------------------------------------------------------------------------------
+
+    def _book_next_open(self, now_ns: int) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self._source_ended = True
+            return
+        assert request.arrival_ns >= now_ns, "requests come in arrival order"
+        self._num_booked += 1
+        self._clock.at(request.arrival_ns, ranks.ARRIVAL, lambda: self._arrive_open(request))
+
+    def _arrive_open(self, request: Request) -> None:
+        self._num_booked -= 1
+        self._arrive(request)
+        self._book_next_open(self._clock.now_ns)
+        self._tell_if_arrivals_ended()
+
+    def _book_closed(self, time_ns: int, rank: int) -> None:
+        duration_ns = self._workload.duration_ns
+        if self._source_ended or (duration_ns is not None and time_ns >= duration_ns):
+            return
+        request = next(self._requests, None)
+        if request is None:
+            self._source_ended = True
+            return
+        self._num_booked += 1
+        self._clock.at(time_ns, rank, lambda: self._arrive_closed(request))
+
+    def _arrive_closed(self, request: Request) -> None:
+        self._num_booked -= 1
+        self._arrive(replace(request, arrival_ns=self._clock.now_ns))
+        self._tell_if_arrivals_ended()
+
+    def no_arrival_pending(self) -> bool:
+        """Nothing is booked; in a closed loop only a departure can bring the next request."""
+        return self._num_booked == 0
+
+    def _tell_if_arrivals_ended(self) -> None:
+        if self.no_arrival_pending():
+            for replica in self._replicas:
+                replica.arrivals_ended()
+
+    # --- arrival and departure ---------------------------------------------------------------------------------------
+
+    def _arrive(self, request: Request) -> None:
+        now = self._clock.now_ns
+        self.record.arrive(now)
+        reason = self._reject_reason(request)
+        if reason is not None:
+            self._turn_away(request, rec.REJECTED, reason, -1)
+            return
+        index = self._router(request, self._num_routed, self._replicas)
+        self._num_routed += 1
+        replica = self._replicas[index]
+        if self._queue_limit is not None and replica.batcher.num_waiting >= self._queue_limit:
+            self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
+            return
+        engine = self._setup.scenario.engine
+        tokens = None
+        if self._setup.prefix_caching:
+            tokens = GroupedTokens(request.id, request.prefix_group, request.prefix_tokens, engine.block_size)
+        customer = Customer(request, now, index, self._measure(request, now))
+        limit = self._setup.max_model_len - request.prompt_tokens
+        customer.true_output_tokens = min(request.output_tokens, request.max_tokens, limit)
+        customer.final_tokens = request.prompt_tokens + customer.true_output_tokens - 1
+        replica.arrive(customer, Sequence(request, reserve_tokens(engine, request), tokens))
+        if self._timeout_ns is not None:
+            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customer))
+
+    def _reject_reason(self, request: Request) -> str | None:
+        """What can never be served is rejected on arrival."""
+        max_model_len = self._setup.max_model_len
+        if request.prompt_tokens >= max_model_len:
+            return f"the prompt is not shorter than max_model_len ({max_model_len})"
+        reserve = reserve_tokens(self._setup.scenario.engine, request)
+        longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
+        if not self._replicas[0].kv.fits_ever(longest, reserve):
+            return f"its KV can never fit the pool of {self._setup.capacity_tokens} tokens"
+        return None
+
+    def _turn_away(self, request: Request, status: int, reason: str, index: int) -> None:
+        now = self._clock.now_ns
+        self.record.leave(now, now)
+        customer = Customer(request, now, index, self._measure(request, now))
+        self.record.requests.append(request_row(customer, None, 0, status, self.record.reason(reason), now))
+        self.left(customer, now)
+
+    def left(self, customer: Customer, now_ns: int) -> None:
+        """A customer has left; in a closed loop its client thinks and sends the next request."""
+        self._num_left += 1
+        total = self._workload.num_requests
+        if self._progress is not None and total and self._num_left % 256 == 0:
+            self._progress(self._num_left / total, "")
+        if self._workload.concurrency is not None:
+            self._book_closed(now_ns + self._workload.think_time_ns, ranks.CAUSED_ARRIVAL)
+
+
+def _measure_rule(setup: Setup) -> Callable[[Request, int], bool]:
+    """Whether a request counts for the statistics, as far as that is known on arrival."""
+    warmup = setup.scenario.warmup
+    if isinstance(warmup, str):
+        return lambda request, now_ns: True
+    num_requests = getattr(warmup, "requests", None)
+    if num_requests is not None:
+        return lambda request, now_ns: bool(request.id >= num_requests)
+    end_ns = s_to_ns(getattr(warmup, "seconds", 0.0))
+    return lambda request, now_ns: now_ns >= end_ns

@@ -1,0 +1,23 @@
+"""The errors a user can cause or must be told of, and the wording helpers they share. Imports nothing of simkit.
+
+Only ``simkit.cli`` turns them into an exit code: `InputError` 2, `CheckError` 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(Exception):
+    """The input is wrong: one line with where (file:line or ``--set KEY``), key path, what was expected, nearest name."""
+
+
+class CheckError(Exception):
+    """A check failed: a broken invariant, a livelock, a missed target."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A clause naming the closest valid name, e.g. ``"; did you mean 'policy'?"``, or ``""`` when none is close."""
+    match = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""

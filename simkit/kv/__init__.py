@@ -1,0 +1,1 @@
+"""Who holds which KV memory: pure bookkeeping, no clock, no randomness."""

@@ -1,0 +1,218 @@
+"""Paged KV memory: block tables, the free queue and the order in which blocks are taken and given back.
+
+Owns which blocks a sequence holds. With a `PrefixCache` full blocks are shared by content; without one the free queue
+is a stack. Block 0 is a dummy that is never handed out. Imports no batcher, no clock, no latency model.
+Rules: the vLLM V1 block manager as described in the scheduler specification, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from simkit.kv.prefix import PrefixCache
+from simkit.sequence import Sequence
+from simkit.types import KVUsage
+
+
+class BlockTable:
+    """Blocks of one sequence in order; the first `num_entered` of them were offered to the prefix cache."""
+
+    __slots__ = ("blocks", "num_entered")
+
+    def __init__(self, blocks: list[int]) -> None:
+        self.blocks = blocks
+        self.num_entered = 0
+
+
+class FreeStack:
+    """The free queue without prefix caching: what was freed last is taken first."""
+
+    __slots__ = ("_stack",)
+
+    def __init__(self, num_gpu_blocks: int) -> None:
+        self._stack = list(range(num_gpu_blocks - 1, 0, -1))
+
+    def __len__(self) -> int:
+        return len(self._stack)
+
+    def take(self, count: int) -> list[int]:
+        """Remove `count` blocks from the front of the queue."""
+        if count == 0:
+            return []
+        taken = self._stack[: -count - 1 : -1]
+        del self._stack[-count:]
+        return taken
+
+    def release(self, blocks: list[int]) -> None:
+        """Give a table back: walked from last to first, the group goes to the front."""
+        self._stack.extend(blocks)
+
+    def check(self, tables: Seq[list[int]], num_gpu_blocks: int) -> None:
+        """Raise AssertionError unless free and held blocks are the pool, each once."""
+        held = [block for table in tables for block in table]
+        assert sorted(held + self._stack) == list(range(1, num_gpu_blocks)), "free + held blocks are not the pool"
+
+
+class PagedAllocator:
+    """`KVAllocator` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
+
+    `watermark` is the fraction of all blocks that admission leaves free while something is running.
+    """
+
+    def __init__(
+        self, num_gpu_blocks: int, block_size: int, watermark: float = 0.0, enable_prefix_caching: bool = False
+    ) -> None:
+        assert num_gpu_blocks >= 2, "a pool needs the dummy block and one more"
+        self._num_gpu_blocks = num_gpu_blocks
+        self.block_size = block_size
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.cache = PrefixCache(num_gpu_blocks, block_size) if enable_prefix_caching else None
+        self._free: FreeStack | PrefixCache = self.cache or FreeStack(num_gpu_blocks)
+        self._held: dict[int, Sequence] = {}
+        self._hits: tuple[Sequence | None, list[int]] = (None, [])
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Usable blocks x block size."""
+        return (self._num_gpu_blocks - 1) * self.block_size
+
+    @property
+    def num_gpu_blocks(self) -> int | None:
+        """All blocks, the dummy included."""
+        return self._num_gpu_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken, cached ones included."""
+        return len(self._free)
+
+    def blocks_of(self, seq: Sequence) -> list[int]:
+        """The block table of `seq`, empty when it holds nothing."""
+        return seq.kv.blocks if seq.kv is not None else []
+
+    def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
+        """Whether `num_tokens` fit an empty pool; paged memory reserves nothing."""
+        return -(-num_tokens // self.block_size) <= self._num_gpu_blocks - 1
+
+    def lookup(self, seq: Sequence) -> int:
+        """Tokens of the leading blocks that the cache holds; the last known token is never among them."""
+        if self.cache is None:
+            return 0
+        hits = self.cache.hits(seq.tokens, (seq.num_known_tokens - 1) // self.block_size)
+        self._hits = (seq, hits)
+        return len(hits) * self.block_size
+
+    def try_admit(self, seq: Sequence, num_tokens: int, gate_tokens: int, headroom: bool) -> bool:
+        """Take blocks for `num_tokens`, sharing the hits of the `lookup` made just before for the same sequence."""
+        hits: list[int] = []
+        spare = len(self._free) - (self.watermark_blocks if headroom else 0)
+        if self.cache is not None:
+            looked_up, hits = self._hits
+            assert looked_up is seq, "try_admit follows the lookup of the same sequence"
+            self._hits = (None, [])
+            spare += len(hits) - self.cache.count_idle(hits)
+        needed = -(-num_tokens // self.block_size)
+        if needed > spare or -(-gate_tokens // self.block_size) > spare:
+            return False
+        self._give(seq, hits, needed, num_tokens)
+        return True
+
+    def try_reserve(self, seq: Sequence, num_tokens: int) -> bool:
+        """Take blocks for `num_tokens` at once, sharing nothing (static and dynamic batching)."""
+        needed = -(-num_tokens // self.block_size)
+        if needed > len(self._free):
+            return False
+        self._give(seq, [], needed, 0)
+        return True
+
+    def _give(self, seq: Sequence, hits: list[int], needed: int, num_tokens: int) -> None:
+        assert seq.kv is None, f"{seq!r} already holds memory"
+        if self.cache is not None:
+            self.cache.touch(hits)
+        seq.kv = BlockTable(hits + self._free.take(needed - len(hits)))
+        seq.kv.num_entered = len(hits)
+        self._held[seq.id] = seq
+        self.enter(seq, num_tokens)
+
+    def try_grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Extend the table so that it holds `num_tokens`."""
+        table = seq.kv.blocks
+        needed = -(-num_tokens // self.block_size) - len(table)
+        if needed > 0:
+            if needed > len(self._free):
+                return False
+            table += self._free.take(needed)
+        if self.cache is not None:
+            self.enter(seq, num_tokens)
+        return True
+
+    def enter(self, seq: Sequence, num_tokens: int) -> None:
+        """Enter the blocks that are full of known tokens among the first `num_tokens`, each once."""
+        if self.cache is None:
+            return
+        table: BlockTable = seq.kv
+        num_full = min(num_tokens, seq.num_known_tokens) // self.block_size
+        while table.num_entered < num_full:
+            self.cache.enter(table.blocks[table.num_entered], seq.tokens.block_key(table.num_entered))
+            table.num_entered += 1
+
+    def free(self, seq: Sequence) -> None:
+        """Return the table of `seq`."""
+        self._free.release(seq.kv.blocks)
+        del self._held[seq.id]
+        seq.kv = None
+
+    def steps_until_full(self, seqs: Seq[Sequence], limit: int) -> int:
+        """Largest s <= limit such that s further tokens of each sequence fit the free blocks."""
+        free = len(self._free)
+        block_size = self.block_size
+        if len(seqs) * -(-limit // block_size) <= free:
+            return limit
+        slack = np.array([len(s.kv.blocks) * block_size - s.num_computed_tokens for s in seqs], dtype=np.int64)
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if int(np.sum(-(np.minimum(slack - middle, 0) // block_size))) <= free:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
+        """Grow every sequence by `num_steps` tokens, one token of each a step, in (step, position) order."""
+        block_size = self.block_size
+        if self.cache is None:
+            for seq in seqs:
+                grown = self.try_grow(seq, seq.num_computed_tokens + num_steps)
+                assert grown, "steps_until_full promised these blocks"
+            return
+        events = []
+        for position, seq in enumerate(seqs):
+            computed = seq.num_computed_tokens
+            for remainder in {0, 1 % block_size}:  # a block gets full, a new one is begun
+                first = (remainder - computed - 1) % block_size + 1
+                events += [(step, position) for step in range(first, num_steps + 1, block_size)]
+        for step, position in sorted(events):
+            seq = seqs[position]
+            grown = self.try_grow(seq, seq.num_computed_tokens + step)
+            assert grown, "steps_until_full promised these blocks"
+
+    def allocated_of(self, seq: Sequence) -> int:
+        """Tokens of the blocks in the table of `seq`, shared ones included."""
+        return len(seq.kv.blocks) * self.block_size if seq.kv is not None else 0
+
+    def usage(self) -> KVUsage:
+        """Totals; `used_tokens` equals allocated, since the allocator does not know how far a block is filled."""
+        free = len(self._free) * self.block_size
+        allocated = self.capacity_tokens - free
+        return KVUsage(self.capacity_tokens, allocated, allocated, free, free)
+
+    def external_tokens(self, need_tokens: int) -> int:
+        """Blocks are interchangeable, so nothing free is ever out of reach: 0."""
+        return 0
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when reference counts, tables and the free queue do not agree."""
+        self._free.check([seq.kv.blocks for seq in self._held.values()], self._num_gpu_blocks)

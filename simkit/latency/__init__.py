@@ -1,0 +1,1 @@
+"""Latency models: shapes of steps in, nanoseconds out."""

@@ -1,0 +1,209 @@
+"""What one GPU computes in a forward pass: the shapes of its GEMMs, elementwise kernels and attention, without times.
+
+Owns the mapping from (model, tensor parallel size, number formats) to FLOPs and bytes. Knows no GPU and no step.
+Tensor parallelism is the usual column/row split: heads, MLP and vocabulary are divided (rounded up), KV heads are
+repeated when there are fewer of them than ranks, norms and the router run on every rank, every expert is split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simkit.errors import InputError, nearest
+from simkit.models import ModelSpec
+
+DTYPE_BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+QUANTIZED_WEIGHT_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.5, "gptq": 0.5, "mxfp4": 0.5}
+KV_DTYPE_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
+_LOGIT_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Bytes of an element: activations, dense weights, expert weights, and the KV cache."""
+
+    activation_bytes: float
+    weight_bytes: float
+    expert_bytes: float
+    kv_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A matrix product run `layers` times a pass on each GPU: `flops` and `row_bytes` a row, weights read once.
+
+    `routed` products have `weight_bytes` for *all* experts together, read in the share of experts touched.
+    `quantized` says that the product may run at the peak of the quantised format.
+    """
+
+    name: str
+    layers: int
+    flops: float
+    weight_bytes: float
+    row_bytes: float
+    quantized: bool
+    routed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """A kernel without reuse, run `layers` times a pass on each GPU, moving `row_bytes` a row."""
+
+    name: str
+    layers: int
+    row_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Attention of one layer on one GPU: FLOPs a (query, key) pair and KV bytes a cached token."""
+
+    flops_per_pair: float
+    kv_bytes_per_token: float
+    full_layers: int
+    sliding_layers: int
+    window: int
+
+
+def formats(model: ModelSpec, *, dtype: str, quantization: str | None, kv_cache_dtype: str) -> Formats:
+    """Element sizes. mxfp4 checkpoints of MoE models hold only their experts in 4 bits.
+
+    Scales of quantised weights are left out. Raises InputError for a format that is not known.
+    """
+    activation = _known(DTYPE_BYTES, dtype, "engine.dtype")
+    kv = activation if kv_cache_dtype == "auto" else _known(KV_DTYPE_BYTES, kv_cache_dtype, "engine.kv_cache_dtype")
+    if quantization is None:
+        return Formats(activation, activation, activation, kv)
+    weight = _known(QUANTIZED_WEIGHT_BYTES, quantization, "engine.quantization")
+    experts_only = quantization == "mxfp4" and model.num_experts > 0
+    return Formats(activation, activation if experts_only else weight, weight, kv)
+
+
+def check_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
+    """Raise InputError when the heads cannot be split over the ranks evenly."""
+    heads, kv_heads, ranks = model.num_attention_heads, model.num_kv_heads, tensor_parallel_size
+    if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        raise InputError(
+            f"hardware.tensor_parallel_size: expected a divisor of the {heads} attention heads of {model.name} that"
+            f" divides or is a multiple of its {kv_heads} KV heads, got {ranks}"
+        )
+
+
+def layer_gemms(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Gemm, ...]:
+    """The GEMMs that every token goes through, on one of `ranks` GPUs."""
+    hidden = model.hidden_size
+    query, kv = _query_width(model, ranks), _kv_width(model, ranks)
+    moe_layers = model.num_moe_layers
+    dense_layers = model.num_layers - moe_layers
+    quantized = fmt.weight_bytes < fmt.activation_bytes
+    gemms = [
+        _gemm("qkv", model.num_layers, hidden, query + 2 * kv, fmt.weight_bytes, fmt, quantized),
+        _gemm("o", model.num_layers, query, hidden, fmt.weight_bytes, fmt, quantized),
+    ]
+    if dense_layers:
+        gemms += _mlp_gemms(model, "mlp", dense_layers, _split(model.intermediate_size, ranks), fmt, quantized)
+    if moe_layers:
+        width = _split(model.moe_intermediate_size, ranks)
+        gemms.append(_gemm("router", moe_layers, hidden, model.num_experts, fmt.activation_bytes, fmt, False))
+        gemms += _expert_gemms(model, moe_layers, width, fmt)
+        if model.num_shared_experts:
+            shared = _split(model.num_shared_experts * model.moe_intermediate_size, ranks)
+            gemms += _mlp_gemms(model, "shared", moe_layers, shared, fmt, quantized)
+    return tuple(gemms)
+
+
+def head_gemm(model: ModelSpec, ranks: int, fmt: Formats) -> Gemm:
+    """The LM head, run on sequences that sample; engines keep it unquantised."""
+    width = model.embedding_size or model.hidden_size
+    return _gemm("lm_head", 1, width, _split(model.vocab_size, ranks), fmt.activation_bytes, fmt, False)
+
+
+def layer_elementwise(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Elementwise, ...]:
+    """Norms fused with the residual add (4 vectors moved), rotary, KV write, activation; no router top-k."""
+    act = fmt.activation_bytes
+    query, kv = _query_width(model, ranks), _kv_width(model, ranks)
+    moe_layers = model.num_moe_layers
+    dense_layers = model.num_layers - moe_layers
+    inputs = 2 if model.gated_mlp else 1
+    kernels = [
+        Elementwise("norms", 2 * model.num_layers, 4 * model.hidden_size * act),
+        Elementwise("rotary", model.num_layers, 2 * (query + kv) * act),
+        Elementwise("kv_write", model.num_layers, 2 * kv * (act + fmt.kv_bytes)),
+    ]
+    if dense_layers:
+        width = _split(model.intermediate_size, ranks)
+        kernels.append(Elementwise("activation", dense_layers, (inputs + 1) * width * act))
+    if moe_layers:
+        width = _split(model.moe_intermediate_size, ranks) * (model.experts_per_token + model.num_shared_experts)
+        kernels.append(Elementwise("expert_activation", moe_layers, (inputs + 1) * width * act))
+        # The outputs of the chosen experts are read, weighted and written as one vector.
+        kernels.append(Elementwise("combine", moe_layers, (model.experts_per_token + 1) * model.hidden_size * act))
+    return tuple(kernels)
+
+
+def sampler(model: ModelSpec, fmt: Formats) -> Elementwise:
+    """Logits of the whole vocabulary: read, written in 32 bits, read again to choose a token. Every rank does it."""
+    return Elementwise("sampler", 1, model.vocab_size * (fmt.activation_bytes + 2 * _LOGIT_BYTES))
+
+
+def attention_shape(model: ModelSpec, ranks: int, fmt: Formats) -> AttentionShape:
+    """Q.K and A.V are 2 FLOPs each per head element, so 4 per pair; K and V are read once per cached token."""
+    sliding = model.num_sliding_layers if model.sliding_window else 0
+    return AttentionShape(
+        flops_per_pair=4.0 * _query_width(model, ranks),
+        kv_bytes_per_token=2.0 * _kv_width(model, ranks) * fmt.kv_bytes,
+        full_layers=model.num_layers - sliding,
+        sliding_layers=sliding,
+        window=model.sliding_window or 0,
+    )
+
+
+def _known(table: dict[str, float], name: str, key: str) -> float:
+    if name not in table:
+        raise InputError(f"{key}: expected one of {', '.join(table)}, got {name!r}{nearest(name, table)}")
+    return table[name]
+
+
+def _split(width: int, ranks: int) -> int:
+    return -(-width // ranks)
+
+
+def _query_width(model: ModelSpec, ranks: int) -> int:
+    return _split(model.num_attention_heads, ranks) * model.head_dim
+
+
+def _kv_width(model: ModelSpec, ranks: int) -> int:
+    return _split(model.num_kv_heads, ranks) * model.head_dim
+
+
+def _gemm(name: str, layers: int, k: int, n: int, weight_bytes: float, fmt: Formats, quantized: bool) -> Gemm:
+    return Gemm(name, layers, 2.0 * k * n, k * n * weight_bytes, (k + n) * fmt.activation_bytes, quantized)
+
+
+def _mlp_gemms(model: ModelSpec, name: str, layers: int, width: int, fmt: Formats, quantized: bool) -> list[Gemm]:
+    inputs = 2 if model.gated_mlp else 1
+    return [
+        _gemm(f"{name}_up", layers, model.hidden_size, inputs * width, fmt.weight_bytes, fmt, quantized),
+        _gemm(f"{name}_down", layers, width, model.hidden_size, fmt.weight_bytes, fmt, quantized),
+    ]
+
+
+def _expert_gemms(model: ModelSpec, layers: int, width: int, fmt: Formats) -> list[Gemm]:
+    inputs = 2 if model.gated_mlp else 1
+    shapes = (
+        ("experts_up", model.hidden_size, inputs * width),
+        ("experts_down", width, model.hidden_size),
+    )
+    chosen, quantized = model.experts_per_token, fmt.expert_bytes < fmt.activation_bytes
+    return [
+        Gemm(
+            name=name,
+            layers=layers,
+            flops=2.0 * k * n * chosen,
+            weight_bytes=k * n * fmt.expert_bytes * model.num_experts,
+            row_bytes=(k + n) * fmt.activation_bytes * chosen,
+            quantized=quantized,
+            routed=True,
+        )
+        for name, k, n in shapes
+    ]

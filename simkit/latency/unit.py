@@ -1,0 +1,29 @@
+"""The latency model in which every step lasts one unit, for teaching and tests. Imports `simkit.types` only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simkit.types import Floats, Ints, StepShapes
+
+UNIT_NS = 1_000_000
+
+
+class Unit:
+    """Every step takes exactly 1,000,000 ns whatever it holds; it has no hardware, so no FLOPs, bytes or peaks."""
+
+    source = "unit"
+    peak_flops_per_s: float | None = None
+    peak_bytes_per_s: float | None = None
+
+    def step_ns(self, shapes: StepShapes) -> Ints:
+        """1,000,000 for each step, int64[k]."""
+        return np.full(len(shapes), UNIT_NS, dtype=np.int64)
+
+    def gpu_ns(self, shapes: StepShapes) -> Ints:
+        """The same as `step_ns`: a unit step is all GPU."""
+        return np.full(len(shapes), UNIT_NS, dtype=np.int64)
+
+    def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
+        """(zeros, zeros), float64[k] each."""
+        return np.zeros(len(shapes)), np.zeros(len(shapes))

@@ -1,0 +1,101 @@
+"""The identity of a run and the canonical bytes of its JSON files. Imports nothing of simkit but its version.
+
+Nothing here knows the time, the host, the command line or the output options, so the same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from simkit import __version__
+
+CREATED_BY = f"simkit {__version__}"
+
+
+def plain(value: Any) -> Any:
+    """JSON-able data from dataclasses, mappings, sequences and numpy scalars. Raises TypeError for anything else."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "item") and not hasattr(value, "__len__"):  # numpy scalars, without importing numpy
+        return plain(value.item())
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no place in a JSON file")
+
+
+def canonical_json(obj: Any) -> bytes:
+    """UTF-8 JSON with two-space indent, insertion order, shortest exact floats and a final newline.
+
+    Raises ValueError for NaN and infinity: a value that does not exist is None, and who computes it says so.
+    """
+    text = json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode("utf-8", errors="surrogatepass")
+
+
+def run_id(scenario: Mapping[str, Any], profile_hash: str, seed: int, version: str = __version__) -> str:
+    """SHA-256 (hex) over scenario, profile, seed and simkit's version.
+
+    `scenario` is the resolved one, every default written out, so a changed default changes the id.
+    """
+    content = {"scenario": scenario, "profile": profile_hash, "seed": seed, "version": version}
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def build_manifest(
+    *,
+    scenario: Mapping[str, Any],
+    model: Any,
+    gpu: Any,
+    memory: Any,
+    latency_source: str,
+    profile: str,
+    profile_hash: str,
+    not_simulated: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    warmup: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of ``manifest.json``.
+
+    `scenario` is the resolved scenario's `to_dict()`; `model`, `gpu` and `memory` are dataclasses or mappings and are
+    written field by field; `profile` names the source of step times and `profile_hash` identifies its content.
+    """
+    seed = scenario["seed"]
+    manifest = {
+        "run_id": run_id(scenario, profile_hash, seed),
+        "name": scenario["name"],
+        "version": __version__,
+        "scenario": scenario,
+        "seed": seed,
+        "replications": scenario["replications"],
+        "model": model,
+        "gpu": gpu,
+        "memory": memory,
+        "latency_source": latency_source,
+        "profile": {"name": profile, "hash": profile_hash},
+        "not_simulated": list(not_simulated),
+        "notes": list(notes),
+        "warmup": warmup,
+        "created_by": CREATED_BY,
+    }
+    result: dict[str, Any] = plain(manifest)
+    return result
+
+
+def is_run_dir(path: Path) -> bool:
+    """Whether simkit wrote this directory: its ``manifest.json`` says so."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and str(manifest.get("created_by", "")).startswith("simkit ")

@@ -1,0 +1,221 @@
+"""The shape of a decoder-only transformer and what follows from it by counting. Imports nothing of simkit.
+
+A parameter count is the sum over weight matrices of rows x columns, plus biases, norms and the like, which differ by
+family (`FAMILIES`). Registry rows and Hugging Face configs both become a `ModelSpec` through `complete`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Shape of one model. Sizes are element counts; parameter counts are of the whole model, not of a TP rank.
+
+    `intermediate_size` is that of a dense MLP; `moe_intermediate_size` that of one expert. `num_shared_experts` are
+    always active and have `moe_intermediate_size` each. `num_dense_layers` counts the layers of a MoE model that have
+    a dense MLP instead. `sliding_window` (tokens) applies to `num_sliding_layers` layers. With `attention` "mla"
+    `head_dim` is the width of the latent cached per token and `num_kv_heads` is 1. `embedding_size` differs from
+    `hidden_size` only where the embeddings are projected (opt-350m). `not_modelled` says why a run must refuse the
+    model, None when it may run.
+    """
+
+    name: str
+    hf_id: str
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    num_params: int
+    max_position: int
+    gated_mlp: bool
+    tie_word_embeddings: bool
+    num_experts: int = 0
+    experts_per_token: int = 0
+    moe_intermediate_size: int = 0
+    num_shared_experts: int = 0
+    num_dense_layers: int = 0
+    sliding_window: int | None = None
+    num_sliding_layers: int = 0
+    attention: str = "gqa"
+    source: str = ""
+    not_modelled: str | None = None
+    embedding_size: int = 0
+
+    def kv_bytes_per_token(self, bytes_per_element: float) -> int:
+        """KV cache bytes of one token, all layers and all TP ranks together: 2 x layers x kv_heads x head_dim x bytes.
+
+        MLA caches one latent instead of keys and values: layers x head_dim x bytes. Sliding-window layers count as
+        full ones, an upper bound.
+        """
+        values = self.head_dim if self.attention == "mla" else 2 * self.num_kv_heads * self.head_dim
+        return round(self.num_layers * values * bytes_per_element)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether some layers route tokens to experts."""
+        return self.num_experts > 0
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers that route tokens to experts."""
+        return self.num_layers - self.num_dense_layers if self.is_moe else 0
+
+    @property
+    def attention_params_per_layer(self) -> int:
+        """Weights of the Q, K, V and output projections of a layer (biases left out). MLA: the rest of `num_params`."""
+        if self.attention == "mla":
+            other = self._mlp_params + self.embedding_params + self.lm_head_params
+            return (self.num_params - other) // self.num_layers
+        q_width, kv_width = self.num_attention_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return self.hidden_size * (2 * q_width + 2 * kv_width)
+
+    @property
+    def dense_mlp_params_per_layer(self) -> int:
+        """Weights of a dense MLP: 3 matrices when gated, else 2."""
+        return self._mlp_matrices * self.hidden_size * self.intermediate_size
+
+    @property
+    def expert_params_per_layer(self) -> int:
+        """Weights of all routed and shared experts of a MoE layer, router left out; 0 in a dense model."""
+        num_experts = self.num_experts + self.num_shared_experts
+        return num_experts * self._mlp_matrices * self.hidden_size * self.moe_intermediate_size
+
+    @property
+    def router_params_per_layer(self) -> int:
+        """Weights of the router of a MoE layer; 0 in a dense model."""
+        return self.num_experts * self.hidden_size
+
+    @property
+    def mlp_params_per_layer(self) -> int:
+        """Weights of the MLP of a layer: dense, or router and all experts of a MoE layer."""
+        if not self.is_moe:
+            return self.dense_mlp_params_per_layer
+        return self.expert_params_per_layer + self.router_params_per_layer
+
+    @property
+    def active_mlp_params_per_layer(self) -> int:
+        """Weights of the MLP of a layer that one token uses: dense, or router, routed and shared experts."""
+        if not self.is_moe:
+            return self.dense_mlp_params_per_layer
+        num_active = self.experts_per_token + self.num_shared_experts
+        per_expert = self._mlp_matrices * self.hidden_size * self.moe_intermediate_size
+        return num_active * per_expert + self.router_params_per_layer
+
+    @property
+    def embedding_params(self) -> int:
+        """Weights of the token embedding."""
+        return self.vocab_size * (self.embedding_size or self.hidden_size)
+
+    @property
+    def lm_head_params(self) -> int:
+        """Weights of an LM head of its own; 0 when it shares the embedding's (the GEMM is done all the same)."""
+        return 0 if self.tie_word_embeddings else self.embedding_params
+
+    @property
+    def linear_params(self) -> int:
+        """Weights of all GEMMs inside the layers: attention, dense MLPs, routers, experts."""
+        return self.num_layers * self.attention_params_per_layer + self._mlp_params
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token uses: `num_params` less the experts it is not routed to."""
+        return self.num_params - self.num_moe_layers * (self.mlp_params_per_layer - self.active_mlp_params_per_layer)
+
+    @property
+    def _mlp_matrices(self) -> int:
+        return 3 if self.gated_mlp else 2
+
+    @property
+    def _mlp_params(self) -> int:
+        num_dense = self.num_layers - self.num_moe_layers
+        return num_dense * self.dense_mlp_params_per_layer + self.num_moe_layers * self.mlp_params_per_layer
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a model family adds to the big matrices. `norms_per_layer` are norms of `hidden_size`."""
+
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norms_per_layer: int = 2
+    norm_bias: bool = False
+    final_norm: bool = True
+    lm_head_bias: bool = False
+    attention_sinks: bool = False
+    position_offset: int | None = None  # learned positions: max_position + this many rows; None = rotary
+    shared_expert_gate: bool = False
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "qwen2": Family(qkv_bias=True),
+    "qwen2_moe": Family(qkv_bias=True, shared_expert_gate=True),
+    "qwen3": Family(qk_norm=True),
+    "gemma2": Family(norms_per_layer=4),
+    "gemma3": Family(norms_per_layer=4, qk_norm=True),
+    "gpt_oss": Family(qkv_bias=True, out_bias=True, mlp_bias=True, attention_sinks=True),
+    "phi": Family(
+        gated_mlp=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        norms_per_layer=1,
+        norm_bias=True,
+        lm_head_bias=True,
+    ),
+    "opt": Family(gated_mlp=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True, position_offset=2),
+}
+
+
+def other_params(spec: ModelSpec, family: Family) -> int:
+    """Everything that is not a matrix of `linear_params`, the embedding or the LM head: norms, biases, positions."""
+    norm = spec.hidden_size * (2 if family.norm_bias else 1)
+    q_width, kv_width = spec.num_attention_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    per_layer = family.norms_per_layer * norm
+    per_layer += (q_width + 2 * kv_width) if family.qkv_bias else 0
+    per_layer += spec.hidden_size if family.out_bias else 0
+    per_layer += 2 * spec.head_dim if family.qk_norm else 0
+    per_layer += spec.num_attention_heads if family.attention_sinks else 0
+    total = spec.num_layers * per_layer + spec.num_layers * _mlp_bias(spec) * family.mlp_bias
+    total += spec.num_moe_layers * spec.hidden_size if family.shared_expert_gate else 0
+    total += norm if family.final_norm else 0
+    total += spec.vocab_size if family.lm_head_bias else 0
+    if family.position_offset is not None:
+        total += (spec.max_position + family.position_offset) * spec.hidden_size
+    if spec.embedding_size not in (0, spec.hidden_size):
+        total += 2 * spec.embedding_size * spec.hidden_size  # projections into and out of the layers
+    return total
+
+
+def _mlp_bias(spec: ModelSpec) -> int:
+    up = 2 if spec.gated_mlp else 1
+    if spec.is_moe:
+        return spec.num_experts * (up * spec.moe_intermediate_size + spec.hidden_size + 1)
+    return up * spec.intermediate_size + spec.hidden_size
+
+
+def count_params(spec: ModelSpec, family: Family) -> int:
+    """Number of parameters from the shapes, exact for the families listed in `FAMILIES`."""
+    return spec.linear_params + spec.embedding_params + spec.lm_head_params + other_params(spec, family)
+
+
+def complete(spec: ModelSpec, family: Family) -> ModelSpec:
+    """The same spec with the kind of attention and, where `num_params` is 0, the parameter count filled in."""
+    if spec.attention != "mla":
+        spec = replace(spec, attention=attention_kind(spec.num_attention_heads, spec.num_kv_heads))
+    return spec if spec.num_params else replace(spec, num_params=count_params(spec, family))
+
+
+def attention_kind(num_attention_heads: int, num_kv_heads: int) -> str:
+    """ "mha" when every query head has its own KV head, "mqa" when all share one, else "gqa"."""
+    if num_attention_heads == num_kv_heads:
+        return "mha"
+    return "mqa" if num_kv_heads == 1 else "gqa"

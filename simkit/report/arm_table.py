@@ -1,0 +1,201 @@
+"""The table of arms: which rows it has, and why a cell is empty. Numbers are those of summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.report import numbers
+from simkit.report.load import Run
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number as text, its 95 % interval (may be empty), and the mark of the note that says why it is ``-``."""
+
+    text: str
+    interval: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A metric over all arms."""
+
+    label: str
+    unit: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows under one heading."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTable:
+    """A table with an arm a column; `notes` maps a mark to its reason."""
+
+    arms: tuple[str, ...]
+    groups: tuple[Group, ...]
+    notes: Mapping[str, str]
+
+
+def _latency(name: str, key: str) -> list[tuple[str, str, Path, Callable[[Any], str]]]:
+    return [(f"{name} {p}", "ms", (key, p), numbers.plain) for p in ("p50", "p95", "p99")]
+
+
+def _waste(kind: str) -> tuple[str, str, Path, Callable[[Any], str]]:
+    return (f"KV {kind}", "of allocated", ("kv", kind, "share_of_allocated"), numbers.percent)
+
+
+ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] = (
+    (
+        "Throughput",
+        [
+            ("Throughput", "req/s", ("throughput", "requests_per_s"), numbers.plain),
+            ("Output tokens", "tok/s", ("throughput", "output_tokens_per_s"), numbers.plain),
+            ("All tokens", "tok/s", ("throughput", "total_tokens_per_s"), numbers.plain),
+            ("Concurrency, mean", "requests", ("concurrency_mean",), numbers.plain),
+            ("Makespan", "s", ("makespan_s",), numbers.plain),
+            ("Goodput", "req/s", ("goodput_per_s",), numbers.plain),
+        ],
+    ),
+    (
+        "Latency",
+        [
+            *_latency("TTFT", "ttft_ms"),
+            *_latency("TPOT", "tpot_ms"),
+            *_latency("ITL", "itl_ms"),
+            *_latency("E2E", "e2e_ms"),
+        ],
+    ),
+    (
+        "Slots",
+        [
+            ("Slot utilisation", "", ("slot_utilization",), numbers.percent),
+            ("Slot occupancy", "", ("slot_occupancy",), numbers.percent),
+        ],
+    ),
+    (
+        "KV memory",
+        [
+            _waste("reserved"),
+            _waste("internal"),
+            _waste("external"),
+            ("KV utilisation", "of the pool", ("kv", "utilization"), numbers.percent),
+            ("KV peak", "tokens", ("kv", "peak_tokens"), numbers.plain),
+        ],
+    ),
+    (
+        "Work and events",
+        [
+            ("Preemptions", "", ("num_preemptions",), numbers.plain),
+            ("Steps", "", ("num_steps",), numbers.plain),
+            ("GPU busy", "", ("gpu", "busy"), numbers.percent),
+            ("MFU", "", ("gpu", "mfu"), numbers.percent),
+            ("MBU", "", ("gpu", "mbu"), numbers.percent),
+        ],
+    ),
+    (
+        "Requests",
+        [
+            (kind.capitalize(), "", ("num_requests", kind), numbers.plain)
+            for kind in ("arrived", "finished", "rejected", "refused", "aborted", "unfinished")
+        ]
+        + [("Saturated", "", ("saturated",), numbers.plain)],
+    ),
+)
+
+
+def arm_table(runs: Sequence[Run]) -> ArmTable:
+    """Every metric of every arm."""
+    notes: dict[str, str] = {}
+    groups = [
+        Group(title, tuple(Row(label, unit, _cells(runs, path, show, notes)) for label, unit, path, show in rows))
+        for title, rows in ROWS
+    ]
+    return ArmTable(tuple(run.name for run in runs), tuple(groups), {mark: reason for reason, mark in notes.items()})
+
+
+def why_missing(run: Run, path: Path) -> str:
+    """Why a number of the summary is null, in words."""
+    given = run.value(path[0], "reason") or run.value(f"{path[0]}_reason")
+    if isinstance(given, str):
+        return given
+    if path[0] in ("tpot_ms", "itl_ms") and not run.streams:
+        return "not streamed: every token is delivered when the batch ends"
+    if path[0] == "goodput_per_s":
+        if not run.scenario.get("slo"):
+            return "the scenario states no SLO"
+        return "not streamed, so a TPOT target cannot be judged"
+    if path[0] == "gpu":
+        return "the latency model has no hardware behind it"
+    if not run.value("num_requests", "finished"):
+        return "no request finished"
+    if path[0] in ("tpot_ms", "itl_ms"):
+        return "no finished request has two or more output tokens"
+    return "undefined in this run"
+
+
+def _cells(runs: Sequence[Run], path: Path, show: Callable[[Any], str], notes: dict[str, str]) -> tuple[Cell, ...]:
+    cells = []
+    for run in runs:
+        value = run.value(*path)
+        if value is None:
+            mark = notes.setdefault(why_missing(run, path), _mark(len(notes)))
+            cells.append(Cell(numbers.MISSING, mark=mark))
+            continue
+        half = run.value(*path[:-1], f"{path[-1]}_ci95")
+        cells.append(Cell(show(value), "" if half is None else f"± {show(half)}"))
+    return tuple(cells)
+
+
+def _mark(position: int) -> str:
+    return chr(ord("a") + position) if position < 26 else f"n{position}"
+
+
+def paired_table(runs: Sequence[Run], comparison: Mapping[str, Any]) -> ArmTable | None:
+    """Paired differences to the baseline; None when the comparison holds none."""
+    paired: Mapping[str, Mapping[str, Any]] = comparison.get("paired") or {}
+    names = [run.name for run in runs if run.name in paired]
+    metrics: dict[str, None] = {}
+    for name in names:
+        metrics.update(dict.fromkeys(paired[name]))
+    if not names or not metrics:
+        return None
+    rows = tuple(
+        Row(label, unit, tuple(_difference(paired[name].get(metric), share) for name in names))
+        for metric, (label, unit, share) in ((metric, _metric_name(metric)) for metric in metrics)
+    )
+    return ArmTable(tuple(names), (Group("Difference to the baseline", rows),), {})
+
+
+def _difference(found: Mapping[str, Any] | None, share: bool) -> Cell:
+    if not found or found.get("difference") is None:
+        return Cell(numbers.MISSING)
+    half = found.get("ci95")
+    if isinstance(half, (list, tuple)):
+        interval = f"[{numbers.signed(half[0], share)}, {numbers.signed(half[1], share)}]"
+    elif half is None:
+        interval = ""
+    else:
+        interval = f"± {numbers.signed(half, share).lstrip('+')}"
+    return Cell(numbers.signed(found["difference"], share), interval)
+
+
+def _metric_name(metric: str) -> tuple[str, str, bool]:
+    """(label, unit, is a share) of a dotted summary key."""
+    path = tuple(metric.split("."))
+    for _, rows in ROWS:
+        for label, unit, row_path, show in rows:
+            if path == row_path or (len(path) == 1 and path[0] == row_path[-1]):
+                return label, unit, show is numbers.percent
+    unit = next((unit for end, unit in (("_ms", "ms"), ("_per_s", "1/s"), ("_s", "s")) if path[0].endswith(end)), "")
+    return metric, unit, path[-1].startswith("share_of")

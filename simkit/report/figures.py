@@ -1,0 +1,132 @@
+"""All figures of a report, in order, each with its caption. Composes the figure modules; reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simkit.report import cdf, gantt, memory_map, series, timeline
+from simkit.report.load import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One drawing: inline SVG and the line under it."""
+
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Figures of one kind: how to read them, the figures, and what has none and why."""
+
+    key: str
+    title: str
+    reading: str
+    figures: tuple[Figure, ...]
+    missing: tuple[str, ...]
+    wide: bool = False
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """The four figure sections of a report."""
+    return [_slots(runs), _memory(runs), _latency(runs), _timelines(runs)]
+
+
+def _slots(runs: Sequence[Run]) -> Section:
+    drawn = [(run, gantt.draw(run, f"slots{i}", series.end_ns(run))) for i, run in enumerate(runs)]
+    return _section(
+        "slots",
+        "Who sits in which slot",
+        "A row is a slot of the batch, a bar is the stay of one request in it. A request takes the lowest slot that is "
+        "free. Hatched grey is a dead slot: its request has all its tokens, but the batch has not ended, so the slot "
+        "cannot be given to anybody else. A gap is an empty slot. Each arm has its own time axis. First replication, "
+        "first replica.",
+        drawn,
+        "no request ever held a slot",
+    )
+
+
+def _memory(runs: Sequence[Run]) -> Section:
+    return _section(
+        "memory",
+        "What the KV memory holds",
+        "From the bottom up: tokens that are stored (used); room that its sequence will still fill (reserved); room "
+        "that nobody will ever fill (internal waste); free room in holes too small for the request at the head of the "
+        "queue (external waste; contiguous memory only). What is left is free. First replication, all replicas "
+        "together.",
+        [(run, memory_map.draw(run, f"memory{i}")) for i, run in enumerate(runs)],
+        "no step was run",
+    )
+
+
+def _latency(runs: Sequence[Run]) -> Section:
+    figures, missing = [], []
+    for i, (label, group) in enumerate(_groups(runs).items()):
+        svg = cdf.draw(group, f"cdf{i}")
+        if svg is None:
+            missing.append(f"{label}: no request finished, so there is no latency to show")
+            continue
+        figures.append(Figure(svg, f"{label}.{_not_streamed(group)}"))
+    return Section(
+        "latency",
+        "Latency distributions",
+        "The height of a line at x is the share of finished, measured requests that took x or less; further left is "
+        "better. The circle is p95 and the diamond p99 of summary.json. With replications the line pools them and the "
+        "marks are means of theirs.",
+        tuple(figures),
+        tuple(missing),
+        wide=True,
+    )
+
+
+def _timelines(runs: Sequence[Run]) -> Section:
+    limits = timeline.frame(runs)
+    bin_text = f"{limits.bin_ns / 1e9:g} s" if limits.bin_ns >= 1e9 else f"{limits.bin_ns / 1e6:g} ms"
+    return _section(
+        "timeline",
+        "Queue, running and throughput over time",
+        f"Requests that wait, requests that hold a slot, and finished requests per second in bins of {bin_text}; the "
+        "dashed line is the throughput of summary.json. All arms share the axes. A queue that keeps growing while "
+        "requests arrive means that the arm is saturated. First replication, all replicas together.",
+        [(run, timeline.draw(run, f"timeline{i}", limits)) for i, run in enumerate(runs)],
+        "no step was run",
+    )
+
+
+def _section(
+    key: str, title: str, reading: str, drawn: Sequence[tuple[Run, tuple[str, str] | None]], reason: str
+) -> Section:
+    return Section(
+        key,
+        title,
+        reading,
+        tuple(Figure(*found) for _, found in drawn if found is not None),
+        tuple(f"{run.name}: {reason}" for run, found in drawn if found is None),
+    )
+
+
+def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Arms that share axes, by title: those named ``batcher+allocator``, those with an equal ``@`` suffix, the rest."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        base, _, suffix = run.name.partition("@")
+        if suffix:
+            title = f"Arms of {suffix}"
+        elif base == f"{run.engine.get('batching')}+{run.engine.get('kv_allocator')}":
+            title = "Batchers and allocators"
+        else:
+            title = "Variants"
+        groups.setdefault(title, []).append(run)
+    return groups if len(groups) > 1 else {"All arms" if len(runs) > 1 else runs[0].name: list(runs)}
+
+
+def _not_streamed(runs: Sequence[Run]) -> str:
+    names = [run.name for run in runs if not run.streams]
+    if not names:
+        return ""
+    return (
+        f" Not streamed: {', '.join(names)}. There every token is delivered when the batch ends, so TTFT equals E2E "
+        "and TPOT is undefined and has no line."
+    )

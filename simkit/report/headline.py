@@ -1,0 +1,103 @@
+"""The answer in one sentence, and the labels a reader must see before any number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.report import numbers
+from simkit.report.load import Run
+
+BEST = "continuous+paged"
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """A short label and what it means. `kind` is a CSS class: ``warn`` or ``bad``."""
+
+    label: str
+    text: str
+    kind: str
+
+
+def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:
+    """What came out, in one sentence."""
+    if len(runs) == 1:
+        return _single(runs[0])
+    by_name = {run.name: run for run in runs}
+    baseline = by_name.get(str((comparison or {}).get("baseline")), runs[0])
+    others = [run for run in runs if run is not baseline]
+    best = by_name.get(BEST)
+    if best is None or best is baseline:
+        best = max(others, key=lambda run: _rate(run) or 0.0)
+    low, high = _rate(baseline), _rate(best)
+    if high is None:
+        return f"{best.name} has no throughput: {_nothing(best)}."
+    if not low:
+        return f"{best.name} delivers {numbers.plain(high)} req/s; {baseline.name} finished no request."
+    return (
+        f"{best.name} delivers {numbers.plain(high)} req/s, {high / low:.1f}x {baseline.name} "
+        f"({numbers.plain(low)} req/s)."
+    )
+
+
+def badges(runs: Sequence[Run]) -> list[Badge]:
+    """Labels: uncalibrated times, saturated arms, and what was asked for but not simulated."""
+    found = []
+    sources = {str(run.summary.get("latency_source") or run.manifest.get("latency_source") or "") for run in runs}
+    uncalibrated = sorted(source for source in sources if "uncalibrated" in source)
+    if uncalibrated:
+        found.append(
+            Badge(
+                "uncalibrated",
+                f"Step times come from {', '.join(uncalibrated)}, not from measurements on this GPU.",
+                "warn",
+            )
+        )
+    saturated: dict[str, list[str]] = {}
+    for run in runs:
+        if run.summary.get("saturated"):
+            saturated.setdefault(str(run.summary.get("saturation_reason") or "the queue grows"), []).append(run.name)
+    for reason, names in saturated.items():
+        found.append(Badge("saturated", f"{', '.join(names)}: {reason}", "bad"))
+    skipped: dict[str, None] = {}
+    for run in runs:
+        skipped.update(
+            dict.fromkeys(map(str, run.summary.get("not_simulated") or run.manifest.get("not_simulated") or ()))
+        )
+    if skipped:
+        found.append(Badge("not simulated", f"Accepted but run as off: {', '.join(skipped)}.", "warn"))
+    return found
+
+
+def _rate(run: Run) -> float | None:
+    found = run.value("throughput", "requests_per_s")
+    return None if found is None else float(found)
+
+
+def _nothing(run: Run) -> str:
+    counts = run.summary.get("num_requests") or {}
+    arrived = counts.get("arrived", 0)
+    rest = ", ".join(
+        f"{value:,} {key}" for key, value in counts.items() if key not in ("arrived", "finished") and value
+    )
+    return f"none of {arrived:,} requests finished" + (f" ({rest})" if rest else "")
+
+
+def _single(run: Run) -> str:
+    rate = _rate(run)
+    finished = run.value("num_requests", "finished")
+    if not rate or not finished:
+        return f"{run.name}: {_nothing(run)}."
+    parts = [f"{run.name} delivers {numbers.plain(rate)} req/s"]
+    tokens = run.value("throughput", "output_tokens_per_s")
+    if tokens is not None:
+        parts[0] += f" ({numbers.plain(tokens)} output tokens/s)"
+    tails = [
+        f"{label} p50 {numbers.plain(run.value(key, 'p50'))} ms, p99 {numbers.plain(run.value(key, 'p99'))} ms"
+        for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms"))
+        if run.value(key, "p99") is not None
+    ]
+    arrived = run.value("num_requests", "arrived")
+    return f"{'; '.join([*parts, *tails])}; {finished:,} of {arrived:,} requests finished."

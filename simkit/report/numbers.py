@@ -1,0 +1,40 @@
+"""How numbers read in a report. Strings only; a missing number is ``-``, never 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "-"
+
+
+def plain(value: Any) -> str:
+    """A number with about three significant digits, thousands apart; text as it is; None and NaN as ``-``."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    size = abs(value)
+    if value == 0 or size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def percent(value: Any) -> str:
+    """A share as per cent."""
+    return MISSING if plain(value) == MISSING else f"{100 * float(value):.1f} %"
+
+
+def signed(value: Any, share: bool = False) -> str:
+    """A difference with its sign; shares in percentage points."""
+    text = plain(100 * float(value) if share else value) if plain(value) != MISSING else MISSING
+    if text == MISSING:
+        return text
+    unit = " pp" if share else ""
+    return f"{'+' if float(value) > 0 else ''}{text}{unit}"

@@ -1,0 +1,120 @@
+"""Where the numbers come from: identity, model, GPU and memory facts, and the scenario written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from simkit.report import numbers
+from simkit.report.load import Run
+
+IDENTITY = ("name", "run_id", "version", "created_by", "seed", "replications", "latency_source", "profile")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A titled list of (name, value) pairs of one arm, or of all arms that share them."""
+
+    title: str
+    arms: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """`identity`: header and a row per arm; `facts`: model, GPU and memory, each once per distinct content;
+    `scenarios`: (arm, settings that differ from the first arm, YAML)."""
+
+    header: tuple[str, ...]
+    identity: tuple[tuple[str, ...], ...]
+    facts: tuple[Facts, ...]
+    scenarios: tuple[tuple[str, tuple[str, ...], str], ...]
+    warmups: tuple[tuple[str, str], ...]
+    notes: tuple[tuple[str, str], ...]
+
+
+def provenance(runs: Sequence[Run]) -> Provenance:
+    """The provenance block of a report."""
+    first = flatten(runs[0].scenario)
+    return Provenance(
+        header=("arm", *(key.replace("_", " ") for key in IDENTITY)),
+        identity=tuple((run.name, *(_identity(run.manifest.get(key)) for key in IDENTITY)) for run in runs),
+        facts=tuple(
+            facts
+            for title, key in (("Model", "model"), ("GPU", "gpu"), ("Memory budget", "memory"))
+            for facts in _distinct(runs, title, key)
+        ),
+        scenarios=tuple((run.name, _differences(first, flatten(run.scenario)), _yaml(run)) for run in runs),
+        warmups=tuple((run.name, describe_warmup(run.manifest.get("warmup"))) for run in runs),
+        notes=_notes(runs),
+    )
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys, in order."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def describe_warmup(warmup: Any) -> str:
+    """What was left out at the start and what the rule would propose."""
+    if not isinstance(warmup, Mapping):
+        return "not recorded"
+    method, dropped = warmup.get("method") or "none", warmup.get("dropped_requests")
+    text = f"rule {_text(method)}, {numbers.plain(dropped)} requests left out"
+    proposal = warmup.get("proposal")
+    return text if proposal is None else f"{text}; MSER-5 proposes {_text(proposal)}"
+
+
+def _identity(value: Any) -> str:
+    return str(value) if isinstance(value, int) else _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or numbers.MISSING
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_text(item) for item in value) or numbers.MISSING
+    if isinstance(value, float) and value >= 1e6:
+        return f"{value:.4g}"
+    if isinstance(value, float) and value == value:
+        return f"{value:.6g}"
+    return numbers.plain(value)
+
+
+def _distinct(runs: Sequence[Run], title: str, key: str) -> list[Facts]:
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        found = run.manifest.get(key)
+        if isinstance(found, Mapping) and found:
+            pairs = tuple((name, _text(value)) for name, value in flatten(found).items() if value not in (None, ""))
+            groups.setdefault(pairs, []).append(run.name)
+    return [Facts(title, tuple(names) if len(groups) > 1 else (), pairs) for pairs, names in groups.items()]
+
+
+def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = dict.fromkeys((*first, *other))
+    return tuple(
+        f"{key} = {_text(other.get(key))}" for key in keys if key != "variants" and first.get(key) != other.get(key)
+    )
+
+
+def _yaml(run: Run) -> str:
+    return yaml.safe_dump(dict(run.scenario), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _notes(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
+    """(note, who) with each note once."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.manifest.get("notes") or ():
+            found.setdefault(str(note), []).append(run.name)
+    return tuple((note, "" if len(names) == len(runs) else ", ".join(names)) for note, names in found.items())

@@ -1,0 +1,158 @@
+"""How figures look: palette, line styles, and SVG that follows the page's colours. Knows matplotlib, not runs.
+
+Figures are transparent and draw text, axes and grid in a sentinel colour that becomes ``currentColor``, so one SVG
+serves the light and the dark page. Data colours are from the Okabe-Ito palette and are always doubled by a hatch or
+a line style.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from simkit.units import NS_PER_MS, NS_PER_S
+
+INK = "#010203"  # replaced by currentColor
+LINE_BLUE = "#0072B3"  # replaced by var(--blue), which is lighter on the dark page
+HATCH_INK = "#1c1c1c"  # on the data colours, which are the same in both themes
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#9A9A9A"
+CYCLE = (LINE_BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
+DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (4, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)))
+
+_RC: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "simkit",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "hatch.linewidth": 0.6,
+    "path.simplify": False,
+}
+_ID = re.compile(r'\sid="([^"]*)"')
+_REFERENCE = re.compile(r'(?:url\(#|href="#)([^)"]+)')
+_GEOMETRY = re.compile(r'(\s(?:d|x|y|x1|x2|y1|y2|points|transform|width|height)=")([^"]*)(")')
+_PATH_GAPS = re.compile(r"\s*([MLHVCQSTAZz])\s*")
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_FONTS = re.compile(r"'DejaVu Sans'[^;\"]*")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUnit:
+    """A unit for a time axis: `name` as printed and how many ns it has."""
+
+    name: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How an area is drawn: label in the legend, colour and hatch."""
+
+    label: str
+    color: str
+    hatch: str | None
+
+    def patch(self) -> Patch:
+        """Its legend entry."""
+        return Patch(
+            facecolor=self.color,
+            edgecolor=INK if self.color == "none" else HATCH_INK,
+            hatch=self.hatch,
+            linewidth=0.5,
+            label=self.label,
+        )
+
+
+def time_unit(span_ns: float) -> TimeUnit:
+    """Milliseconds for spans under 2 s, else seconds."""
+    return TimeUnit("ms", NS_PER_MS) if span_ns < 2 * NS_PER_S else TimeUnit("s", NS_PER_S)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """matplotlib's own defaults plus the house style, whatever the user's matplotlibrc says."""
+    rc: dict[Any, Any] = {key: mpl.rcParamsDefault[key] for key in mpl.rcParamsDefault if "backend" not in key}
+    with mpl.rc_context(rc | _RC):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many inches whose layout keeps labels and legend apart."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def legend_below(fig: Figure, handles: Sequence[object], columns: int) -> None:
+    """One legend under all axes, outside of the data."""
+    if handles:
+        fig.legend(handles=list(handles), loc="outside lower center", ncol=columns, handlelength=2.4)
+
+
+def grid(ax: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
+    """A faint grid behind the data."""
+    ax.grid(True, axis=axis)
+    ax.set_axisbelow(True)
+
+
+def to_svg(fig: Figure, key: str, alt: str) -> str:
+    """The figure as an inline ``<svg>`` with `alt` as its accessible name. `key` is unique in the page.
+
+    Ids get the key as prefix (a page holds many figures), those that nothing refers to are dropped, coordinates are
+    rounded to 0.01 pt, and nothing refers to the network.
+    """
+    buffer = io.StringIO()
+    fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg ") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.S)
+    used = set(_REFERENCE.findall(svg))
+    svg = _ID.sub(lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{key}-", svg).replace("xlink:href", "href")
+    svg = _GEOMETRY.sub(_compact, svg)
+    svg = _FONTS.sub("sans-serif", svg).replace(INK, "currentColor").replace(LINE_BLUE.lower(), f"var(--blue, {BLUE})")
+    svg = re.sub(r"\n\s*", "\n", svg)
+    view_box = re.search(r'viewBox="[^"]*"', svg)
+    assert view_box is not None
+    head = f'<svg {view_box[0]} role="img" aria-label="{html.escape(alt)}">'
+    return head + svg[svg.index(">") + 1 :].strip()
+
+
+def _compact(match: re.Match[str]) -> str:
+    """A geometry attribute with short numbers and, in paths, without spaces around commands."""
+    text = _LONG_NUMBER.sub(_rounded, match[2])
+    if match[1].strip() == 'd="':
+        text = _PATH_GAPS.sub(r"\1", text).strip()
+    return match[1] + text + match[3]
+
+
+def _rounded(match: re.Match[str]) -> str:
+    text = f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text

@@ -1,0 +1,325 @@
+"""The terminal's tables of one run and of a comparison. Reads summaries and manifests; knows no engine. Imports rich.
+
+A number is never cut: when the columns do not fit the width, a table continues in a second one under it. A missing
+number is ``-`` with its reason under the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from simkit.report.numbers import MISSING, percent, plain, signed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Show = Callable[[Any], str]
+STATS = ("mean", "p50", "p90", "p95", "p99")
+LATENCIES = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E"), ("queue_ms", "Queue"))
+WASTE = ("reserved", "internal", "external")
+
+# Columns of the comparison, in groups that stay together: (header, key in the summary, how it reads).
+COMPARED: tuple[tuple[tuple[str, str, Show], ...], ...] = (
+    (
+        ("req/s", "throughput.requests_per_s", plain),
+        ("out\ntok/s", "throughput.output_tokens_per_s", plain),
+        ("concur-\nrency", "concurrency_mean", plain),
+        ("slot\nutil.", "slot_utilization", percent),
+    ),
+    tuple((f"KV {kind}\nof alloc.", f"kv.{kind}.share_of_allocated", percent) for kind in WASTE),
+    (("pre-\nempted", "num_preemptions", plain),),
+    *(
+        tuple((f"{name} ms\n{stat}", f"{key}.{stat}", plain) for stat in ("p50", "p95", "p99"))
+        for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E"))
+    ),
+    (("ITL ms\np99", "itl_ms.p99", plain),),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of ready text; `header` may have several lines."""
+
+    header: str
+    cells: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """Characters it needs, padding included."""
+        return max(len(line) for text in (self.header, *self.cells) for line in (text.split("\n") or [""])) + 2
+
+
+def value(summary: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key, None when any part of it is missing."""
+    here: Any = summary
+    for part in key.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return here
+
+
+def run_tables(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: int = 100) -> list[RenderableType]:
+    """The tables of one run: what was run, latencies, throughput and memory, counts, and why numbers are missing."""
+    del width  # both tables fit 80 columns
+    reasons: dict[str, list[str]] = {}
+    parts: list[RenderableType] = [_title(summary, manifest)]
+    parts += [_latency_table(summary, manifest, reasons), _metric_table(summary, manifest, reasons)]
+    parts += _reason_lines(reasons)
+    warmup = manifest.get("warmup") or {}
+    if warmup.get("dropped_requests"):
+        parts.append(
+            Text(f"warm-up ({warmup.get('method')}): first {plain(warmup['dropped_requests'])} requests left out")
+        )
+    return parts
+
+
+def compare_tables(
+    arms: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]], paired: Mapping[str, Any], width: int = 100
+) -> list[RenderableType]:
+    """One row an arm, (summary, manifest) each, then the paired differences; split to fit `width` columns."""
+    reasons: dict[str, list[str]] = {}
+    groups = []
+    for group in COMPARED:
+        columns = []
+        for header, key, show in group:
+            cells = tuple(_cell(s, m, key, show, reasons, f"{name}: ") for name, (s, m) in arms.items())
+            columns.append(Column(header, cells))
+        groups.append(tuple(columns))
+    names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in arms.items())
+    parts: list[RenderableType] = list(fit("arm", names, groups, width))
+    if any(summary.get("saturated") for summary, _ in arms.values()):
+        parts.append(
+            Text("* saturated: the queue grows for as long as requests come, so latencies depend on the run's length")
+        )
+    parts += _reason_lines(reasons)
+    parts += _paired_tables(paired, width)
+    return parts
+
+
+def fit(
+    head: str, names: Sequence[str], groups: Sequence[tuple[Column, ...]], width: int, title: str | None = None
+) -> list[Table]:
+    """As few tables as `width` allows, each beginning with the column of names; groups are kept together."""
+    longest = max((len(name) for name in (head, *names)), default=0) + 2
+    widest = max((column.width for group in groups for column in group), default=0)
+    room = width - min(longest, max(16, width - widest))  # very long names fold so that numbers do not have to
+    pages: list[list[Column]] = [[]]
+    for group in groups:
+        pieces = [group] if sum(c.width for c in group) <= room else [(column,) for column in group]
+        for piece in pieces:
+            used = sum(column.width for column in pages[-1])
+            if pages[-1] and used + sum(column.width for column in piece) > room:
+                pages.append([])
+            pages[-1].extend(piece)
+    tables = []
+    for index, columns in enumerate(pages):
+        table = _table(title if index == 0 else None)
+        table.add_column(head, overflow="fold")
+        for column in columns:
+            table.add_column(column.header, justify="right", no_wrap=True)
+        for row, name in enumerate(names):
+            table.add_row(name, *(column.cells[row] for column in columns))
+        tables.append(table)
+    return tables
+
+
+def _table(title: str | None = None) -> Table:
+    from rich import box
+
+    return Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold", header_style="bold"
+    )
+
+
+def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
+    scenario = manifest.get("scenario") or {}
+    engine, hardware = scenario.get("engine") or {}, scenario.get("hardware") or {}
+    gpus = hardware.get("tensor_parallel_size", 1)
+    text = Text(f"{manifest.get('name', 'run')}", style="bold")
+    text.append(
+        f"  {scenario.get('model', '?')} on {gpus} x {hardware.get('gpu', '?')}, {engine.get('batching', '?')} batching,"
+        f" {engine.get('kv_allocator', '?')} KV\nstep times: {summary.get('latency_source', '?')}",
+        style="not bold",
+    )
+    if summary.get("saturated"):
+        text.append(f"\nsaturated: {summary.get('saturation_reason') or 'the queue grows'}", style="bold")
+    return text
+
+
+def _latency_table(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], reasons: dict[str, list[str]]
+) -> RenderableType:
+    table = _table()
+    table.add_column("latency, ms", no_wrap=True)
+    for stat in STATS:
+        table.add_column(stat, justify="right", no_wrap=True)
+    for key, name in LATENCIES:
+        table.add_row(name, *(_with_ci(summary, manifest, f"{key}.{stat}", plain, reasons) for stat in STATS))
+    return table
+
+
+def _metric_table(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], reasons: dict[str, list[str]]
+) -> RenderableType:
+    """Everything that is one number, in two columns of label and value."""
+    rows: list[tuple[str, str]] = []
+    for label, key, show, unit in _METRICS:
+        text = _with_ci(summary, manifest, key, show, reasons)
+        rows.append((label, f"{text} {unit}" if unit and text != MISSING else text))
+    for kind in WASTE:
+        pool = percent(value(summary, f"kv.{kind}.share_of_pool"))
+        allocated = percent(value(summary, f"kv.{kind}.share_of_allocated"))
+        rows.append((f"KV {kind}", f"{pool} of pool, {allocated} of alloc."))
+    counts = summary.get("num_requests") or {}
+    rows += [(f"requests {kind}", plain(count)) for kind, count in counts.items() if not kind.endswith("_ci95")]
+    if summary.get("num_truncated"):
+        rows.append(("outputs cut short", plain(summary["num_truncated"])))
+    table = _table()
+    for header, side in (("", "left"), ("", "right"), ("  ", "left"), ("", "right")):
+        table.add_column(header, justify="right" if side == "right" else "left", no_wrap=True)
+    table.show_header = False
+    half = (len(rows) + 1) // 2
+    for index in range(half):
+        right = rows[half + index] if half + index < len(rows) else ("", "")
+        table.add_row(*rows[index], "   " + right[0], right[1])
+    return table
+
+
+_METRICS: tuple[tuple[str, str, Show, str], ...] = (
+    ("requests per second", "throughput.requests_per_s", plain, ""),
+    ("output tokens per second", "throughput.output_tokens_per_s", plain, ""),
+    ("total tokens per second", "throughput.total_tokens_per_s", plain, ""),
+    ("makespan", "makespan_s", plain, "s"),
+    ("concurrency, mean", "concurrency_mean", plain, ""),
+    ("slot utilisation", "slot_utilization", percent, ""),
+    ("slot occupancy", "slot_occupancy", percent, ""),
+    ("goodput per second", "goodput_per_s", plain, ""),
+    ("cost per million output tokens", "cost_per_million_output_tokens", plain, ""),
+    ("GPU busy", "gpu.busy", percent, ""),
+    ("MFU", "gpu.mfu", percent, ""),
+    ("MBU", "gpu.mbu", percent, ""),
+    ("steps", "num_steps", plain, ""),
+    ("preemptions", "num_preemptions", plain, ""),
+    ("prefix cache hits", "prefix_cache_hit_rate", percent, ""),
+    ("KV capacity", "kv.capacity_tokens", plain, "tokens"),
+    ("KV blocks", "kv.num_gpu_blocks", plain, ""),
+    ("KV peak", "kv.peak_tokens", plain, "tokens"),
+    ("KV utilisation", "kv.utilization", percent, ""),
+)
+
+
+def _with_ci(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], key: str, show: Show, reasons: dict[str, list[str]]
+) -> str:
+    text = _cell(summary, manifest, key, show, reasons)
+    interval = value(summary, f"{key}_ci95")
+    return text if interval is None or text == MISSING else f"{text} ± {show(interval)}"
+
+
+def _cell(
+    summary: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    key: str,
+    show: Show,
+    reasons: dict[str, list[str]],
+    who: str = "",
+) -> str:
+    found = value(summary, key)
+    if found is None:
+        label = who + _LABELS.get(key.partition(".")[0], _LABELS.get(key, key))
+        users = reasons.setdefault(why_missing(summary, manifest, key), [])
+        if label not in users:
+            users.append(label)
+    return show(found)
+
+
+_LABELS = {
+    **dict(LATENCIES),
+    **{key: label for label, key, _, _ in _METRICS},
+    "gpu": "GPU busy, MFU, MBU",
+    "cost_per_million_output_tokens": "cost",
+    "prefix_cache_hit_rate": "prefix cache hits",
+    "goodput_per_s": "goodput",
+    "kv": "KV",
+}
+
+
+def why_missing(summary: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
+    """Why the number at a dotted key is null: the summary's own reason, else what the scenario implies."""
+    top = key.partition(".")[0]
+    given = value(summary, f"{top}.reason") or summary.get(f"{top}_reason")
+    if isinstance(given, str):
+        return given
+    scenario = manifest.get("scenario") or {}
+    engine = scenario.get("engine") or {}
+    if top == "goodput_per_s" and not scenario.get("slo"):
+        return "the scenario states no SLO"
+    if top == "cost_per_million_output_tokens" and (scenario.get("hardware") or {}).get("price_per_gpu_hour") is None:
+        return "no hardware.price_per_gpu_hour"
+    if top == "prefix_cache_hit_rate":
+        return "no prefix caching"
+    if key == "kv.num_gpu_blocks":
+        return "contiguous memory has no blocks"
+    if top == "gpu":
+        return "the latency model has no hardware behind it"
+    if not value(summary, "num_requests.finished"):
+        return "no request finished"
+    if (
+        top in ("tpot_ms", "itl_ms", "goodput_per_s")
+        and engine.get("batching") != "continuous"
+        and not engine.get("stream")
+    ):
+        return "not streamed"
+    if top in ("tpot_ms", "itl_ms"):
+        return "no finished request has two or more output tokens"
+    return "undefined in this run"
+
+
+def _reason_lines(reasons: Mapping[str, Sequence[str]]) -> list[RenderableType]:
+    return [Text(f"- {reason}: {_grouped(users)}") for reason, users in reasons.items()]
+
+
+def _grouped(users: Sequence[str]) -> str:
+    """``a: TPOT``, ``a: ITL``, ``b: TPOT`` as ``TPOT, ITL (a, b)`` when arms are named, else a plain list."""
+    arms: dict[str, list[str]] = {}
+    for user in users:
+        arm, _, label = user.rpartition(": ")
+        arms.setdefault(arm, []).append(label)
+    by_labels: dict[str, list[str]] = {}
+    for arm, labels in arms.items():
+        by_labels.setdefault(", ".join(labels), []).append(arm)
+    return "; ".join(labels + (f" ({', '.join(names)})" if any(names) else "") for labels, names in by_labels.items())
+
+
+def _paired_tables(paired: Mapping[str, Any], width: int) -> list[RenderableType]:
+    names = [name for name, metrics in paired.items() if isinstance(metrics, Mapping) and metrics]
+    metrics = list(dict.fromkeys(metric for name in names for metric in paired[name]))
+    columns = []
+    for metric in metrics:
+        cells = tuple(_difference(paired[name].get(metric), metric) for name in names)
+        columns.append((Column(_metric_header(metric), cells),))
+    if not columns:
+        return []
+    return list(fit("arm", names, columns, width, title="\npaired differences to the baseline, same customers"))
+
+
+def _metric_header(metric: str) -> str:
+    for group in COMPARED:
+        for header, key, _ in group:
+            if metric == key:
+                return header
+    return metric.replace(".", "\n").replace("share_of_allocated", "of alloc.")
+
+
+def _difference(found: Mapping[str, Any] | None, metric: str) -> str:
+    if not found or found.get("difference") is None:
+        return MISSING
+    share = any(word in metric for word in ("utilization", "occupancy", "share_of", "gpu.", "hit_rate"))
+    text, interval = signed(found["difference"], share), found.get("ci95")
+    if isinstance(interval, list | tuple):
+        return f"{text} [{signed(interval[0], share)}, {signed(interval[1], share)}]"
+    return text if interval is None else f"{text} ± {signed(interval, share).lstrip('+')}"

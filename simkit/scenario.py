@@ -1,0 +1,249 @@
+"""The scenario file: its schema, and how to load, build, change and print one. Imports `scenario_*` and `errors` only.
+
+Attribute names are the YAML keys. Values that depend on the GPU or the model stay None here and are resolved by the
+engine's builder; a resolved scenario is an ordinary `Scenario` with those values written in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationError
+
+from simkit import scenario_io as io
+from simkit.errors import InputError
+from simkit.scenario_engine import Engine, Hardware, Latency, Slo, Warmup, WarmupRequests, WarmupSeconds
+from simkit.scenario_errors import Origin, explain, is_text, key_error
+from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text
+from simkit.scenario_workload import (
+    AllAtOnce,
+    Arrivals,
+    ClosedLoop,
+    ConstantArrivals,
+    EmpiricalLength,
+    ExponentialLength,
+    FixedLength,
+    GammaArrivals,
+    Length,
+    ListLength,
+    LognormalLength,
+    PiecewiseArrivals,
+    PoissonArrivals,
+    Prefix,
+    Priority,
+    Segment,
+    Tenants,
+    Trace,
+    UniformLength,
+    Workload,
+)
+
+__all__ = [
+    "AllAtOnce",
+    "Arrivals",
+    "ClosedLoop",
+    "ConstantArrivals",
+    "EmpiricalLength",
+    "Engine",
+    "ExponentialLength",
+    "FixedLength",
+    "GammaArrivals",
+    "Hardware",
+    "Latency",
+    "Length",
+    "ListLength",
+    "LognormalLength",
+    "PiecewiseArrivals",
+    "PoissonArrivals",
+    "Prefix",
+    "Priority",
+    "Scenario",
+    "Segment",
+    "Slo",
+    "Tenants",
+    "Trace",
+    "UniformLength",
+    "WarmupRequests",
+    "WarmupSeconds",
+    "Workload",
+    "apply_sets",
+    "from_dict",
+    "from_flags",
+    "load",
+    "parse_axes",
+    "template",
+]
+
+# The arms of a comparison serve the same customers and are named by the comparison.
+NOT_IN_VARIANTS = ("name", "seed", "replications", "variants")
+_FORBIDDEN = "expected a key under which arms may differ, not name, seed, replications or variants"
+
+
+class Scenario(Strict):
+    """One scenario. Immutable; change it with `apply_sets`, print it with `to_dict`."""
+
+    name: Name = "scenario"
+    model: Text
+    hardware: Hardware
+    replicas: Annotated[PositiveInt, Field(le=4096)] = 1
+    router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"
+    engine: Engine = Engine()
+    workload: Workload
+    latency: Latency = Latency()
+    slo: Slo | None = None
+    seed: Seed = 0
+    replications: Replications = 1
+    warmup: Warmup = "none"
+    variants: dict[Name, dict[str, Any]] = Field(default_factory=dict)
+
+    _base_dir: Path | None = PrivateAttr(default=None)
+
+    @property
+    def base_dir(self) -> Path | None:
+        """Folder of the file it came from: relative paths inside the scenario start there. None = working directory."""
+        return self._base_dir
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data in the order of the design page, every default written out."""
+        data = self.model_dump(mode="json")
+        if self.slo is not None:
+            data["slo"] = self.slo.model_dump(mode="json", exclude_none=True)
+        return data
+
+
+def load(path: str | Path, sets: Sequence[str] = ()) -> Scenario:
+    """Read a scenario file and apply ``KEY=VALUE`` settings (values are YAML).
+
+    Raises InputError, one line, for anything wrong with either.
+    """
+    source = io.read(path)
+    data = source.data
+    data.setdefault("name", re.sub(r"[^\w.+@-]+|^[^\w]+", "-", Path(path).stem).strip("-") or "scenario")
+    return _build(data, Origin(file=str(path), root=source.root), sets, base_dir=Path(path).parent)
+
+
+def from_flags(model: str, gpu: str, rate: float, prompt: int, output: int, sets: Sequence[str] = ()) -> Scenario:
+    """The scenario of ``run --model M --gpu G --rate R --prompt P --output O``: Poisson arrivals, fixed lengths."""
+    stem = "-".join(re.sub(r"[^\w.+@-]+", "-", Path(text).stem if "." in text else text) for text in (model, gpu))
+    data: dict[str, Any] = {
+        "name": stem.strip("-") or "scenario",
+        "model": model,
+        "hardware": {"gpu": gpu},
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_per_s": rate},
+            "prompt_tokens": {"dist": "fixed", "value": prompt},
+            "output_tokens": {"dist": "fixed", "value": output},
+        },
+    }
+    flags = {
+        ("model",): "--model",
+        ("hardware", "gpu"): "--gpu",
+        ("workload", "arrivals", "rate_per_s"): "--rate",
+        ("workload", "prompt_tokens", "value"): "--prompt",
+        ("workload", "output_tokens", "value"): "--output",
+    }
+    return _build(data, Origin(labels=flags), sets, base_dir=None)
+
+
+def from_dict(data: Mapping[str, Any], *, label: str = "scenario") -> Scenario:
+    """A scenario from plain data, e.g. the `scenario` of a manifest; `label` begins the error messages."""
+    return _build(io.plain(data), Origin(file=label), (), base_dir=None)
+
+
+def apply_sets(scenario: Scenario, mapping: Mapping[str, Any], *, label: str = "--set") -> Scenario:
+    """A changed copy; `mapping` is dotted key -> plain value, and a mapping given as value replaces the old one whole.
+
+    Keys the scenario never mentioned keep following their defaults. Raises InputError that begins with
+    ``LABEL KEY:``; `label` says where the change came from (``--set``, ``--axis``, ``variant x``).
+    """
+    data = scenario.model_dump(mode="json", exclude_unset=True)
+    origin = Origin()
+    for key, value in mapping.items():
+        _set(data, key, io.plain(value), f"{label} {key}", origin)
+    return _validate(data, origin, scenario.base_dir)
+
+
+def parse_axes(scenario: Scenario, texts: Sequence[str]) -> dict[str, list[Any]]:
+    """``KEY=A,B`` texts to dotted key -> values, each checked on `scenario`. Raises InputError."""
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, listed = text.partition("=")
+        label = f"--axis {key}"
+        if not equals or not key.strip() or not listed.strip():
+            raise InputError(f"--axis {text}: expected KEY=A,B, e.g. --axis engine.max_num_seqs=32,64")
+        if key in axes:
+            raise InputError(f"{label}: expected each key once; list all its values after one =")
+        if io.split_key(key)[0] in NOT_IN_VARIANTS:
+            raise InputError(f"{label}: {_FORBIDDEN}")
+        if is_text(Scenario, io.split_key(key)):
+            values: list[Any] = [part.strip() for part in listed.split(",")]
+        else:
+            values = io.parse_value(f"[{listed}]", label)
+        for value in values:
+            apply_sets(scenario, {key: value}, label="--axis")
+        axes[key] = values
+    return axes
+
+
+def template() -> str:
+    """The commented scenario that ``simkit init`` prints; it loads as it stands."""
+    from importlib.resources import files
+
+    return files("simkit").joinpath("data/scenario_template.yaml").read_text(encoding="utf-8")
+
+
+def _build(data: dict[str, Any], origin: Origin, sets: Sequence[str], base_dir: Path | None) -> Scenario:
+    for text in sets:
+        key, value = io.parse_set(text)
+        raw = text.partition("=")[2].strip()
+        if isinstance(value, int | float) and is_text(Scenario, io.split_key(key)):
+            value = raw
+        _set(data, key, value, f"--set {key}", origin)
+    scenario = _validate(data, origin, base_dir)
+    _check_variants(scenario, data, origin)
+    return scenario
+
+
+def _set(data: dict[str, Any], key: str, value: Any, label: str, origin: Origin) -> None:
+    path = io.split_key(key)
+    problem = key_error(Scenario, path, data)
+    if problem is not None:
+        raise InputError(f"{label}: {problem}")
+    try:
+        io.put(data, path, value)
+    except InputError as error:
+        raise InputError(f"{label}: {error}") from None
+    origin.labels[path] = label
+
+
+def _validate(data: dict[str, Any], origin: Origin, base_dir: Path | None) -> Scenario:
+    try:
+        scenario = Scenario.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, Scenario, data, origin) from None
+    scenario._base_dir = base_dir
+    return scenario
+
+
+def _check_variants(scenario: Scenario, data: dict[str, Any], origin: Origin) -> None:
+    """Every variant must itself be a valid scenario; blame the line and the key inside `variants`."""
+    for name, changes in scenario.variants.items():
+        arm = io.plain(data)
+        arm_origin = Origin(file=origin.file, root=origin.root, labels=dict(origin.labels))
+        for key, value in changes.items():
+            here = origin.place(("variants", name, key))
+            path = io.split_key(key)
+            problem = key_error(Scenario, path, arm)
+            if problem is None and path[0] in NOT_IN_VARIANTS:
+                problem = _FORBIDDEN
+            if problem is not None:
+                raise InputError(f"{here}: {problem}")
+            try:
+                io.put(arm, path, io.plain(value))
+            except InputError as error:
+                raise InputError(f"{here}: {error}") from None
+            arm_origin.labels[path] = here
+        _validate(arm, arm_origin, None)

@@ -1,0 +1,149 @@
+"""Schema of the sections beside the workload: hardware, engine, latency, slo, warm-up. Imports `scenario_types` only.
+
+Names and defaults are vLLM's. None means that the value is decided later, by the GPU, the model or `batching`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from simkit.scenario_types import (
+    Blocks,
+    BlockSize,
+    Count,
+    EngineVersion,
+    Flag,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Seconds,
+    Share,
+    Strict,
+    Text,
+    Watermark,
+    conflict,
+    expecting,
+)
+
+
+class Hardware(Strict):
+    """The GPUs of one replica."""
+
+    gpu: Text
+    tensor_parallel_size: Annotated[PositiveInt, Field(le=1024)] = 1
+    interconnect: Literal["nvlink", "pcie"] = "nvlink"
+    price_per_gpu_hour: NonNegativeFloat | None = None
+
+
+class Engine(Strict):
+    """The serving engine; names and defaults are vLLM's. None = decided by GPU, model or `batching`."""
+
+    batching: Literal["static", "dynamic", "continuous"] = "continuous"
+    max_num_seqs: PositiveInt | None = None
+    max_num_batched_tokens: PositiveInt | None = None
+    max_model_len: PositiveInt | None = None
+    enable_chunked_prefill: Flag = True
+    policy: Literal["fcfs", "priority", "sjf", "fair"] = "fcfs"
+    async_scheduling: Flag = True
+    version: EngineVersion = "0.33"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    quantization: Literal["fp8", "int8", "awq", "gptq", "mxfp4"] | None = None
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    gpu_memory_utilization: Share = 0.92
+    num_gpu_blocks: Blocks | None = None
+    kv_allocator: Literal["paged", "contiguous"] = "paged"
+    block_size: BlockSize = 16
+    enable_prefix_caching: Flag = True
+    preemption: Literal["recompute", "swap", "auto"] = "recompute"
+    max_wait_s: Seconds | None = None
+    max_queue_delay_s: Seconds = 0.0
+    stream: Flag | None = None
+    prefill_first: Flag = False
+    reservation: Literal["max", "pow2", "oracle"] = "max"
+    placement: Literal["first_fit", "best_fit", "buddy"] = "first_fit"
+    watermark: Watermark = 0.0
+    scheduler_reserve_full_isl: Flag = True
+    long_prefill_token_threshold: Count = 0
+    long_prefill_token_threshold_adaptive: Flag = False
+    prefill_schedule_interval: PositiveInt = 1
+    max_num_active_seqs: PositiveInt | None = None
+    host_pool_gib: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_limits(self)
+        return self
+
+
+def check_limits(engine: Engine) -> None:
+    """Refuse limits that the real engine refuses (scheduler spec, section 8), as far as both values are known.
+
+    Raises pydantic's custom error inside validation. Run again, as part of validation, on the resolved scenario.
+    """
+    seqs, budget, length = engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
+    if budget is not None and engine.batching == "continuous":
+        if seqs is not None and budget < seqs:
+            raise conflict(("max_num_batched_tokens", "max_num_seqs"), f">= max_num_seqs ({seqs})", str(budget))
+        if length is not None and budget < length and not engine.enable_chunked_prefill:
+            raise conflict(
+                ("max_num_batched_tokens", "max_model_len", "enable_chunked_prefill"),
+                f">= max_model_len ({length}) with enable_chunked_prefill: false",
+                str(budget),
+            )
+    threshold = engine.long_prefill_token_threshold
+    if length is not None and threshold > length:
+        keys = ("long_prefill_token_threshold", "max_model_len")
+        raise conflict(keys, f"<= max_model_len ({length})", str(threshold))
+    active = engine.max_num_active_seqs
+    if seqs is not None and active is not None and active > seqs:
+        raise conflict(("max_num_active_seqs", "max_num_seqs"), f"<= max_num_seqs ({seqs})", str(active))
+
+
+class Latency(Strict):
+    """Where step times come from: auto | roofline | unit | a shipped profile's name | a path."""
+
+    profile: Text = "auto"
+
+
+Stat = Literal["mean", "p50", "p90", "p95", "p99"]
+SloValues = Annotated[dict[Stat, PositiveFloat], Field(min_length=1)]
+
+
+class Slo(Strict):
+    """Service level objectives in milliseconds, e.g. ``ttft_ms: {p99: 500}``."""
+
+    ttft_ms: SloValues | None = None
+    tpot_ms: SloValues | None = None
+    itl_ms: SloValues | None = None
+    e2e_ms: SloValues | None = None
+
+
+class WarmupRequests(Strict):
+    """Leave the first `requests` requests out of the statistics."""
+
+    requests: Count
+
+
+class WarmupSeconds(Strict):
+    """Leave requests that arrived in the first `seconds` out of the statistics."""
+
+    seconds: Seconds
+
+
+def _warmup_kind(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        return "seconds" if "seconds" in value else "requests"
+    if isinstance(value, WarmupRequests | WarmupSeconds):
+        return "requests" if isinstance(value, WarmupRequests) else "seconds"
+    return "name"
+
+
+Warmup = Annotated[
+    Annotated[Literal["none", "mser5"], expecting("none, mser5, {requests: N} or {seconds: S}"), Tag("name")]
+    | Annotated[WarmupRequests, Tag("requests")]
+    | Annotated[WarmupSeconds, Tag("seconds")],
+    Discriminator(_warmup_kind),
+]

@@ -1,0 +1,264 @@
+"""YAML text to plain data plus line numbers, and dotted keys. Imports `errors` only; knows nothing of the schema.
+
+Stricter than PyYAML where it is careless (duplicate keys, keys that are not text, ``1:30`` read as 90, dates) and
+kinder where it is pedantic (``1e3`` is a number). Every problem is an `InputError` that begins with ``FILE:LINE:``.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simkit.errors import InputError
+
+MAX_FILE_BYTES = 4 << 20
+MAX_DEPTH = 40
+
+_SCALARS: tuple[tuple[str, str, str], ...] = (
+    (
+        "tag:yaml.org,2002:bool",
+        r"^(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$",
+        "yYnNtTfFoO",
+    ),
+    ("tag:yaml.org,2002:int", r"^[-+]?[0-9][0-9_]*$", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"^[-+]?(?:(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$",
+        "-+.0123456789",
+    ),
+    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
+    ("tag:yaml.org,2002:merge", r"^(?:<<)$", "<"),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that knows text, integers, floats, booleans and null."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute)
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(
+        _tag, re.compile(_pattern), [*_first.replace("\0", ""), *([""] if "\0" in _first else [])]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed file: its data, and the node tree that knows the lines."""
+
+    data: dict[str, Any]
+    root: yaml.Node
+
+
+def read(path: str | Path) -> Source:
+    """Read a scenario file. InputError when it is missing, unreadable, empty, not UTF-8, not YAML or no mapping."""
+    file = str(path)
+    try:
+        raw = Path(path).read_bytes() if Path(path).stat().st_size <= MAX_FILE_BYTES else None
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{file}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{file}: expected a scenario file, got a directory") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if raw is None:
+        raise InputError(f"{file}: expected a scenario file, got more than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{file}:{line}: expected UTF-8 text, got byte 0x{raw[error.start]:02x}") from None
+    return parse(text, file)
+
+
+def parse(text: str, file: str) -> Source:
+    """Parse the text of a scenario file; `file` begins the error messages."""
+    try:
+        root, value = _parse_value(text)
+    except InputError as error:
+        raise InputError(f"{file}:{error}") from None
+    if root is None:
+        raise InputError(f"{file}:1: expected a scenario, got an empty file")
+    if not isinstance(value, dict):
+        raise InputError(f"{file}:{_line(root)}: expected a mapping of keys to values, got {shown(value)}")
+    return Source(value, root)
+
+
+def parse_set(text: str) -> tuple[str, Any]:
+    """Split ``KEY=VALUE``; the value is YAML, an empty one null."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set engine.max_num_seqs=64")
+    return key, parse_value(value, f"--set {key}")
+
+
+def parse_value(text: str, label: str) -> Any:
+    """One YAML value from the command line; `label` begins the error message."""
+    try:
+        return _parse_value(text)[1]
+    except InputError as error:
+        raise InputError(f"{label}: {str(error).partition(': ')[2]}, got {text!r}") from None
+
+
+def _parse_value(text: str) -> tuple[yaml.Node | None, Any]:
+    """(node, value) of a YAML text; errors begin with ``LINE: ``."""
+    loader = None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        return root, None if root is None else _construct(loader, root, 0, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise InputError(
+            f"{mark.line + 1 if mark else 1}: YAML syntax: {_one_line(error.problem or error.context)}"
+        ) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InputError(f"{line}: YAML syntax: character #x{ord(str(error.character)):04x} is not allowed") from None
+    except RecursionError:
+        raise InputError("1: YAML syntax: nested too deeply") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _construct(loader: _Loader, node: yaml.Node, depth: int, parents: tuple[int, ...]) -> Any:
+    if depth > MAX_DEPTH or id(node) in parents:
+        raise InputError(f"{_line(node)}: YAML syntax: nested too deeply")
+    parents = (*parents, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        _refuse_tag(node, "tag:yaml.org,2002:seq")
+        return [_construct(loader, item, depth + 1, parents) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        _refuse_tag(node, "tag:yaml.org,2002:map")
+        return _construct_mapping(loader, node, depth, parents)
+    _refuse_tag(node, "tag:yaml.org,2002:str", *(tag for tag, _, _ in _SCALARS))
+    if node.tag.endswith((":str", ":merge")):
+        return str(node.value)
+    try:
+        return loader.construct_object(node)
+    except (ValueError, KeyError, OverflowError):
+        raise InputError(f"{_line(node)}: YAML syntax: {shown(node.value)} is not a value") from None
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode, depth: int, parents: tuple[int, ...]) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        value = _construct(loader, value_node, depth + 1, parents)
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            for base in value if isinstance(value, list) else [value]:
+                if not isinstance(base, dict):
+                    raise InputError(f"{_line(key_node)}: YAML syntax: expected a mapping after <<, got {shown(base)}")
+                merged = {**base, **merged}
+            continue
+        key = _construct(loader, key_node, depth + 1, parents)
+        if not isinstance(key, str):
+            raise InputError(f"{_line(key_node)}: expected a text as key, got {shown(key)}")
+        if key in own:
+            raise InputError(f"{_line(key_node)}: {_one_line(key)}: duplicate key")
+        own[key] = value
+    return {**merged, **own}
+
+
+def _refuse_tag(node: yaml.Node, *allowed: str) -> None:
+    if node.tag not in allowed:
+        raise InputError(f"{_line(node)}: YAML syntax: tag {_one_line(node.tag)} is not supported")
+
+
+def line_of(root: yaml.Node | None, path: tuple[str | int, ...]) -> int | None:
+    """Line (from 1) of the key or list item at `path`, or of its nearest ancestor that the file holds."""
+    if root is None:
+        return None
+    node, line = root, _line(root)
+    for part in path:
+        found = _child(node, part)
+        if found is None:
+            break
+        line, node = found
+    return line
+
+
+def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return _line(node.value[part]), node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == part:
+                return _line(key), value
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                for base in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    found = _child(base, part)
+                    if found is not None:
+                        return found
+    return None
+
+
+def split_key(key: str) -> tuple[str, ...]:
+    """Dotted key to path; what follows ``variants.NAME`` is one dotted key of its own."""
+    parts = tuple(key.split("."))
+    if parts[0] == "variants" and len(parts) > 3:
+        return (*parts[:2], ".".join(parts[2:]))
+    return parts
+
+
+def put(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Write `value` at `path`, making mappings on the way; a scalar in the way is replaced, a list is not entered."""
+    here = data
+    for depth, part in enumerate(path[:-1]):
+        inner = here.get(part)
+        if isinstance(inner, list):
+            raise InputError(f"expected a key outside the list {'.'.join(path[: depth + 1])}; set the list whole")
+        # Copied, because YAML anchors make two keys share one mapping.
+        here[part] = inner = dict(inner) if isinstance(inner, dict) else {}
+        here = inner
+    here[path[-1]] = value
+
+
+def plain(value: Any) -> Any:
+    """A deep copy with dicts and lists only, so that nobody shares mutable parts."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring, self.maxother, self.maxlong, self.maxlevel = 60, 60, 40, 2
+
+    def repr1(self, x: Any, level: int) -> str:
+        if x is None:
+            return "null"
+        if isinstance(x, bool):
+            return "true" if x else "false"
+        if isinstance(x, int) and x.bit_length() > 4096:
+            return "a huge integer"
+        return super().repr1(x, level)
+
+
+_SHORT = _Short()
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: YAML's words for null and booleans, cut when long, always one line."""
+    return _one_line(_SHORT.repr(value))
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())[:200]
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

@@ -1,0 +1,190 @@
+"""Values that cross module borders and the three seams (batcher, KV allocator, latency model). Imports numpy only.
+
+Values are frozen. A `Request` is what a client asked; the engine's state of it is `simkit.sequence.Sequence`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from simkit.sequence import Sequence
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked. `output_tokens` is the true length and is for the engine alone.
+
+    `arrival_ns` is absolute for open-loop requests; the engine replaces it for closed-loop ones.
+    `prefix_group` is -1 when the prompt shares nothing, else requests of one group share their first `prefix_tokens`.
+    """
+
+    id: int
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    priority: int = 0
+    tenant: int = 0
+    prefix_group: int = -1
+    prefix_tokens: int = 0
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepShapes:
+    """What k steps compute, each field an int64 array of length k.
+
+    `decode_seqs`, `decode_context_*` and `prefill_*` count everything the hardware computes, so padding and dead slots
+    (static and dynamic batching) are inside them; `padded_tokens` and `dead_slots` say how much of it is waste.
+    A decode sequence's context includes the token being computed. `prefill_context_tokens` is the sum over chunks of
+    tokens already cached before the chunk; `prefill_pairs` is the sum of (n * computed + n (n + 1) / 2), the number of
+    (query, key) pairs of causal attention. `sampled_seqs` sequences go through the LM head and the sampler.
+    """
+
+    decode_seqs: Ints
+    decode_context_sum: Ints
+    decode_context_max: Ints
+    prefill_tokens: Ints
+    prefill_context_tokens: Ints
+    prefill_pairs: Ints
+    sampled_seqs: Ints
+    padded_tokens: Ints
+    dead_slots: Ints
+    swap_in_bytes: Ints
+    swap_out_bytes: Ints
+
+    @classmethod
+    def of(cls, num_steps: int, **values: int | Ints) -> StepShapes:
+        """Shapes of `num_steps` steps from ints (the same in each step) or arrays; fields not named are 0."""
+        unknown = values.keys() - {f.name for f in fields(cls)}
+        assert not unknown, f"unknown shapes {unknown}"
+        return cls(
+            *(
+                np.broadcast_to(np.asarray(values.get(f.name, 0), dtype=np.int64), (num_steps,))
+                for f in fields(cls)
+            )
+        )
+
+    @classmethod
+    def run(
+        cls, num_steps: int, decode_seqs: int, context_sum: int, context_max: int, sampled_seqs: int, dead_slots: int
+    ) -> StepShapes:
+        """`num_steps` decode steps of the same sequences, each adding one token to every context."""
+        ahead = np.arange(num_steps, dtype=np.int64)
+        zero = np.zeros(num_steps, dtype=np.int64)
+        return cls(
+            decode_seqs=np.full(num_steps, decode_seqs, dtype=np.int64),
+            decode_context_sum=context_sum + decode_seqs * ahead,
+            decode_context_max=context_max + ahead,
+            prefill_tokens=zero,
+            prefill_context_tokens=zero,
+            prefill_pairs=zero,
+            sampled_seqs=np.full(num_steps, sampled_seqs, dtype=np.int64),
+            padded_tokens=zero,
+            dead_slots=np.full(num_steps, dead_slots, dtype=np.int64),
+            swap_in_bytes=zero,
+            swap_out_bytes=zero,
+        )
+
+    def __len__(self) -> int:
+        return len(self.decode_seqs)
+
+
+class LatencyModel(Protocol):
+    """Shapes to nanoseconds. Elementwise numpy only; the same shapes always give the same bytes."""
+
+    @property
+    def source(self) -> str:
+        """Where the times come from, printed in every output, e.g. ``"roofline (uncalibrated)"`` or ``"unit"``."""
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Dense peak of all GPUs of the replica, for MFU; None when the model has no hardware (`unit`)."""
+
+    @property
+    def peak_bytes_per_s(self) -> float | None:
+        """Memory bandwidth of all GPUs of the replica, for MBU; None when the model has no hardware (`unit`)."""
+
+    def step_ns(self, shapes: StepShapes) -> Ints:
+        """Duration of each step, int64[k], every entry >= 1."""
+
+    def gpu_ns(self, shapes: StepShapes) -> Ints:
+        """The part of each step in which the GPU is busy, int64[k], never more than `step_ns`."""
+
+    def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
+        """(FLOPs, bytes moved to or from GPU memory) of each step, float64[k] each, all GPUs of the replica together."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVUsage:
+    """State of the KV memory. Tokens everywhere; `largest_free` is the largest request that could be placed now."""
+
+    capacity_tokens: int
+    allocated_tokens: int
+    used_tokens: int
+    free_tokens: int
+    largest_free_tokens: int
+
+
+class KVAllocator(Protocol):
+    """Who holds which memory. A False leaves no trace. Sequences own nothing but their `kv` slot, which is opaque."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """All tokens the pool can hold."""
+
+    @property
+    def num_gpu_blocks(self) -> int | None:
+        """Blocks of a paged pool, the dummy block included; None for contiguous memory."""
+
+    def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
+        """Whether a lone sequence that grows to `num_tokens` (contiguous: reserves `reserve_tokens`) can ever be held."""
+
+    def lookup(self, seq: Sequence) -> int:
+        """Tokens of `seq` whose KV is already cached and can be shared; 0 without prefix caching. Changes nothing."""
+
+    def try_admit(self, seq: Sequence, num_tokens: int, gate_tokens: int, headroom: bool) -> bool:
+        """Give a sequence without memory room for `num_tokens` (cached ones included).
+
+        Refused unless also `gate_tokens` would fit (0 = no gate) and, with `headroom`, the watermark stays free.
+        """
+
+    def try_reserve(self, seq: Sequence, num_tokens: int) -> bool:
+        """Give a sequence without memory exactly `num_tokens` (rounded up to what the pool hands out)."""
+
+    def try_grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Make room so that `seq` holds `num_tokens` in all."""
+
+    def enter(self, seq: Sequence, num_tokens: int) -> None:
+        """Make the first `num_tokens` of `seq` known to the prefix cache; nothing without prefix caching."""
+
+    def free(self, seq: Sequence) -> None:
+        """Return everything `seq` holds."""
+
+    def steps_until_full(self, seqs: Seq[Sequence], limit: int) -> int:
+        """How many further one-token steps of all `seqs` are sure to find memory, at most `limit`."""
+
+    def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
+        """Take the memory of `num_steps` further one-token steps of all `seqs`, in (step, position) order."""
+
+    def allocated_of(self, seq: Sequence) -> int:
+        """Tokens of memory that `seq` holds, used or not."""
+
+    def usage(self) -> KVUsage:
+        """Totals now, O(1) but for `largest_free_tokens`."""
+
+    def external_tokens(self, need_tokens: int) -> int:
+        """External fragmentation for a request of `need_tokens`: free - sum over holes of floor(hole/need) x need."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the books do not balance. O(pool); for tests and the end of a run."""

@@ -1,0 +1,201 @@
+"""Turns the workload section of a scenario into requests, lazily: memory does not grow with their number.
+
+Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simkit import scenario
+from simkit.errors import InputError
+from simkit.types import Ints, Request
+from simkit.units import s_to_ns
+from simkit.workload.arrivals import NEVER_NS, arrival_chunks
+from simkit.workload.lengths import Lengths, build_lengths
+from simkit.workload.prefixes import Labels
+from simkit.workload.streams import CHUNK, Streams
+from simkit.workload.traces import Trace, read_trace
+
+Bools = npt.NDArray[np.bool_]
+
+COUNTERS = (
+    "outputs_cut_by_max_tokens",
+    "prompt_tokens_clipped",
+    "output_tokens_clipped",
+    "prefixes_cut_to_prompt",
+    "requests_not_sent",
+)
+
+
+@dataclass
+class Workload:
+    """Requests in arrival order with ids from 0, and what the engine must know about them.
+
+    `num_requests` is None when the number is not known beforehand (bounded by `duration_ns`, or `piecewise`). In a
+    closed loop `concurrency` is set, `arrival_ns` is 0 and means nothing, and the engine sends the next request
+    `think_time_ns` after an answer, until `num_requests` were sent or `duration_ns` is reached; with a duration the
+    iterator has no end of its own. `notes` says what was detected or left out. `counters` holds, for the requests taken
+    from the iterator so far: drawn outputs that `max_tokens` cut (stop: eos), drawn lengths moved to `min` or `max`
+    (an implied min of 1 included), prefixes shortened to the prompt, and requests that `num_requests` asked for but the
+    last `piecewise` segment ended before.
+    """
+
+    requests: Iterator[Request]
+    num_requests: int | None
+    duration_ns: int | None
+    concurrency: int | None
+    think_time_ns: int
+    notes: tuple[str, ...]
+    counters: dict[str, int]
+
+
+class _Chunk(NamedTuple):
+    """Columns of some consecutive requests, and by counter name which of them count."""
+
+    arrival_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    flags: dict[str, Bools]
+
+    def head(self, n: int) -> _Chunk:
+        """The first `n` requests."""
+        flags = {name: flag[:n] for name, flag in self.flags.items()}
+        return _Chunk(self.arrival_ns[:n], self.prompt_tokens[:n], self.output_tokens[:n], flags)
+
+
+def build_workload(
+    workload: scenario.Workload, *, seed: int, replication: int, max_model_len: int, base_dir: Path | None
+) -> Workload:
+    """The requests of one replication. Files are read now, requests are made when the iterator is advanced.
+
+    Raises InputError, one line, when a trace or an empirical length cannot be read.
+    """
+    notes: list[str] = []
+    counters = dict.fromkeys(COUNTERS, 0)
+    streams = Streams(seed, replication)
+    num_requests = workload.num_requests
+    duration_ns = None if workload.duration_s is None else s_to_ns(workload.duration_s)
+    arrivals = workload.arrivals
+    closed = arrivals if isinstance(arrivals, scenario.ClosedLoop) else None
+    if workload.trace is not None:
+        trace = read_trace(workload.trace, base_dir)
+        notes.extend(trace.notes)
+        num_requests = len(trace)
+        chunks = _trace_chunks(trace)
+    else:
+        assert arrivals is not None
+        assert workload.prompt_tokens is not None
+        assert workload.output_tokens is not None
+        prompts = build_lengths(workload.prompt_tokens, "prompt_tokens", base_dir, notes)
+        outputs = build_lengths(workload.output_tokens, "output_tokens", base_dir, notes)
+        chunks = _synthetic_chunks(arrivals, prompts, outputs, streams)
+    bounded = _bounded(chunks, num_requests, duration_ns if closed is None else None, counters)
+    return Workload(
+        requests=_requests(bounded, workload, Labels(workload, streams), max_model_len, counters),
+        num_requests=None if isinstance(arrivals, scenario.PiecewiseArrivals) else num_requests,
+        duration_ns=duration_ns,
+        concurrency=None if closed is None else closed.concurrency,
+        think_time_ns=0 if closed is None else s_to_ns(closed.think_time_s),
+        notes=tuple(notes),
+        counters=counters,
+    )
+
+
+def _trace_chunks(trace: Trace) -> Iterator[_Chunk]:
+    for first in range(0, len(trace), CHUNK):
+        part = slice(first, first + CHUNK)
+        yield _Chunk(trace.arrival_ns[part], trace.prompt_tokens[part], trace.output_tokens[part], {})
+
+
+def _synthetic_chunks(
+    arrivals: scenario.Arrivals, prompts: Lengths, outputs: Lengths, streams: Streams
+) -> Iterator[_Chunk]:
+    prompt_stream, output_stream = streams("prompt_tokens"), streams("output_tokens")
+    first = 0
+    for arrival_ns in arrival_chunks(arrivals, streams("arrivals")):
+        n = len(arrival_ns)
+        prompt, prompt_clipped = prompts.tokens(first, prompt_stream.uniforms(n))
+        output, output_clipped = outputs.tokens(first, output_stream.uniforms(n))
+        flags = {"prompt_tokens_clipped": prompt_clipped, "output_tokens_clipped": output_clipped}
+        yield _Chunk(arrival_ns, prompt, output, flags)
+        first += n
+
+
+def _bounded(
+    chunks: Iterator[_Chunk], num_requests: int | None, duration_ns: int | None, counters: dict[str, int]
+) -> Iterator[_Chunk]:
+    """The first `num_requests` requests, and of these the ones that arrive before `duration_ns`."""
+    num_sent = 0
+    for chunk in chunks:
+        n = len(chunk.arrival_ns)
+        if num_requests is not None:
+            n = min(n, num_requests - num_sent)
+        in_time = n if duration_ns is None else int(np.searchsorted(chunk.arrival_ns[:n], duration_ns, side="left"))
+        if in_time and chunk.arrival_ns[in_time - 1] >= NEVER_NS:
+            raise InputError("workload.arrivals: the rate is so low that requests arrive after more than 146 years")
+        yield chunk.head(in_time)
+        num_sent += in_time
+        if in_time < n or num_sent == num_requests:
+            return
+    if num_requests is not None:
+        counters["requests_not_sent"] = num_requests - num_sent
+
+
+def _requests(
+    chunks: Iterator[_Chunk], spec: scenario.Workload, labels: Labels, max_model_len: int, counters: dict[str, int]
+) -> Iterator[Request]:
+    first = 0
+    for arrival_ns, prompt, drawn, flags in chunks:
+        n = len(arrival_ns)
+        max_tokens = _max_tokens(spec, prompt, drawn, max_model_len)
+        group, shared = labels.prefixes(prompt)
+        flags = {**flags, "outputs_cut_by_max_tokens": drawn > max_tokens}
+        if spec.prefix is not None:
+            flags["prefixes_cut_to_prompt"] = shared < spec.prefix.tokens
+        columns = (
+            np.arange(first, first + n),
+            arrival_ns,
+            prompt,
+            np.minimum(drawn, max_tokens),
+            max_tokens,
+            labels.priorities(n),
+            labels.tenants(n),
+            group,
+            shared,
+        )
+        # As Python ints: faster one by one than numpy's, and without overflow.
+        requests = map(Request, *(column.tolist() for column in columns), repeat(spec.samples))
+        yield from _counting(requests, flags, counters)
+        first += n
+
+
+def _max_tokens(spec: scenario.Workload, prompt: Ints, drawn: Ints, max_model_len: int) -> Ints:
+    """What the client allows: the drawn output (stop: length), its `max_tokens`, or all the model has room for."""
+    if spec.stop == "length":
+        return drawn
+    if spec.max_tokens is not None:
+        return np.full(len(prompt), spec.max_tokens, dtype=np.int64)
+    return np.maximum(max_model_len - prompt, 1)
+
+
+def _counting(requests: Iterator[Request], flags: dict[str, Bools], counters: dict[str, int]) -> Iterator[Request]:
+    """The requests of a chunk, each counted when it is taken and not before."""
+    names_at: dict[int, list[str]] = {}
+    for name, flag in flags.items():
+        for at in np.flatnonzero(flag).tolist():
+            names_at.setdefault(at, []).append(name)
+    if not names_at:
+        yield from requests
+        return
+    for at, request in enumerate(requests):
+        for name in names_at.get(at, ()):
+            counters[name] += 1
+        yield request

@@ -1,0 +1,177 @@
+"""Length distributions: uniform draws to tokens. Imports `errors`, `scenario` (schema), `types` and its own siblings.
+
+Every random one is an inverse transform (a rising function of one draw), so request i is long in every arm or in none.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from simkit import scenario
+from simkit.errors import InputError, nearest
+from simkit.types import Floats, Ints
+from simkit.workload.files import open_text, reading, resolve
+
+Column = Literal["prompt_tokens", "output_tokens"]
+
+_MAX_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A length distribution. `transform(first, u)` gives unrounded tokens of requests from `first` on, one a draw.
+
+    `mean` and `cv` of a scenario are those of `transform`; rounding and clipping to `low`..`high` come after it.
+    """
+
+    transform: Callable[[int, Floats], Floats]
+    low: int = 1
+    high: int = _MAX_TOKENS
+
+    def tokens(self, first: int, u: Floats) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+        """(tokens, which of them were clipped) of requests `first` to ``first + len(u) - 1``."""
+        raw = np.rint(self.transform(first, u))
+        clipped = np.clip(raw, self.low, self.high)
+        return clipped.astype(np.int64), clipped != raw
+
+
+def build_lengths(spec: scenario.Length, column: Column, base_dir: Path | None, notes: list[str]) -> Lengths:
+    """The distribution of `workload.<column>`; reading data may add to `notes`. InputError when data cannot be read."""
+    match spec:
+        case scenario.FixedLength():
+            return Lengths(_constant(spec.value))
+        case scenario.ListLength():
+            return Lengths(_cycle(spec.values))
+        case scenario.UniformLength():
+            return Lengths(_uniform(spec.low, spec.high))
+        case scenario.LognormalLength():
+            return Lengths(_lognormal(spec.mean, spec.cv), spec.min, spec.max or _MAX_TOKENS)
+        case scenario.ExponentialLength():
+            return Lengths(_exponential(spec.mean), spec.min, spec.max or _MAX_TOKENS)
+        case scenario.EmpiricalLength():
+            return Lengths(_empirical(spec, column, base_dir, notes))
+
+
+def _constant(value: int) -> Callable[[int, Floats], Floats]:
+    return lambda first, u: np.full(len(u), float(value))
+
+
+def _cycle(values: Iterable[int]) -> Callable[[int, Floats], Floats]:
+    table = np.array(tuple(values), dtype=np.float64)
+    return lambda first, u: table[np.arange(first, first + len(u)) % len(table)]
+
+
+def _uniform(low: int, high: int) -> Callable[[int, Floats], Floats]:
+    return lambda first, u: low + np.floor(u * (high - low + 1))
+
+
+def _lognormal(mean: float, cv: float) -> Callable[[int, Floats], Floats]:
+    """Parameters of log X from the moments of X: sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2."""
+    from scipy.special import ndtri
+
+    variance = math.log1p(cv * cv)
+    mu, sigma = math.log(mean) - variance / 2, math.sqrt(variance)
+    return lambda first, u: np.exp(mu + sigma * np.asarray(ndtri(u), dtype=np.float64))
+
+
+def _exponential(mean: float) -> Callable[[int, Floats], Floats]:
+    return lambda first, u: -mean * np.log1p(-u)
+
+
+def _empirical(
+    spec: scenario.EmpiricalLength, column: Column, base_dir: Path | None, notes: list[str]
+) -> Callable[[int, Floats], Floats]:
+    if spec.path is not None and spec.column is not None:
+        sample = _read_sample(resolve(spec.path, base_dir), spec.column, column, notes)
+        return lambda first, u: sample[(u * len(sample)).astype(np.int64)]
+    if spec.preset is not None:
+        probabilities, tokens = _read_preset(spec.preset, column)
+    else:
+        pairs = np.array(spec.quantiles, dtype=np.float64)
+        probabilities, tokens = pairs[:, 0], pairs[:, 1]
+    return lambda first, u: np.interp(u, probabilities, tokens)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+def list_presets() -> list[str]:
+    """Names of the shipped quantile tables, sorted."""
+    folder = files("simkit.workload").joinpath("presets")
+    return sorted(entry.name.removesuffix(".csv") for entry in folder.iterdir() if entry.name.endswith(".csv"))
+
+
+def _read_preset(name: str, column: Column) -> tuple[Floats, Floats]:
+    presets = list_presets()
+    if name not in presets:
+        raise InputError(
+            f"workload.{column}.preset: expected one of {', '.join(presets)}, got {name!r}{nearest(name, presets)}"
+        )
+    text = files("simkit.workload").joinpath(f"presets/{name}.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    return np.array([float(row["quantile"]) for row in rows]), np.array([float(row[column]) for row in rows])
+
+
+def _read_sample(path: Path, name: str, column: Column, notes: list[str]) -> Floats:
+    """The sorted values >= 1 of one column of a CSV (plain or gzip) or parquet file."""
+    where = f"workload.{column}.path: {path}"
+    with reading(where):
+        with path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        values = _parquet_column(path, name, where) if is_parquet else _csv_column(path, name, where)
+    kept = np.sort(values[values > 0])
+    if not kept.size:
+        raise InputError(f"{where}: column {name!r} has no value > 0")
+    if kept.size < values.size:
+        # The file by its last name only: notes end in the manifest, which must not depend on where the scenario lies.
+        left_out = f"skipped {values.size - kept.size} of {values.size} values that are 0"
+        notes.append(f"workload.{column}: {path.name}, column {name!r}: {left_out}")
+    return kept
+
+
+def _csv_column(path: Path, name: str, where: str) -> Floats:
+    with open_text(path) as text:
+        rows = csv.reader(line for line in text if not line.startswith("#"))
+        header = [cell.strip() for cell in next(rows, [])]
+        at = _position(header, name, where)
+        values = []
+        for number, cells in enumerate(rows, start=1):
+            if cells:
+                values.append(_number(cells[at] if at < len(cells) else "", f"{where}: {name}, data row {number}"))
+    return np.array(values, dtype=np.float64)
+
+
+def _parquet_column(path: Path, name: str, where: str) -> Floats:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        _position(file.schema_arrow.names, name, where)
+        cells = file.read(columns=[name]).column(name).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{where}: not readable as parquet: {str(error).splitlines()[0]}") from error
+    values = [_number(cell, f"{where}: {name}, row {number}") for number, cell in enumerate(cells, start=1)]
+    return np.array(values, dtype=np.float64)
+
+
+def _position(header: list[str], name: str, where: str) -> int:
+    if name not in header:
+        raise InputError(f"{where}: no column {name!r} among {', '.join(header)}{nearest(name, header)}")
+    return header.index(name)
+
+
+def _number(cell: object, where: str) -> float:
+    try:
+        value = float(cell)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value <= _MAX_TOKENS:
+        raise InputError(f"{where}: expected a number of tokens >= 0, got {cell!r}")
+    return value
