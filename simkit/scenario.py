@@ -73,6 +73,7 @@ __all__ = [
     "from_dict",
     "from_flags",
     "load",
+    "loads",
     "parse_axes",
     "template",
 ]
@@ -119,17 +120,20 @@ def load(path: str | Path, sets: Sequence[str] = ()) -> Scenario:
 
     Raises InputError, one line, for anything wrong with either.
     """
-    source = io.read(path)
-    data = source.data
-    data.setdefault("name", re.sub(r"[^\w.+@-]+|^[^\w]+", "-", Path(path).stem).strip("-") or "scenario")
-    return _build(data, Origin(file=str(path), root=source.root), sets, base_dir=Path(path).parent)
+    return loads(io.read(path), sets, file=str(path), base_dir=Path(path).parent)
+
+
+def loads(text: str, sets: Sequence[str] = (), *, file: str = "scenario", base_dir: Path | None = None) -> Scenario:
+    """Like `load`, from text. `file` begins the messages, and its stem is the name of a scenario that states none."""
+    source = io.parse(text, file)
+    source.data.setdefault("name", _slug(Path(file).stem))
+    return _build(source.data, Origin(file=file, root=source.root), sets, base_dir)
 
 
 def from_flags(model: str, gpu: str, rate: float, prompt: int, output: int, sets: Sequence[str] = ()) -> Scenario:
     """The scenario of ``run --model M --gpu G --rate R --prompt P --output O``: Poisson arrivals, fixed lengths."""
-    stem = "-".join(re.sub(r"[^\w.+@-]+", "-", Path(text).stem if "." in text else text) for text in (model, gpu))
     data: dict[str, Any] = {
-        "name": stem.strip("-") or "scenario",
+        "name": _slug(f"{model}-{gpu}"),
         "model": model,
         "hardware": {"gpu": gpu},
         "workload": {
@@ -193,6 +197,11 @@ def template() -> str:
     from importlib.resources import files
 
     return files("simkit").joinpath("data/scenario_template.yaml").read_text(encoding="utf-8")
+
+
+def _slug(text: str) -> str:
+    """`text` as a valid scenario name."""
+    return re.sub(r"[^\w.+@-]+", "-", text).strip("-.+@")[-100:].lstrip("-.+@") or "scenario"
 
 
 def _build(data: dict[str, Any], origin: Origin, sets: Sequence[str], base_dir: Path | None) -> Scenario:

@@ -57,8 +57,8 @@ class Source:
     root: yaml.Node
 
 
-def read(path: str | Path) -> Source:
-    """Read a scenario file. InputError when it is missing, unreadable, empty, not UTF-8, not YAML or no mapping."""
+def read(path: str | Path) -> str:
+    """The text of a scenario file. Raises InputError when it is missing, unreadable, too large or not UTF-8."""
     file = str(path)
     try:
         raw = Path(path).read_bytes() if Path(path).stat().st_size <= MAX_FILE_BYTES else None
@@ -71,11 +71,10 @@ def read(path: str | Path) -> Source:
     if raw is None:
         raise InputError(f"{file}: expected a scenario file, got more than {MAX_FILE_BYTES >> 20} MiB")
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise InputError(f"{file}:{line}: expected UTF-8 text, got byte 0x{raw[error.start]:02x}") from None
-    return parse(text, file)
 
 
 def parse(text: str, file: str) -> Source:
@@ -118,16 +117,21 @@ def _parse_value(text: str) -> tuple[yaml.Node | None, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise InputError(
-            f"{mark.line + 1 if mark else 1}: YAML syntax: {_one_line(error.problem or error.context)}"
+            f"{mark.line + 1 if mark else 1}: YAML syntax: {_problem(error)}"
         ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(f"{line}: YAML syntax: character #x{ord(str(error.character)):04x} is not allowed") from None
+        raise InputError(f"{line}: YAML syntax: character #x{error.character:04x} is not allowed") from None
     except RecursionError:
         raise InputError("1: YAML syntax: nested too deeply") from None
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    text = error.problem or error.context or "cannot be parsed"
+    return _one_line(f"{error.context}, {text}" if text.startswith("but ") and error.context else text)
 
 
 def _construct(loader: _Loader, node: yaml.Node, depth: int, parents: tuple[int, ...]) -> Any:

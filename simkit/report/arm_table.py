@@ -86,6 +86,7 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
     (
         "KV memory",
         [
+            _waste("used"),
             _waste("reserved"),
             _waste("internal"),
             _waste("external"),
@@ -124,16 +125,23 @@ def arm_table(runs: Sequence[Run]) -> ArmTable:
     return ArmTable(tuple(run.name for run in runs), tuple(groups), {mark: reason for reason, mark in notes.items()})
 
 
+# What the summary says in two words, in a sentence.
+_WORDS = {
+    "not streamed": "not streamed: every token is delivered when the batch ends",
+    "no slo": "the scenario states no SLO",
+}
+
+
 def why_missing(run: Run, path: Path) -> str:
     """Why a number of the summary is null, in words."""
-    given = run.value(path[0], "reason") or run.value(f"{path[0]}_reason")
+    given = run.value(path[0], "reason") or run.value(f"{path[0].removesuffix('_per_s')}_reason")
     if isinstance(given, str):
-        return given
+        return _WORDS.get(given, given)
     if path[0] in ("tpot_ms", "itl_ms") and not run.streams:
-        return "not streamed: every token is delivered when the batch ends"
+        return _WORDS["not streamed"]
     if path[0] == "goodput_per_s":
         if not run.scenario.get("slo"):
-            return "the scenario states no SLO"
+            return _WORDS["no slo"]
         return "not streamed, so a TPOT target cannot be judged"
     if path[0] == "gpu":
         return "the latency model has no hardware behind it"

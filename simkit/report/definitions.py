@@ -18,8 +18,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Throughput",
-        "Finished requests (or their tokens) divided by the makespan, the time from the first arrival to the last "
-        "delivery.",
+        "Finished, measured requests (or their tokens) per second, from their first arrival to their last delivery. "
+        "Without a warm-up that time is the makespan.",
     ),
     (
         "Concurrency",

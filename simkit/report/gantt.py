@@ -16,6 +16,7 @@ from simkit.report.load import Column, Run, Table, num_rows, select
 from simkit.types import Floats, Ints
 
 MAX_SLOTS = 32
+MAX_NAMED = 16  # slots up to which requests carry their number
 SHOW_ALL_BELOW = 64  # residencies
 
 PREFILL = style.Fill("prefill", style.ORANGE, "|||||")
@@ -111,7 +112,8 @@ def draw(run: Run, key: str, end_ns: float) -> tuple[str, str] | None:
         return None
     unit = style.time_unit(window.end_ns)
     with style.drawing():
-        fig = style.new_figure(6.3, 1.35 + 0.115 * max(window.num_slots, 6))
+        row_height = 0.115 if window.num_slots > MAX_NAMED else 0.19
+        fig = style.new_figure(6.3, 1.35 + row_height * max(window.num_slots, 4))
         ax = fig.add_subplot()
         _bars(ax, stays, window, unit.ns)
         ax.set_xlim(window.start_ns / unit.ns, window.end_ns / unit.ns)
@@ -141,8 +143,8 @@ def _bars(ax: Axes, stays: Residencies, window: Window, unit_ns: int) -> None:
         left = np.maximum(start[rows], window.start_ns) / unit_ns
         right = np.minimum(end[rows], window.end_ns) / unit_ns
         _rectangles(ax, fill, left, right, stays.slot[rows])
-    if window.num_slots <= 16:
-        _names(ax, stays, np.flatnonzero(seen), window, unit_ns)
+    if window.num_slots <= MAX_NAMED:
+        _names(ax, stays, prefill_end, np.flatnonzero(seen), window, unit_ns)
 
 
 def _rectangles(ax: Axes, fill: style.Fill, left: Floats, right: Floats, slot: Ints) -> None:
@@ -163,20 +165,21 @@ def _rectangles(ax: Axes, fill: style.Fill, left: Floats, right: Floats, slot: I
     )
 
 
-def _names(ax: Axes, stays: Residencies, rows: Ints, window: Window, unit_ns: int) -> None:
-    """Request numbers at the left of stays that are wide enough for them."""
-    room = (window.end_ns - window.start_ns) / 28
+def _names(ax: Axes, stays: Residencies, start: Floats, rows: Ints, window: Window, unit_ns: int) -> None:
+    """Request numbers where decoding begins, on stays that are wide enough for them."""
+    room = (window.end_ns - window.start_ns) / 22
     for i in rows:
-        start = max(stays.admitted[i], window.start_ns)
-        if min(stays.useful_end[i], window.end_ns) - start < room:
+        left = max(start[i], window.start_ns)
+        if min(stays.useful_end[i], window.end_ns) - left < room:
             continue
         ax.text(
-            (start + 0.25 * room) / unit_ns,
+            (left + 0.2 * room) / unit_ns,
             float(stays.slot[i]),
             f"#{stays.id[i]}",
             color="#000000",
             fontsize=8,
             va="center_baseline",
+            bbox={"facecolor": PREEMPTED.color, "edgecolor": "none", "pad": 0.0} if stays.preempted[i] else None,
         )
 
 

@@ -25,7 +25,7 @@ def write_report(
     """
     page = render(arms, title=title, comparison=comparison)
     try:
-        out_file.write_bytes(page.encode("utf-8"))
+        out_file.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{out_file}: cannot be written ({error.strerror})") from None
 

@@ -115,7 +115,7 @@ def num_rows(table: Table) -> int:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); is this a finished run directory?") from None
     except ValueError as error:

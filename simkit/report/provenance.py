@@ -69,9 +69,13 @@ def describe_warmup(warmup: Any) -> str:
     if not isinstance(warmup, Mapping):
         return "not recorded"
     method, dropped = warmup.get("method") or "none", warmup.get("dropped_requests")
-    text = f"rule {_text(method)}, {numbers.plain(dropped)} requests left out"
-    proposal = warmup.get("proposal")
-    return text if proposal is None else f"{text}; MSER-5 proposes {_text(proposal)}"
+    parts = [f"rule {_text(method)}, {numbers.plain(dropped)} requests left out"]
+    proposal = warmup.get("mser5_proposal_requests", warmup.get("proposal"))
+    if proposal is not None:
+        parts.append(f"MSER-5 proposes {_text(proposal)} requests")
+    if warmup.get("note"):
+        parts.append(str(warmup["note"]))
+    return "; ".join(parts)
 
 
 def _identity(value: Any) -> str:

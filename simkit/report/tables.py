@@ -140,11 +140,9 @@ def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
     engine, hardware = scenario.get("engine") or {}, scenario.get("hardware") or {}
     gpus = hardware.get("tensor_parallel_size", 1)
     text = Text(f"{manifest.get('name', 'run')}", style="bold")
-    text.append(
-        f"  {scenario.get('model', '?')} on {gpus} x {hardware.get('gpu', '?')}, {engine.get('batching', '?')} batching,"
-        f" {engine.get('kv_allocator', '?')} KV\nstep times: {summary.get('latency_source', '?')}",
-        style="not bold",
-    )
+    served = f"{scenario.get('model', '?')} on {gpus} x {hardware.get('gpu', '?')}"
+    how = f"{engine.get('batching', '?')} batching, {engine.get('kv_allocator', '?')} KV"
+    text.append(f"  {served}, {how}\nstep times: {summary.get('latency_source', '?')}", style="not bold")
     if summary.get("saturated"):
         text.append(f"\nsaturated: {summary.get('saturation_reason') or 'the queue grows'}", style="bold")
     return text

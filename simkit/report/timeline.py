@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from simkit.report import series, style
 from simkit.report.load import Run
@@ -75,6 +76,8 @@ def draw(run: Run, key: str, limits: Frame) -> tuple[str, str] | None:
             rate.axhline(mean, color=style.INK, linewidth=1.0, linestyle=(0, (4, 2)))
         rate.set(ylabel="finished\n[requests/s]", xlabel=f"time [{unit.name}]", ylim=(0, _room(limits.per_s)))
         rate.set_xlim(0, limits.end_ns / unit.ns)
+        for ax in (waiting, running):
+            ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         for ax in (waiting, running, rate):
             style.grid(ax)
         fig.align_ylabels()

@@ -190,7 +190,7 @@ def make_run(
             "utilization": 0.31,
             **{
                 kind: {"share_of_pool": 0.1, "share_of_allocated": 0.21}
-                for kind in ("reserved", "internal", "external")
+                for kind in ("used", "reserved", "internal", "external")
             },
             "peak_tokens": 12_345,
         },
@@ -213,7 +213,7 @@ def make_run(
         "latency_source": "roofline (uncalibrated)",
         "profile": None,
         "notes": ["the <first> note"],
-        "warmup": {"method": "none", "dropped_requests": 0, "proposal": 3},
+        "warmup": {"method": "none", "dropped_requests": 0, "mser5_proposal_requests": 3},
     }
     for path, value in (changes or {}).items():
         *parents, key = path.split(".")
@@ -366,7 +366,7 @@ def test_eight_requests_show_everything(tmp_path: Path) -> None:
     assert "8 of 8 requests finished" in page
     assert "not streamed" in page
     for i, output in enumerate(EIGHT):
-        assert (f"#{i}<" in page) == (output > 20)  # narrow stays carry no name
+        assert (f"#{i}<" in page) == (output > 25)  # narrow stays carry no name
 
 
 @pytest.mark.parametrize(

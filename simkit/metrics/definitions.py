@@ -1,0 +1,288 @@
+"""The metrics, each defined once: from the facts of a run to the numbers of ``summary.json``.
+
+Imports `metrics.record` and numpy; knows no engine. Definitions in words: README, "What the numbers mean".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simkit.metrics import record as rec
+from simkit.metrics.record import Record
+from simkit.metrics.saturation import queue_growth
+from simkit.metrics.warmup import mser5
+from simkit.types import Floats, Ints
+from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
+
+PERCENTILES = (50, 90, 95, 99)
+NOT_STREAMED = "not streamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the summary must know of the set-up. `slo` maps metric name to {statistic: milliseconds}.
+
+    `warmup` is "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
+    """
+
+    max_num_seqs: int
+    num_replicas: int
+    capacity_tokens: int
+    num_gpu_blocks: int
+    stream: bool
+    open_loop: bool
+    prefix_caching: bool
+    warmup: str | tuple[str, float]
+    slo: Mapping[str, Mapping[str, float]]
+    price_per_hour: float | None
+    peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    latency_source: str
+    not_simulated: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Summary of one replication and the request table behind it (sorted by id, -1 = undefined)."""
+
+    summary: dict[str, Any]
+    requests: dict[str, Ints]
+    warmup: dict[str, Any]
+
+
+def summarise(record: Record, terms: Terms) -> Outcome:
+    """Numbers of one replication."""
+    table = record.requests.to_dict()
+    order = np.argsort(table["id"], kind="stable")
+    table = {name: column[order] for name, column in table.items()}
+    finished = table["status"] == rec.FINISHED
+    measured, warmup = _measured(table, finished, terms.warmup)
+    table["measured"] = measured.astype(np.int64)
+    counted = finished & measured
+    span_ns = _makespan_ns(table, finished)
+    growth = _growth(table, terms)
+    summary: dict[str, Any] = {
+        "num_requests": _counts(record, table),
+        "num_truncated": int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
+        "makespan_s": ns_to_s(span_ns) if span_ns else None,
+        "throughput": _throughput(table, counted),
+        "concurrency_mean": _ratio(_residence_ns(table, finished), span_ns),
+        "slot_utilization": _ratio(record.totals.live_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
+        "slot_occupancy": _ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
+        **_latencies(record, table, counted, terms),
+        "num_preemptions": int(table["num_preemptions"].sum()),
+        "num_steps": record.totals.num_steps,
+        "kv": _kv(record, terms, span_ns),
+        "prefix_cache_hit_rate": _hit_rate(table, counted) if terms.prefix_caching else None,
+        "gpu": _gpu(record, terms, span_ns),
+        **_slo(record, table, counted, finished, terms),
+        "cost_per_million_output_tokens": _cost(table, finished, terms, span_ns),
+        "saturated": growth is not None,
+        "saturation_reason": None
+        if growth is None
+        else f"the queue grows: each second of arrivals adds {growth:.2f} s of waiting",
+        "latency_source": terms.latency_source,
+        "not_simulated": list(terms.not_simulated),
+    }
+    return Outcome(summary, table, warmup)
+
+
+def _counts(record: Record, table: dict[str, Ints]) -> dict[str, int]:
+    counts = {"arrived": record.num_arrived}
+    for status, name in enumerate(rec.STATUS_NAMES):
+        counts[name] = int((table["status"] == status).sum())
+    counts["unfinished"] += record.num_arrived - len(table["id"])
+    return counts
+
+
+def _measured(
+    table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]], warmup: str | tuple[str, float]
+) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], dict[str, Any]]:
+    """Which requests count, and what was done about warm-up (with the MSER-5 proposal, always)."""
+    arrival = table["arrival_ns"]
+    e2e = (table["last_token_ns"] - arrival)[finished].astype(np.float64)
+    cut = mser5(e2e)
+    proposal = None if cut is None else cut
+    position = np.arange(len(arrival))
+    method: str
+    if warmup == "none":
+        method, measured = "none", np.ones(len(arrival), dtype=bool)
+    elif warmup == "mser5":
+        method = "mser5"
+        finished_before = np.cumsum(finished) - finished
+        measured = finished_before >= (proposal or 0)
+    else:
+        kind, value = warmup
+        method = f"first {value:g} {kind}"
+        measured = table["id"] >= value if kind == "requests" else arrival >= value * NS_PER_S
+    dropped = int((~measured).sum())
+    note = None
+    if proposal is None:
+        note = "MSER-5 finds no steady state: its cut lies at half of the run"
+    assert len(position) == len(measured)
+    return measured, {"method": method, "dropped_requests": dropped, "mser5_proposal_requests": proposal, "note": note}
+
+
+def _makespan_ns(table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]]) -> int:
+    """First arrival to last delivery."""
+    if not finished.any():
+        return 0
+    return int(table["last_token_ns"][finished].max() - table["arrival_ns"].min())
+
+
+def _throughput(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[str, float | None]:
+    """Measured requests over the time from their first arrival to their last delivery."""
+    names = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+    if not counted.any():
+        return dict.fromkeys(names)
+    span_ns = int(table["last_token_ns"][counted].max() - table["arrival_ns"][counted].min())
+    output = int(table["output_tokens"][counted].sum())
+    total = output + int(table["prompt_tokens"][counted].sum())
+    return {
+        name: _ratio(amount * NS_PER_S, span_ns)
+        for name, amount in zip(names, (int(counted.sum()), output, total), strict=True)
+    }
+
+
+def _residence_ns(table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]]) -> int:
+    return int((table["last_token_ns"] - table["first_scheduled_ns"])[finished].sum())
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _latencies(
+    record: Record, table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]], terms: Terms
+) -> dict[str, Any]:
+    arrival, first, last = (table[c][counted] for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
+    return {
+        "ttft_ms": _stats(first - arrival),
+        "tpot_ms": _stats(_tpot_ns(table, counted)) if terms.stream else _absent(NOT_STREAMED),
+        "itl_ms": _itl(record) if terms.stream else _absent(NOT_STREAMED),
+        "e2e_ms": _stats(last - arrival),
+        "queue_ms": _stats(table["first_scheduled_ns"][counted] - arrival),
+    }
+
+
+def _tpot_ns(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> Floats:
+    """(last - first token) / (n - 1) of requests with n > 1; undefined for n = 1."""
+    several = counted & (table["output_tokens"] > 1)
+    return (table["last_token_ns"] - table["first_token_ns"])[several] / (table["output_tokens"][several] - 1)
+
+
+def _stats(values_ns: Ints | Floats) -> dict[str, Any]:
+    """Mean and percentiles in ms (numpy "linear"); None when there is nothing to describe."""
+    if not len(values_ns):
+        return _absent(None)
+    percentiles = np.percentile(values_ns, PERCENTILES)
+    mean = float(values_ns.sum()) / len(values_ns)
+    return {"mean": ns_to_ms(mean)} | {
+        f"p{p}": ns_to_ms(float(v)) for p, v in zip(PERCENTILES, percentiles, strict=True)
+    }
+
+
+def _absent(reason: str | None) -> dict[str, Any]:
+    empty: dict[str, Any] = dict.fromkeys(("mean", *(f"p{p}" for p in PERCENTILES)))
+    return empty if reason is None else empty | {"reason": reason}
+
+
+def _itl(record: Record) -> dict[str, Any]:
+    mean = record.itl.mean_ns()
+    if mean is None:
+        return _absent(None)
+    values = {f"p{p}": ns_to_ms(record.itl.percentile_ns(p) or 0.0) for p in PERCENTILES}
+    return {"mean": ns_to_ms(mean)} | values
+
+
+def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
+    """Time-weighted shares: of the pool over the makespan, of what was allocated over the same time."""
+    totals = record.totals
+    pool = terms.capacity_tokens * terms.num_replicas * span_ns
+    reserved = totals.kv_allocated_ns - totals.kv_used_ns - totals.kv_internal_ns
+    parts = {
+        "used": totals.kv_used_ns,
+        "reserved": reserved,
+        "internal": totals.kv_internal_ns,
+        "external": totals.kv_external_ns,
+    }
+    shares = {
+        name: {"share_of_pool": _ratio(part, pool), "share_of_allocated": _ratio(part, totals.kv_allocated_ns)}
+        for name, part in parts.items()
+    }
+    return {
+        "capacity_tokens": terms.capacity_tokens,
+        "num_gpu_blocks": terms.num_gpu_blocks,
+        "utilization": shares["used"]["share_of_pool"],
+        **shares,
+        "peak_tokens": totals.kv_peak_tokens,
+    }
+
+
+def _hit_rate(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
+    return _ratio(int(table["cached_tokens"][counted].sum()), int(table["prompt_tokens"][counted].sum()))
+
+
+def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, float | None]:
+    totals, n = record.totals, terms.num_replicas
+    flops, rate = terms.peak_flops_per_s, terms.peak_bytes_per_s
+    seconds = ns_to_s(span_ns) * n
+    return {
+        "busy": _ratio(totals.gpu_ns, span_ns * n),
+        "mfu": None if flops is None else _ratio(totals.flops, flops * seconds),
+        "mbu": None if rate is None else _ratio(totals.moved_bytes, rate * seconds),
+    }
+
+
+def _slo(
+    record: Record,
+    table: dict[str, Ints],
+    counted: np.ndarray[Any, np.dtype[np.bool_]],
+    finished: np.ndarray[Any, np.dtype[np.bool_]],
+    terms: Terms,
+) -> dict[str, Any]:
+    """Goodput: measured requests a second that meet every per-request value. ITL is pooled, so it has no such value."""
+    if not terms.slo:
+        return {"goodput_per_s": None, "goodput_reason": "no slo"}
+    if not terms.stream and "tpot_ms" in terms.slo:
+        return {"goodput_per_s": None, "goodput_reason": NOT_STREAMED}
+    good = counted.copy()
+    for metric, values in terms.slo.items():
+        if metric != "itl_ms":
+            good &= _per_request_ms(table, metric) <= min(values.values())
+    if not counted.any():
+        return {"goodput_per_s": None, "goodput_reason": "no request finished"}
+    span_ns = int(table["last_token_ns"][counted].max() - table["arrival_ns"][counted].min())
+    return {"goodput_per_s": _ratio(int(good.sum()) * NS_PER_S, span_ns), "goodput_reason": None}
+
+
+def _per_request_ms(table: dict[str, Ints], metric: str) -> Floats:
+    """Value of each request in ms; an undefined TPOT passes every bound."""
+    if metric == "tpot_ms":
+        gaps = table["output_tokens"] - 1
+        return np.where(gaps > 0, (table["last_token_ns"] - table["first_token_ns"]) / np.maximum(gaps, 1), 0.0) / NS_PER_MS
+    end = "first_token_ns" if metric == "ttft_ms" else "last_token_ns"
+    return (table[end] - table["arrival_ns"]) / NS_PER_MS
+
+
+def _cost(
+    table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]], terms: Terms, span_ns: int
+) -> float | None:
+    """Price of all GPUs over the makespan per million output tokens; None without a price."""
+    tokens = int(table["output_tokens"][finished].sum())
+    if terms.price_per_hour is None or not tokens:
+        return None
+    return terms.price_per_hour * (ns_to_s(span_ns) / 3600) / (tokens / 1e6)
+
+
+def _growth(table: dict[str, Ints], terms: Terms) -> float | None:
+    """Judged on everybody who was ever scheduled; a closed loop cannot outgrow its clients."""
+    if not terms.open_loop:
+        return None
+    served = table["first_scheduled_ns"] >= 0
+    arrival = table["arrival_ns"][served]
+    return queue_growth(arrival, table["first_scheduled_ns"][served] - arrival)

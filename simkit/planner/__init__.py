@@ -1,0 +1,1 @@
+"""Studies: many runs that answer one question. Imports the API below it, never the report."""
