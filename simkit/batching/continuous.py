@@ -314,6 +314,9 @@ class ContinuousBatcher:
         seq.num_output_tokens += 1
         if not stale:
             seq.num_outstanding_tokens -= 1
+            if self.settings.async_scheduling:
+                # A token that was not known at allocation may complete a block, the last token of a sequence too.
+                self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
         ends = (
             seq.num_output_tokens >= seq.max_tokens
             or seq.num_prompt_tokens + seq.num_output_tokens >= self.settings.max_model_len
@@ -326,8 +329,6 @@ class ContinuousBatcher:
             seq.phase = Phase.FINISHED
             self.outcome.released(seq)
             return True
-        if self.settings.async_scheduling and not stale:
-            self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
         return False
 
     def abort(self, seq: Sequence) -> None:

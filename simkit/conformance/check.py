@@ -1,0 +1,81 @@
+"""Compares a replay with its trace and says where they first differ. Imports conformance only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simkit.conformance.replay import Replay
+from simkit.conformance.trace import Trace, read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first record that differs: its line in the file, the keys, both sides, and simkit's queues after it."""
+
+    line: int
+    keys: tuple[str, ...]
+    recorded: dict[str, Any] | None
+    simkit: dict[str, Any] | None
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of one case."""
+
+    path: str
+    case: str
+    source: str
+    num_requests: int
+    num_passes: int
+    num_preemptions: int
+    difference: Difference | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether every integer agrees."""
+        return self.difference is None
+
+
+def check_file(path: Path) -> Verdict:
+    """Replay one file. Raises InputError when it is not a trace."""
+    trace = read_trace(path)
+    replay = Replay(trace)
+    difference = _first_difference(trace, replay)
+    return Verdict(
+        path=str(path),
+        case=trace.case,
+        source=trace.source,
+        num_requests=len(trace.requests),
+        num_passes=replay.num_passes,
+        num_preemptions=replay.num_preemptions,
+        difference=difference,
+    )
+
+
+def _first_difference(trace: Trace, replay: Replay) -> Difference | None:
+    produced = replay.records()
+    for index, recorded in enumerate(trace.records):
+        ours = next(produced, None)
+        if ours != recorded:
+            return _difference(index + 2, recorded, ours, replay)
+    surplus = next(produced, None)
+    last_line = len(trace.records) + 2
+    if surplus is not None:
+        return _difference(last_line, None, surplus, replay)
+    totals = {key: value for key, value in replay.summary().items() if key in trace.summary}
+    recorded = {key: value for key, value in trace.summary.items() if key in totals}
+    return None if totals == recorded else _difference(last_line, recorded, totals, replay)
+
+
+def _difference(
+    line: int, recorded: dict[str, Any] | None, ours: dict[str, Any] | None, replay: Replay
+) -> Difference:
+    left, right = recorded or {}, ours or {}
+    keys = tuple(key for key in {**left, **right} if left.get(key) != right.get(key))
+    running = tuple(seq.id for seq in replay.batcher.members())
+    waiting = tuple(seq.id for seq in replay.batcher.waiting)
+    return Difference(line, keys, recorded, ours, running, waiting)
