@@ -66,14 +66,27 @@ class StepShapes:
     @classmethod
     def of(cls, num_steps: int, **values: int | Ints) -> StepShapes:
         """Shapes of `num_steps` steps from ints (the same in each step) or arrays; fields not named are 0."""
-        unknown = values.keys() - {f.name for f in fields(cls)}
+        unknown = values.keys() - set(_SHAPE_NAMES)
         assert not unknown, f"unknown shapes {unknown}"
-        return cls(
-            *(
-                np.broadcast_to(np.asarray(values.get(f.name, 0), dtype=np.int64), (num_steps,))
-                for f in fields(cls)
-            )
-        )
+        table = np.zeros((len(_SHAPE_NAMES), num_steps), dtype=np.int64)
+        for row, name in enumerate(_SHAPE_NAMES):
+            if name in values:
+                table[row] = values[name]
+        return cls(*table)
+
+    @classmethod
+    def single(cls, *values: int) -> StepShapes:
+        """One step; `values` in the order of the fields."""
+        return cls(*np.array(values, dtype=np.int64).reshape(-1, 1))
+
+    @classmethod
+    def concatenate(cls, parts: Seq[StepShapes]) -> StepShapes:
+        """The steps of `parts` one after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _SHAPE_NAMES))
+
+    def part(self, first: int, upto: int) -> StepShapes:
+        """Steps `first` (counted from 0) up to `upto` (not included)."""
+        return StepShapes(*(getattr(self, name)[first:upto] for name in _SHAPE_NAMES))
 
     @classmethod
     def run(
@@ -98,6 +111,9 @@ class StepShapes:
 
     def __len__(self) -> int:
         return len(self.decode_seqs)
+
+
+_SHAPE_NAMES = tuple(field.name for field in fields(StepShapes))
 
 
 class LatencyModel(Protocol):

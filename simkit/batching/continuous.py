@@ -276,10 +276,10 @@ class ContinuousBatcher:
             return False
         return self.settings.prefill_schedule_interval == 1 or not len(self.waiting)
 
-    def commit(self, plan: StepPlan, steps: int) -> None:
+    def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
         """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
-        if steps > 1:
-            self._run_ahead(plan, steps - 1)
+        if steps - 1 + scheduled:
+            self._run_ahead(plan, passes=steps - 1 + scheduled, outputs=steps - 1)
         ended = False
         for entry in plan.order:
             if type(entry) is Chunk:
@@ -294,14 +294,17 @@ class ContinuousBatcher:
             self._ended_since_pass = True
             self.running = [seq for seq in self.running if seq.phase is not Phase.FINISHED]
 
-    def _run_ahead(self, plan: StepPlan, steps: int) -> None:
-        """Apply the passes after the first one of a run of equal steps, and the outputs between them."""
+    def _run_ahead(self, plan: StepPlan, passes: int, outputs: int) -> None:
+        """Apply further passes, which decide as `plan` did, and the outputs that came in before the last of them."""
+        in_flight = passes - outputs
         for seq in plan.decodes:
-            seq.num_output_tokens += steps
-        self.kv.grow_run(plan.decodes, steps)
+            seq.num_output_tokens += outputs
+        self.kv.grow_run(plan.decodes, passes)
         for seq in plan.decodes:
-            seq.num_computed_tokens += steps
-        self._num_passes += steps
+            seq.num_computed_tokens += passes
+            seq.num_in_flight_tokens += in_flight
+            seq.num_outstanding_tokens += in_flight
+        self._num_passes += passes
 
     def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> bool:
         stale = seq.num_stale_tokens > 0

@@ -66,20 +66,18 @@ class StepPlan:
     def shapes(self, num_steps: int) -> StepShapes:
         """Shapes of `num_steps` equal steps, each with one more context token per decode sequence."""
         if num_steps == 1:
-            context_sum, context_max = self.decode_context_sum, self.decode_context_max
-            return StepShapes.of(
-                1,
-                decode_seqs=self.num_decode,
-                decode_context_sum=context_sum,
-                decode_context_max=context_max,
-                prefill_tokens=self.prefill_tokens,
-                prefill_context_tokens=self.prefill_context_tokens,
-                prefill_pairs=self.prefill_pairs,
-                sampled_seqs=self.num_sampled,
-                padded_tokens=self.padded_tokens,
-                dead_slots=self.dead_slots,
-                swap_in_bytes=self.swap_in_bytes,
-                swap_out_bytes=self.swap_out_bytes,
+            return StepShapes.single(
+                self.num_decode,
+                self.decode_context_sum,
+                self.decode_context_max,
+                self.prefill_tokens,
+                self.prefill_context_tokens,
+                self.prefill_pairs,
+                self.num_sampled,
+                self.padded_tokens,
+                self.dead_slots,
+                self.swap_in_bytes,
+                self.swap_out_bytes,
             )
         return StepShapes.run(
             num_steps, self.num_decode, self.decode_context_sum, self.decode_context_max, self.num_sampled, self.dead_slots
@@ -116,8 +114,11 @@ class Batcher(Protocol):
         `closed`: no further arrival is pending. `expired`: the oldest waiting sequence has waited as long as `Hold` said.
         """
 
-    def commit(self, plan: StepPlan, steps: int) -> None:
-        """Process the outputs of the oldest uncommitted plan after `steps` equal steps; only the last may end anybody."""
+    def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
+        """Process the outputs of the oldest uncommitted plan after `steps` equal steps; only the last may end anybody.
+
+        `scheduled` equal steps beyond these have been scheduled as well and are still to be committed.
+        """
 
     def abort(self, seq: Sequence) -> None:
         """The client left: remove `seq` and give back what it holds, between passes."""

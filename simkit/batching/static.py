@@ -143,8 +143,9 @@ class StaticBatcher:
             seq.num_computed_tokens += 1
         return plan
 
-    def commit(self, plan: StepPlan, steps: int) -> None:
+    def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
         """Everybody alive gets its tokens; when the last one has ended the whole batch leaves."""
+        assert scheduled == 0, "a batch that runs to completion does not schedule ahead"
         if steps > 1:
             for seq in plan.decodes:
                 seq.num_computed_tokens += steps - 1

@@ -41,11 +41,12 @@ class Clock:
     @property
     def now_ns(self) -> int:
         """Simulated time."""
-        return int(self._env.now)
+        now: int = self._env.now  # type: ignore[assignment]
+        return now
 
     def at(self, time_ns: int, rank: int, action: Callable[[], None]) -> None:
         """Do `action` at `time_ns`, after everything of a lower rank at that instant, else in order of booking."""
-        now = int(self._env.now)
+        now = self.now_ns
         assert time_ns >= now, f"{time_ns} ns lies before {now} ns"
         _At(self._env, time_ns - now, rank, action)
 

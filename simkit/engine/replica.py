@@ -19,6 +19,7 @@ from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
 from simkit.engine.kv_split import KVState
+from simkit.engine.work_meter import WorkMeter
 from simkit.errors import CheckError
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record, StepFacts
@@ -44,7 +45,7 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """Equal steps in flight: `ends_ns` as far as priced, of which the first `steps` will be kept."""
+    """Equal steps in flight: `ends_ns` as far as priced, of which the first `steps` will be kept and `done` are over."""
 
     plan: StepPlan
     shapes: StepShapes
@@ -56,6 +57,7 @@ class _Run:
     external_tokens: int
     waiting: int
     num_live: int
+    done: int = 0
 
     @property
     def end_ns(self) -> int:
@@ -87,10 +89,11 @@ class Replica:
         self._clock = clock
         self._latency = latency
         self._record = record
+        self._meter = WorkMeter(latency)
         self._surroundings = surroundings
         self._stream = stream
         self._depth = 2 if async_scheduling else 1
-        self._single_step = single_step or async_scheduling
+        self._single_step = single_step
         self._grows = isinstance(self.batcher, ContinuousBatcher) and kv.num_gpu_blocks is not None
         self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
         self._in_flight: deque[_Run] = deque()
@@ -99,10 +102,11 @@ class Replica:
         self._wake = 0
         self._device_free_ns = 0
         self._leaving: list[Customer] = []
-        self._committing: _Run | None = None
+        self._first_end_ns = 0
         self._gaps: Counter[int] = Counter()
         self._measured_gaps = 0
         self._tokens_now = 0
+        self._commit_ns = 0
         self._idle_passes = 0
         self._last_members: tuple[object, ...] | None = None
 
@@ -137,6 +141,12 @@ class Replica:
             return
         self._leaving.append(customer)
         self._cut_run()
+
+    def close(self) -> None:
+        """The run is over: check the memory and hand over the sums of work."""
+        self.kv.check_integrity()
+        self._meter.flush()
+        self._record.totals.add_work(self._meter.gpu_ns, self._meter.flops, self._meter.moved_bytes)
 
     # --- passes and steps --------------------------------------------------------------------------------------------
 
@@ -212,28 +222,49 @@ class Replica:
         self._device_free_ns = run.end_ns
 
     def _run_length(self, plan: StepPlan) -> int:
-        """Steps until the first finish, memory shortfall or change of mind, whichever comes first."""
+        """Steps until the first finish, memory shortfall or change of mind, whichever comes first.
+
+        Asynchronously the pass after a run is made one step before the run ends, and a run can only follow a step of
+        the same sequences, whose outputs then bring no first and no last token.
+        """
         if self._single_step or not plan.stable:
             return 1
+        ahead = self._depth - 1
+        if ahead and not self._follows_its_like(plan):
+            return 1
         customers = self.customers
-        limit = min(customers[s.id].true_output_tokens - s.num_output_tokens for s in plan.decodes)
+        limit = min(customers[s.id].true_output_tokens - s.num_output_tokens for s in plan.decodes) - ahead
         limit = min(limit, MAX_RUN_STEPS)
         if limit > 1 and self._grows:
             limit = 1 + self.kv.steps_until_full(plan.decodes, limit - 1)
         return max(1, limit)
 
+    def _follows_its_like(self, plan: StepPlan) -> bool:
+        if len(self._in_flight) != 1:
+            return False
+        before = self._in_flight[0].plan
+        return before.stable and before.decodes == plan.decodes
+
     def _book_step_end(self) -> None:
+        """Wake when the next pass is due: at the end of the oldest step, or of the last but one of a run."""
         self._wake += 1
         wake = self._wake
-        end = max(self._clock.now_ns, self._in_flight[0].end_ns)
-        self._clock.at(end, ranks.STEP_END, lambda: self._step_end(wake))
+        run = self._in_flight[-1]
+        end = self._in_flight[0].end_ns
+        if len(self._in_flight) > 1 and run.steps > 1:
+            end = int(run.ends_ns[run.steps - 2])
+        self._clock.at(max(self._clock.now_ns, end), ranks.STEP_END, lambda: self._step_end(wake))
 
     def _cut_run(self) -> None:
-        """Something happened that the next pass must see: keep only the steps up to the end of the one in progress."""
-        if not self._in_flight or self._in_flight[-1].steps <= 1:
+        """Something happened that the next pass must see: keep only the step in progress and what is scheduled already."""
+        if not self._in_flight or self._in_flight[-1].steps - self._in_flight[-1].done <= 1:
             return
-        run = self._in_flight[-1]
-        steps = int(np.searchsorted(run.ends_ns, self._clock.now_ns, side="left")) + 1
+        run, now = self._in_flight[-1], self._clock.now_ns
+        in_progress = int(np.searchsorted(run.ends_ns, now, side="left"))
+        if self._depth == 1:
+            steps = in_progress + 1
+        else:
+            steps = 1 if now <= self._in_flight[0].end_ns else in_progress + 2
         if steps < run.steps:
             run.steps = steps
             self._device_free_ns = run.end_ns
@@ -242,45 +273,45 @@ class Replica:
     def _step_end(self, wake: int) -> None:
         if wake != self._wake:
             return
-        run = self._in_flight.popleft()
-        if run.steps:
-            self._commit(run)
+        oldest = self._in_flight.popleft()
+        if oldest.steps:
+            self._commit(oldest, oldest.steps)
         else:
-            self.batcher.commit(run.plan, 0)
+            self.batcher.commit(oldest.plan, 0)
+        if self._in_flight and self._in_flight[0].steps > 1:
+            self._commit(self._in_flight[0], self._in_flight[0].steps - 1)
         leaving, self._leaving = self._leaving, []
         for customer in leaving:
             if customer.seq is not None and customer.seq.phase is not Phase.FINISHED:
                 self.batcher.abort(customer.seq)
         self._book_pass()
 
-    def _commit(self, run: _Run) -> None:
-        """Record the steps, then process their outputs (`token` and `released` are called back)."""
-        steps = run.steps
-        self._record_steps(run)
-        self._committing, self._tokens_now = run, 0
-        self._measured_gaps = 0
-        self.batcher.commit(run.plan, steps)
-        self._committing = None
+    def _commit(self, run: _Run, upto: int) -> None:
+        """Record the steps from `run.done` up to `upto`, then process their outputs (`token`, `released` call back)."""
+        first, run_ends = run.done, run.ends_ns
+        self._record_steps(run, first, upto)
+        run.done = upto
+        self._first_end_ns, self._commit_ns = int(run_ends[first]), int(run_ends[upto - 1])
+        self._tokens_now = self._measured_gaps = 0
+        self.batcher.commit(run.plan, upto - first, run.steps - upto)
         for gap in self._gaps:
             self._record.itl.add(gap, self._gaps[gap])
         self._gaps.clear()
-        if steps > 1 and self._stream and self._measured_gaps:
-            self._record.itl.add_many(run.durations_ns[1:steps], self._measured_gaps)
+        if upto - first > 1 and self._measured_gaps:
+            self._record.itl.add_many(run.durations_ns[first + 1 : upto], self._measured_gaps)
         self._watch_progress(run.plan)
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def token(self, seq: Sequence, ends: bool) -> bool:
         """A token of `seq` exists: stamp it, and say whether the true length is reached."""
-        run = self._committing
-        assert run is not None
-        now = self._clock.now_ns
+        now = self._commit_ns
         customer = self.customers[seq.id]
-        self._tokens_now += run.steps
+        self._tokens_now += 1
         if customer.generated_first_ns < 0:
             customer.generated_first_ns = now
         elif self._stream and customer.measured:
-            self._gaps[int(run.ends_ns[0]) - customer.generated_last_ns] += 1
+            self._gaps[self._first_end_ns - customer.generated_last_ns] += 1
             self._measured_gaps += 1
         if customer.prefill_end_ns < 0:
             customer.prefill_end_ns = now
@@ -353,22 +384,19 @@ class Replica:
             return 0
         return self.kv.external_tokens(max(head.reserve_tokens, head.num_known_tokens))
 
-    def _record_steps(self, run: _Run) -> None:
-        plan, steps = run.plan, run.steps
+    def _record_steps(self, run: _Run, first: int, upto: int) -> None:
+        plan, part = run.plan, slice(first, upto)
         assert run.kv is not None
-        split = run.kv.over(steps)
-        flops, moved_bytes = self._latency.work(run.shapes)
+        split = run.kv.over(upto)
+        self._meter.add(run.shapes, first, upto)
         members = (tuple(seq.id for seq in plan.decodes), plan.dead_slots)
         continues = plan.stable and members == self._last_members
         self._last_members = members if plan.stable else None
         self._record.steps(
             StepFacts(
                 replica=self.index,
-                start_ns=run.start_ns,
-                durations_ns=run.durations_ns[:steps],
-                gpu_ns=self._latency.gpu_ns(run.shapes)[:steps],
-                flops=np.rint(flops[:steps]).astype(np.int64),
-                moved_bytes=np.rint(moved_bytes[:steps]).astype(np.int64),
+                start_ns=run.start_ns if first == 0 else int(run.ends_ns[first - 1]),
+                durations_ns=run.durations_ns[part],
                 num_decode=plan.num_decode,
                 prefill_tokens=plan.prefill_tokens,
                 padded_tokens=plan.padded_tokens,
@@ -379,9 +407,9 @@ class Replica:
                 waiting=run.waiting,
                 num_preemptions=len(plan.preemptions),
                 kv_capacity_tokens=self.kv.capacity_tokens,
-                kv_allocated=split.allocated_tokens,
-                kv_used=split.used_tokens,
-                kv_internal=split.internal_tokens,
+                kv_allocated=split.allocated_tokens[part],
+                kv_used=split.used_tokens[part],
+                kv_internal=split.internal_tokens[part],
                 kv_external_tokens=run.external_tokens,
                 continues=continues,
             )

@@ -109,7 +109,7 @@ class _System:
         self._tell_if_arrivals_ended()
         self._clock.run()
         for replica in self._replicas:
-            replica.kv.check_integrity()
+            replica.close()
         self.record.close()
 
     # --- the source --------------------------------------------------------------------------------------------------

@@ -91,9 +91,6 @@ class StepFacts:
     replica: int
     start_ns: int
     durations_ns: Ints
-    gpu_ns: Ints
-    flops: Ints
-    moved_bytes: Ints
     num_decode: int
     prefill_tokens: int
     padded_tokens: int
@@ -155,9 +152,6 @@ class Totals:
         durations = facts.durations_ns
         duration = int(durations.sum())
         self.busy_ns += duration
-        self.gpu_ns += int(facts.gpu_ns.sum())
-        self.flops += int(facts.flops.sum())
-        self.moved_bytes += int(facts.moved_bytes.sum())
         self.num_steps += len(durations)
         self.live_slot_ns += facts.live_slots * duration
         self.held_slot_ns += facts.held_slots * duration
@@ -169,6 +163,13 @@ class Totals:
         self.prefill_tokens += facts.prefill_tokens
         self.padded_tokens += facts.padded_tokens
         return duration
+
+
+    def add_work(self, gpu_ns: int, flops: int, moved_bytes: int) -> None:
+        """Add the work of one replica: time its GPUs computed, FLOPs, bytes moved in GPU memory."""
+        self.gpu_ns += gpu_ns
+        self.flops += flops
+        self.moved_bytes += moved_bytes
 
 
 class Record:

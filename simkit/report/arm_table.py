@@ -91,14 +91,14 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
             _waste("internal"),
             _waste("external"),
             ("KV utilisation", "of the pool", ("kv", "utilization"), numbers.percent),
-            ("KV peak", "tokens", ("kv", "peak_tokens"), numbers.plain),
+            ("KV peak", "tokens", ("kv", "peak_tokens"), numbers.count),
         ],
     ),
     (
         "Work and events",
         [
-            ("Preemptions", "", ("num_preemptions",), numbers.plain),
-            ("Steps", "", ("num_steps",), numbers.plain),
+            ("Preemptions", "", ("num_preemptions",), numbers.count),
+            ("Steps", "", ("num_steps",), numbers.count),
             ("GPU busy", "", ("gpu", "busy"), numbers.percent),
             ("MFU", "", ("gpu", "mfu"), numbers.percent),
             ("MBU", "", ("gpu", "mbu"), numbers.percent),
@@ -107,7 +107,7 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
     (
         "Requests",
         [
-            (kind.capitalize(), "", ("num_requests", kind), numbers.plain)
+            (kind.capitalize(), "", ("num_requests", kind), numbers.count)
             for kind in ("arrived", "finished", "rejected", "refused", "aborted", "unfinished")
         ]
         + [("Saturated", "", ("saturated",), numbers.plain)],
@@ -182,12 +182,14 @@ def paired_table(runs: Sequence[Run], comparison: Mapping[str, Any]) -> ArmTable
         Row(label, unit, tuple(_difference(paired[name].get(metric), share) for name in names))
         for metric, (label, unit, share) in ((metric, _metric_name(metric)) for metric in metrics)
     )
-    return ArmTable(tuple(names), (Group("Difference to the baseline", rows),), {})
+    gaps = any(cell.mark for row in rows for cell in row.cells)
+    notes = {"a": "the arm or the baseline has no such number; the table above says why"} if gaps else {}
+    return ArmTable(tuple(names), (Group("Difference to the baseline", rows),), notes)
 
 
 def _difference(found: Mapping[str, Any] | None, share: bool) -> Cell:
     if not found or found.get("difference") is None:
-        return Cell(numbers.MISSING)
+        return Cell(numbers.MISSING, mark="a")
     half = found.get("ci95")
     if isinstance(half, (list, tuple)):
         interval = f"[{numbers.signed(half[0], share)}, {numbers.signed(half[1], share)}]"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from simkit.report import style
 from simkit.report.load import Run, Table, select
@@ -116,6 +116,8 @@ def _panel(ax: Axes, latency: Latency, lines: list[tuple[Run, Floats, dict[str, 
         ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 200 else (1.0, 2.0, 5.0), numticks=9))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6))
     for run, values, look in lines:
         ax.plot(np.quantile(values, LEVELS) / scale, LEVELS, solid_capstyle="butt", **look)
         for percentile, marker in (("p95", "o"), ("p99", "D")):

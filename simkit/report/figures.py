@@ -82,14 +82,14 @@ def _latency(runs: Sequence[Run]) -> Section:
 
 
 def _timelines(runs: Sequence[Run]) -> Section:
-    limits = timeline.frame(runs)
-    bin_text = f"{limits.bin_ns / 1e9:g} s" if limits.bin_ns >= 1e9 else f"{limits.bin_ns / 1e6:g} ms"
+    limits = timeline.limits(runs)
     return _section(
         "timeline",
         "Queue, running and throughput over time",
-        f"Requests that wait, requests that hold a slot, and finished requests per second in bins of {bin_text}; the "
-        "dashed line is the throughput of summary.json. All arms share the axes. A queue that keeps growing while "
-        "requests arrive means that the arm is saturated. First replication, all replicas together.",
+        "Requests that wait, requests that hold a slot, and finished requests per second (batches that leave together "
+        "make peaks); the dashed line is the throughput of summary.json. Time axes differ, the other axes are the same "
+        "for all arms. A queue that keeps growing while requests arrive means that the arm is saturated. First "
+        "replication, all replicas together.",
         [(run, timeline.draw(run, f"timeline{i}", limits)) for i, run in enumerate(runs)],
         "no step was run",
     )

@@ -90,16 +90,18 @@ def choose_window(stays: Residencies) -> Window:
     """The whole run when it is small, else about three stays from the middle of the run on."""
     lengths = stays.released - stays.admitted
     slots_used = int(stays.slot.max()) + 1
-    shown = min(slots_used, MAX_SLOTS)
     first, last = float(stays.admitted.min()), float(stays.released.max())
-    span = 3 * float(np.quantile(lengths, 0.9))
+    span = 3 * float(np.median(lengths))
     if len(lengths) <= SHOW_ALL_BELOW or last - first <= 1.3 * span:
+        shown = min(slots_used, MAX_SLOTS)
         return Window(first, last, shown, slots_used, whole_run=shown == slots_used)
     start = float(stays.admitted[len(lengths) // 2])
     if start + span > last:
         earlier = stays.admitted[stays.admitted <= last - span]
         start = float(earlier[-1]) if len(earlier) else first
-    return Window(start, min(start + span, last), shown, slots_used, whole_run=False)
+    end = min(start + span, last)
+    seen = (stays.released > start) & (stays.admitted < end)
+    return Window(start, end, min(int(stays.slot[seen].max()) + 1, MAX_SLOTS), slots_used, whole_run=False)
 
 
 def draw(run: Run, key: str, end_ns: float) -> tuple[str, str] | None:
@@ -186,7 +188,7 @@ def _names(ax: Axes, stays: Residencies, start: Floats, rows: Ints, window: Wind
 def _describe(run: Run, window: Window) -> str:
     slots = f"slots 0 to {window.num_slots - 1} of the {window.slots_used} that were ever held"
     if window.num_slots == window.slots_used:
-        slots = f"all {window.slots_used} slots that were ever held"
+        slots = "the only slot" if window.slots_used == 1 else f"all {window.slots_used} slots that were ever held"
     when = "the whole run" if window.whole_run else "a window in the middle of the run"
     limit = run.engine.get("max_num_seqs")
     return f"{run.name}: {slots}{f' (max_num_seqs {limit})' if limit else ''}, {when}"

@@ -14,11 +14,12 @@ BEST = "continuous+paged"
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """A short label and what it means. `kind` is a CSS class: ``warn`` or ``bad``."""
+    """A short label and what it means. `kind` is a CSS class, ``warn`` or ``bad``; `details` are folded away."""
 
     label: str
     text: str
     kind: str
+    details: tuple[str, ...] = ()
 
 
 def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:
@@ -55,12 +56,9 @@ def badges(runs: Sequence[Run]) -> list[Badge]:
                 "warn",
             )
         )
-    saturated: dict[str, list[str]] = {}
-    for run in runs:
-        if run.summary.get("saturated"):
-            saturated.setdefault(str(run.summary.get("saturation_reason") or "the queue grows"), []).append(run.name)
-    for reason, names in saturated.items():
-        found.append(Badge("saturated", f"{', '.join(names)}: {reason}", "bad"))
+    saturated = [run for run in runs if run.summary.get("saturated")]
+    if saturated:
+        found.append(_saturated(saturated, len(runs)))
     skipped: dict[str, None] = {}
     for run in runs:
         skipped.update(
@@ -71,18 +69,27 @@ def badges(runs: Sequence[Run]) -> list[Badge]:
     return found
 
 
+def _saturated(saturated: Sequence[Run], num_runs: int) -> Badge:
+    reasons = [str(run.summary.get("saturation_reason") or "the queue grows") for run in saturated]
+    if num_runs == 1:
+        return Badge("saturated", f"{reasons[0]}. Latencies depend on how long the run lasts.", "bad")
+    details = tuple(f"{run.name}: {reason}" for run, reason in zip(saturated, reasons, strict=True))
+    text = (
+        f"{len(saturated)} of {num_runs} arms. Their queues grow, so their latencies depend on how long the run lasts."
+    )
+    return Badge("saturated", text, "bad", details)
+
+
 def _rate(run: Run) -> float | None:
     found = run.value("throughput", "requests_per_s")
     return None if found is None else float(found)
 
 
 def _nothing(run: Run) -> str:
-    counts = run.summary.get("num_requests") or {}
-    arrived = counts.get("arrived", 0)
-    rest = ", ".join(
-        f"{value:,} {key}" for key, value in counts.items() if key not in ("arrived", "finished") and value
-    )
-    return f"none of {arrived:,} requests finished" + (f" ({rest})" if rest else "")
+    counts = {kind: run.value("num_requests", kind) for kind in ("rejected", "refused", "aborted", "unfinished")}
+    rest = ", ".join(f"{numbers.count(value)} {kind}" for kind, value in counts.items() if value)
+    arrived = numbers.count(run.value("num_requests", "arrived"))
+    return f"none of {arrived} requests finished" + (f" ({rest})" if rest else "")
 
 
 def _single(run: Run) -> str:
@@ -99,5 +106,5 @@ def _single(run: Run) -> str:
         for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms"))
         if run.value(key, "p99") is not None
     ]
-    arrived = run.value("num_requests", "arrived")
-    return f"{'; '.join([*parts, *tails])}; {finished:,} of {arrived:,} requests finished."
+    arrived = numbers.count(run.value("num_requests", "arrived"))
+    return f"{'; '.join([*parts, *tails])}; {numbers.count(finished)} of {arrived} requests finished."

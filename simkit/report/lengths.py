@@ -22,6 +22,7 @@ class Spread:
     continuous: str
     ratio: float | None
     slot_utilization: float | None
+    live_share_of_held: float | None
     mean_output_tokens: float | None
     mean_longest_output_tokens: float | None
     std_output_tokens: float | None
@@ -50,7 +51,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             None,
         )
         if high is not None and low.engine.get("max_num_seqs") == slots and setting not in found:
-            found[setting] = _spread(setting, low, high)
+            found[setting] = _spread(low, high)
     return list(found.values()) if len(found) > 1 else []
 
 
@@ -70,16 +71,18 @@ def _setting(run: Run) -> str:
     return json.dumps((run.scenario.get("workload") or {}).get("output_tokens"), sort_keys=True)
 
 
-def _spread(setting: str, static: Run, continuous: Run) -> Spread:
+def _spread(static: Run, continuous: Run) -> Spread:
     low, high = (run.value("throughput", "requests_per_s") for run in (static, continuous))
+    used, held = static.value("slot_utilization"), static.value("slot_occupancy")
     done = select(static.requests, (static.requests["replication"] == 0) & (static.requests["status"] == "finished"))
     outputs = done["output_tokens"].astype(float)
     return Spread(
-        setting=describe_setting(json.loads(setting) or {}),
+        setting=describe_setting((static.scenario.get("workload") or {}).get("output_tokens") or {}),
         static=static.name,
         continuous=continuous.name,
         ratio=high / low if low and high is not None else None,
-        slot_utilization=static.value("slot_utilization"),
+        slot_utilization=used,
+        live_share_of_held=used / held if held and used is not None else None,
         mean_output_tokens=float(outputs.mean()) if len(outputs) else None,
         mean_longest_output_tokens=_mean_longest(static, dict(zip(done["id"].tolist(), outputs.tolist(), strict=True))),
         std_output_tokens=float(outputs.std()) if len(outputs) else None,

@@ -7,6 +7,7 @@ import numpy as np
 from simkit.report import series, style
 from simkit.report.load import Run, Table, num_rows
 from simkit.types import Floats
+from simkit.units import bytes_to_gib
 
 COLUMNS = ("kv_used_tokens", "kv_reserved_tokens", "kv_internal_tokens", "kv_external_tokens")
 FILLS = (
@@ -96,8 +97,8 @@ def _closed(values: Floats) -> Floats:
 
 
 def _describe(run: Run, pool: float, peak: float, zoomed: bool, thinned: bool) -> str:
-    kv_gib = (run.manifest.get("memory") or {}).get("kv_gib")
-    size = f" ({kv_gib:.2f} GiB)" if isinstance(kv_gib, (int, float)) else ""
+    bytes_per_token = (run.manifest.get("memory") or {}).get("kv_bytes_per_token")
+    size = f" ({bytes_to_gib(pool * bytes_per_token):.2f} GiB)" if bytes_per_token else ""
     text = f"{run.name}: pool {pool:,.0f} tokens{size}, peak allocated {peak:,.0f} ({peak / pool:.1%})"
     if zoomed:
         text += "; the axis stops just above the peak, what is above it is free"

@@ -26,6 +26,11 @@ def plain(value: Any) -> str:
     return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
 
 
+def count(value: Any) -> str:
+    """A number of things; means over replications may have a fraction."""
+    return plain(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
 def percent(value: Any) -> str:
     """A share as per cent."""
     return MISSING if plain(value) == MISSING else f"{100 * float(value):.1f} %"

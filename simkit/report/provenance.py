@@ -11,7 +11,7 @@ import yaml
 from simkit.report import numbers
 from simkit.report.load import Run
 
-IDENTITY = ("name", "run_id", "version", "created_by", "seed", "replications", "latency_source", "profile")
+IDENTITY = ("run_id", "seed", "replications", "latency_source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """`identity`: header and a row per arm; `facts`: model, GPU and memory, each once per distinct content;
+    """`identity`: header and a row per arm; `facts`: model, GPU, memory, profile, each once per distinct content;
     `scenarios`: (arm, settings that differ from the first arm, YAML)."""
 
+    name: str
     header: tuple[str, ...]
     identity: tuple[tuple[str, ...], ...]
     facts: tuple[Facts, ...]
@@ -40,11 +41,17 @@ def provenance(runs: Sequence[Run]) -> Provenance:
     """The provenance block of a report."""
     first = flatten(runs[0].scenario)
     return Provenance(
+        name=_identity(runs[0].manifest.get("name")),
         header=("arm", *(key.replace("_", " ") for key in IDENTITY)),
         identity=tuple((run.name, *(_identity(run.manifest.get(key)) for key in IDENTITY)) for run in runs),
         facts=tuple(
             facts
-            for title, key in (("Model", "model"), ("GPU", "gpu"), ("Memory budget", "memory"))
+            for title, key in (
+                ("Model", "model"),
+                ("GPU", "gpu"),
+                ("Memory budget", "memory"),
+                ("Step times", "profile"),
+            )
             for facts in _distinct(runs, title, key)
         ),
         scenarios=tuple((run.name, _differences(first, flatten(run.scenario)), _yaml(run)) for run in runs),
