@@ -53,7 +53,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "KV external",
         "Free contiguous room that the request at the head of the queue cannot use: what is left of every hole after "
-        "as many such requests as fit into it. It is part of free memory, so as a share of allocated it can exceed 100 %.",
+        "as many such requests as fit into it. It is part of free memory: as a share of allocated it can exceed "
+        "100 %.",
     ),
     ("KV utilisation", "Stored tokens as a share of the pool. KV shares are averages over time."),
     (

@@ -17,6 +17,7 @@ from simkit.types import Floats, Ints
 
 MAX_SLOTS = 32
 MAX_NAMED = 16  # slots up to which requests carry their number
+AXES_WIDTH = 400  # points, about
 SHOW_ALL_BELOW = 64  # residencies
 
 PREFILL = style.Fill("prefill", style.ORANGE, "|||||")
@@ -169,15 +170,16 @@ def _rectangles(ax: Axes, fill: style.Fill, left: Floats, right: Floats, slot: I
 
 def _names(ax: Axes, stays: Residencies, start: Floats, rows: Ints, window: Window, unit_ns: int) -> None:
     """Request numbers where decoding begins, on stays that are wide enough for them."""
-    room = (window.end_ns - window.start_ns) / 22
     for i in rows:
+        name = f"#{stays.id[i]}"
+        room = (window.end_ns - window.start_ns) * (6 + 4.9 * len(name)) / AXES_WIDTH
         left = max(start[i], window.start_ns)
         if min(stays.useful_end[i], window.end_ns) - left < room:
             continue
         ax.text(
-            (left + 0.2 * room) / unit_ns,
+            left / unit_ns + 3 * (window.end_ns - window.start_ns) / unit_ns / AXES_WIDTH,
             float(stays.slot[i]),
-            f"#{stays.id[i]}",
+            name,
             color="#000000",
             fontsize=8,
             va="center_baseline",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.report import series, style
+from simkit.report import numbers, series, style
 from simkit.report.load import Run, Table, num_rows
 from simkit.types import Floats
 from simkit.units import bytes_to_gib
@@ -60,7 +60,7 @@ def draw(run: Run, key: str) -> tuple[str, str] | None:
         ax.set_title(run.name)
         style.legend_below(fig, [fill.patch() for fill in FILLS], 5)
         svg = style.to_svg(fig, key, f"KV memory of {run.name} over time by kind of use")
-    return svg, _describe(run, pool, peak, zoomed, over.thinned)
+    return svg, _describe(run, pool, len(first_rows), zoomed, over.thinned)
 
 
 def grown(steps: Table) -> Table:
@@ -96,10 +96,16 @@ def _closed(values: Floats) -> Floats:
     return np.append(values, values[-1])
 
 
-def _describe(run: Run, pool: float, peak: float, zoomed: bool, thinned: bool) -> str:
+def _describe(run: Run, pool: float, num_replicas: int, zoomed: bool, thinned: bool) -> str:
+    # The budget counts the bytes of one GPU; a token is spread over all GPUs of its replica.
     bytes_per_token = (run.manifest.get("memory") or {}).get("kv_bytes_per_token")
-    size = f" ({bytes_to_gib(pool * bytes_per_token):.2f} GiB)" if bytes_per_token else ""
-    text = f"{run.name}: pool {pool:,.0f} tokens{size}, peak allocated {peak:,.0f} ({peak / pool:.1%})"
+    gpus = (run.scenario.get("hardware") or {}).get("tensor_parallel_size") or 1
+    size = f" ({bytes_to_gib(pool * bytes_per_token * gpus):.2f} GiB)" if bytes_per_token else ""
+    text = f"{run.name}: pool {pool:,.0f} tokens{size}"
+    peak = run.value("kv", "peak_tokens")
+    if peak is not None:
+        where = " on one replica" if num_replicas > 1 else ""
+        text += f", peak allocated{where} {numbers.count(peak)} ({numbers.percent(peak * num_replicas / pool)})"
     if zoomed:
         text += "; the axis stops just above the peak, what is above it is free"
     if thinned:

@@ -64,10 +64,9 @@ def value(summary: Mapping[str, Any], key: str) -> Any:
 
 def run_tables(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: int = 100) -> list[RenderableType]:
     """The tables of one run: what was run, latencies, throughput and memory, counts, and why numbers are missing."""
-    del width  # both tables fit 80 columns
     reasons: dict[str, list[str]] = {}
     parts: list[RenderableType] = [_title(summary, manifest)]
-    parts += [_latency_table(summary, manifest, reasons), _metric_table(summary, manifest, reasons)]
+    parts += [*_latency_tables(summary, manifest, reasons, width), _metric_table(summary, manifest, reasons, width)]
     parts += _reason_lines(reasons)
     warmup = manifest.get("warmup") or {}
     if warmup.get("dropped_requests"):
@@ -148,22 +147,20 @@ def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
     return text
 
 
-def _latency_table(
-    summary: Mapping[str, Any], manifest: Mapping[str, Any], reasons: dict[str, list[str]]
-) -> RenderableType:
-    table = _table()
-    table.add_column("latency, ms", no_wrap=True)
+def _latency_tables(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], reasons: dict[str, list[str]], width: int
+) -> list[Table]:
+    columns = []
     for stat in STATS:
-        table.add_column(stat, justify="right", no_wrap=True)
-    for key, name in LATENCIES:
-        table.add_row(name, *(_with_ci(summary, manifest, f"{key}.{stat}", plain, reasons) for stat in STATS))
-    return table
+        cells = (_with_ci(summary, manifest, f"{key}.{stat}", plain, reasons) for key, _ in LATENCIES)
+        columns.append((Column(stat, tuple(cells)),))
+    return fit("latency, ms", [name for _, name in LATENCIES], columns, width)
 
 
 def _metric_table(
-    summary: Mapping[str, Any], manifest: Mapping[str, Any], reasons: dict[str, list[str]]
-) -> RenderableType:
-    """Everything that is one number, in two columns of label and value."""
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], reasons: dict[str, list[str]], width: int
+) -> Table:
+    """Everything that is one number: label and value, side by side in two halves where the width allows."""
     rows: list[tuple[str, str]] = []
     for label, key, show, unit in _METRICS:
         text = _with_ci(summary, manifest, key, show, reasons)
@@ -171,19 +168,23 @@ def _metric_table(
     for kind in WASTE:
         pool = percent(value(summary, f"kv.{kind}.share_of_pool"))
         allocated = percent(value(summary, f"kv.{kind}.share_of_allocated"))
-        rows.append((f"KV {kind}", f"{pool} of pool, {allocated} of alloc."))
+        rows.append((f"KV {kind}", f"{pool} pool, {allocated} alloc."))
     counts = summary.get("num_requests") or {}
     rows += [(f"requests {kind}", plain(count)) for kind, count in counts.items() if not kind.endswith("_ci95")]
     if summary.get("num_truncated"):
         rows.append(("outputs cut short", plain(summary["num_truncated"])))
-    table = _table()
-    for header, side in (("", "left"), ("", "right"), ("  ", "left"), ("", "right")):
-        table.add_column(header, justify="right" if side == "right" else "left", no_wrap=True)
-    table.show_header = False
     half = (len(rows) + 1) // 2
-    for index in range(half):
-        right = rows[half + index] if half + index < len(rows) else ("", "")
-        table.add_row(*rows[index], "   " + right[0], right[1])
+    halves = [rows[:half], [*rows[half:], ("", "")][:half]]
+    # Two columns of padding after each of the four columns, and two that set the halves apart.
+    if sum(max(len(row[side]) for row in part) + 2 for part in halves for side in (0, 1)) + 2 > width:
+        halves = [rows]
+    table = _table()
+    table.show_header = False
+    for _ in halves:
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, justify="right")
+    for cells in zip(*halves, strict=True):
+        table.add_row(*(text for index, (label, number) in enumerate(cells) for text in ("  " * index + label, number)))
     return table
 
 
@@ -249,7 +250,7 @@ _LABELS = {
 def why_missing(summary: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
     """Why the number at a dotted key is null: the summary's own reason, else what the scenario implies."""
     top = key.partition(".")[0]
-    given = value(summary, f"{top}.reason") or summary.get(f"{top}_reason")
+    given = value(summary, f"{top}.reason") or summary.get(f"{top.removesuffix('_per_s')}_reason")
     if isinstance(given, str):
         return given
     scenario = manifest.get("scenario") or {}

@@ -209,7 +209,7 @@ def make_run(
         "replications": 1,
         "model": {"name": "llama-3-8b", "num_layers": 32, "source": "https://example.org/config.json"},
         "gpu": {"name": "a100-sxm4-80gb", "peak_flops_per_s": {"bfloat16": 312e12}, "sources": {"all": "data sheet"}},
-        "memory": {"kv_gib": 5.25, "bytes_per_block": 2_097_152},
+        "memory": {"kv_gib": 24.4, "kv_bytes_per_token": 131_072},
         "latency_source": "roofline (uncalibrated)",
         "profile": None,
         "notes": ["the <first> note"],
@@ -316,22 +316,16 @@ def test_comparison_names_its_arms_answers_definitions_and_provenance(
     assert "needs <code>replications: 2</code>" in page
 
 
-def test_same_input_same_bytes_in_another_process(
-    compared: tuple[dict[str, Path], dict[str, Any], str], tmp_path: Path
-) -> None:
-    arms, comparison, page = compared
-    spec = tmp_path / "spec.json"
-    spec.write_text(
-        json.dumps([{name: str(path) for name, path in arms.items()}, comparison, str(tmp_path / "r.html")])
-    )
+def test_same_input_same_bytes_in_another_process(tmp_path: Path) -> None:
+    arms = {"static": make_run(tmp_path / "static", (5, 9, 30), batching="static", slots=2)}
     code = (
-        "import json, pathlib, sys; from simkit.report.html import write_report\n"
-        "arms, comparison, out = json.loads(pathlib.Path(sys.argv[1]).read_text())\n"
-        "write_report(pathlib.Path(out), {n: pathlib.Path(p) for n, p in arms.items()},"
-        " title='Three generations', comparison=comparison)"
+        "import pathlib, sys; from simkit.report.html import write_report\n"
+        "out, *arms = map(pathlib.Path, sys.argv[1:])\n"
+        "write_report(out, {path.name: path for path in arms}, title='Twice')"
     )
-    subprocess.run([sys.executable, "-c", code, str(spec)], check=True, env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"})
-    assert (tmp_path / "r.html").read_bytes() == page.encode()
+    command = [sys.executable, "-c", code, str(tmp_path / "r.html"), *map(str, arms.values())]
+    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"})
+    assert (tmp_path / "r.html").read_bytes() == render(arms, title="Twice").encode()
 
 
 def test_figures_follow_the_page_colours(compared: tuple[dict[str, Path], dict[str, Any], str]) -> None:
@@ -364,6 +358,7 @@ def test_eight_requests_show_everything(tmp_path: Path) -> None:
     assert_well_formed(page)
     assert "all 4 slots that were ever held (max_num_seqs 4), the whole run" in page
     assert "8 of 8 requests finished" in page
+    assert "pool 200,000 tokens (24.41 GiB)" in page
     assert "not streamed" in page
     for i, output in enumerate(EIGHT):
         assert (f"#{i}<" in page) == (output > 25)  # narrow stays carry no name
@@ -372,21 +367,41 @@ def test_eight_requests_show_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("outputs", "options", "expected"),
     [
-        ((5, 6), {"finish": False}, "none of 2 requests finished (2 rejected)"),
-        ((5,), {}, "1 of 1 requests finished"),
-        ((1, 1, 1), {}, "no finished request has two or more output tokens"),
-        ((5, 9), {"changes": {"summary.saturated": True, "summary.saturation_reason": "queue grew"}}, "queue grew"),
-        ((5, 9), {"changes": {"summary.tpot_ms": None}}, "undefined in this run"),
+        (
+            (5, 6),
+            {"finish": False},
+            ["none of 2 requests finished (2 rejected)", "No figure for only: no step was run."],
+        ),
+        ((1,), {}, ["1 of 1 requests finished", "no finished request has two or more output tokens"]),
+        (
+            (5, 9),
+            {
+                "changes": {
+                    "summary.tpot_ms": None,
+                    "summary.saturated": True,
+                    "summary.saturation_reason": "queue grew",
+                }
+            },
+            ["queue grew. Latencies depend on how long", "no finished request has two or more output tokens"],
+        ),
     ],
 )
-def test_empty_corners(tmp_path: Path, outputs: Sequence[int], options: dict[str, Any], expected: str) -> None:
+def test_empty_corners(tmp_path: Path, outputs: Sequence[int], options: dict[str, Any], expected: list[str]) -> None:
     page = render({"only": make_run(tmp_path / "only", outputs, **options)}, title="Corner")
     assert_well_formed(page)
-    if "tpot" not in str(options):
-        assert expected in page
-    if not options.get("finish", True):
-        assert "No figure for only: no step was run." in page
-        assert "no request finished" in page
+    for text in expected:
+        assert text in page
+
+
+def test_labels_before_any_number(tmp_path: Path) -> None:
+    saturated = {"summary.saturated": True, "summary.saturation_reason": "queue grew"}
+    runs = [load_run(n, make_run(tmp_path / n, EIGHT, changes=saturated if n < "c" else None)) for n in ("a", "b", "c")]
+    found = {badge.label: badge for badge in headline.badges(runs)}
+    assert list(found) == ["uncalibrated", "saturated", "not simulated"]
+    assert found["saturated"].text.startswith("2 of 3 arms")
+    assert found["saturated"].details == ("a: queue grew", "b: queue grew")
+    measured = {"summary.latency_source": "profile a100", "summary.not_simulated": [], "manifest.not_simulated": []}
+    assert headline.badges([load_run("d", make_run(tmp_path / "d", EIGHT, changes=measured))]) == []
 
 
 def test_null_metrics_have_a_reason(tmp_path: Path) -> None:
@@ -428,6 +443,14 @@ def test_headline_compares_with_the_baseline_and_survives_zero(tmp_path: Path) -
     assert f"fast delivers 2.67 req/s, {ratio:.1f}x slow" in headline.sentence([slow, fast, none], None)
     assert "none finished no request" in headline.sentence([none, fast], {"baseline": "none"})
     assert "none of 8 requests finished" in headline.sentence([fast, none], {"baseline": "fast"})
+
+
+def test_means_over_replications_read_as_counts(tmp_path: Path) -> None:
+    counts = {"arrived": 8.0, "arrived_ci95": 0.0, "finished": 7.5, "finished_ci95": 0.4, "rejected": 0.5}
+    run = load_run("run", make_run(tmp_path / "run", EIGHT, changes={"summary.num_requests": counts}))
+    assert headline.sentence([run], None).endswith("7.50 of 8 requests finished.")
+    rows = {row.label: row.cells[0] for group in arm_table.arm_table([run]).groups for row in group.rows}
+    assert (rows["Finished"].text, rows["Finished"].interval) == ("7.50", "± 0.4")
 
 
 def test_lowest_free_slot_and_leavers_first() -> None:
@@ -517,7 +540,7 @@ def test_a_damaged_run_directory_is_one_clear_line(
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "run", (5, 6))
+    run_dir = make_run(tmp_path / "run", (5, 6), finish=False)
     with pytest.raises(InputError, match="cannot be written"):
         write_report(tmp_path / "no" / "such" / "r.html", {"run": run_dir}, title="t")
     with pytest.raises(InputError, match="at least one"):
