@@ -53,17 +53,22 @@ class Result:
     @property
     def requests(self) -> pd.DataFrame:
         """One row a request (columns of ``requests.parquet``), undefined values missing."""
-        return self.tables["requests"].to_pandas()
+        return _frame(self.tables["requests"])
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row a span of equal steps (columns of ``steps.parquet``)."""
-        return self.tables["steps"].to_pandas()
+        return _frame(self.tables["steps"])
 
     @property
     def slots(self) -> pd.DataFrame:
         """One row a stay in a slot, first replication (columns of ``slots.parquet``)."""
-        return self.tables["slots"].to_pandas()
+        return _frame(self.tables["slots"])
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
 
 
 def run(
@@ -114,9 +119,7 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
     return Path(out_dir)
 
 
-def write_comparison(
-    comparison: Comparison, out_dir: str | Path, overwrite: bool = False, report: bool = True
-) -> Path:
+def write_comparison(comparison: Comparison, out_dir: str | Path, overwrite: bool = False, report: bool = True) -> Path:
     """Write a comparison: ``arms/<name>`` run directories, compare.json, manifest.json and report.html."""
     with _replacing(Path(out_dir), overwrite) as directory:
         folders = {}

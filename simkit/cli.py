@@ -196,8 +196,7 @@ def compare(
     with _writing(out, out_dir):
         written = api.write_comparison(comparison, out_dir, overwrite=overwrite, report=not no_report)
     if not quiet:
-        for arm in list(comparison.arms.values())[:1]:
-            _notes(arm.manifest)
+        _notes(*(arm.manifest for arm in comparison.arms.values()))
     if json:
         console.out_bytes((written / "compare.json").read_bytes())
     else:
@@ -274,10 +273,12 @@ def _from_flags(flags: dict[str, Any], settings: list[str]) -> Scenario:
     return from_flags(model, gpu, rate, prompt, output, settings)
 
 
-def _notes(manifest: dict[str, Any]) -> None:
-    """What the reader should know about a run, a line each."""
-    line = console.not_simulated_line(manifest.get("not_simulated") or [])
-    for text in [*(manifest.get("notes") or []), *([line] if line else [])]:
+def _notes(*manifests: dict[str, Any]) -> None:
+    """What the reader should know about one or several runs, a line each, nothing twice."""
+    notes = [note for manifest in manifests for note in manifest.get("notes") or []]
+    keys = [key for manifest in manifests for key in manifest.get("not_simulated") or []]
+    line = console.not_simulated_line(list(dict.fromkeys(keys)))
+    for text in dict.fromkeys([*notes, *([line] if line else [])]):
         console.say(text)
 
 

@@ -120,7 +120,7 @@ def load(path: str | Path, sets: Sequence[str] = ()) -> Scenario:
 
     Raises InputError, one line, for anything wrong with either.
     """
-    return loads(io.read(path), sets, file=str(path), base_dir=Path(path).parent)
+    return loads(io.read(path), sets, file=io.one_line(path, 4096), base_dir=Path(path).parent)
 
 
 def loads(text: str, sets: Sequence[str] = (), *, file: str = "scenario", base_dir: Path | None = None) -> Scenario:
@@ -166,7 +166,7 @@ def apply_sets(scenario: Scenario, mapping: Mapping[str, Any], *, label: str = "
     data = scenario.model_dump(mode="json", exclude_unset=True)
     origin = Origin()
     for key, value in mapping.items():
-        _set(data, key, io.plain(value), f"{label} {key}", origin)
+        _set(data, key, io.plain(value), f"{label} {io.one_line(key)}", origin)
     return _validate(data, origin, scenario.base_dir)
 
 
@@ -175,9 +175,9 @@ def parse_axes(scenario: Scenario, texts: Sequence[str]) -> dict[str, list[Any]]
     axes: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
-        label = f"--axis {key}"
+        label = f"--axis {io.one_line(key)}"
         if not equals or not key.strip() or not listed.strip():
-            raise InputError(f"--axis {text}: expected KEY=A,B, e.g. --axis engine.max_num_seqs=32,64")
+            raise InputError(f"--axis {io.one_line(text)}: expected KEY=A,B, e.g. --axis engine.max_num_seqs=32,64")
         if key in axes:
             raise InputError(f"{label}: expected each key once; list all its values after one =")
         if io.split_key(key)[0] in NOT_IN_VARIANTS:
@@ -210,7 +210,7 @@ def _build(data: dict[str, Any], origin: Origin, sets: Sequence[str], base_dir: 
         raw = text.partition("=")[2].strip()
         if isinstance(value, int | float) and is_text(Scenario, io.split_key(key)):
             value = raw
-        _set(data, key, value, f"--set {key}", origin)
+        _set(data, key, value, f"--set {io.one_line(key)}", origin)
     scenario = _validate(data, origin, base_dir)
     _check_variants(scenario, data, origin)
     return scenario

@@ -19,6 +19,7 @@ from simkit.errors import InputError
 
 MAX_FILE_BYTES = 4 << 20
 MAX_DEPTH = 40
+MAX_VALUES = 1_000_000  # with aliases written out, so that a few lines cannot stand for billions of values
 
 _SCALARS: tuple[tuple[str, str, str], ...] = (
     (
@@ -59,7 +60,7 @@ class Source:
 
 def read(path: str | Path) -> str:
     """The text of a scenario file. Raises InputError when it is missing, unreadable, too large or not UTF-8."""
-    file = str(path)
+    file = one_line(path, 4096)
     try:
         raw = Path(path).read_bytes() if Path(path).stat().st_size <= MAX_FILE_BYTES else None
     except (FileNotFoundError, NotADirectoryError):
@@ -95,8 +96,8 @@ def parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set engine.max_num_seqs=64")
-    return key, parse_value(value, f"--set {key}")
+        raise InputError(f"--set {one_line(text)}: expected KEY=VALUE, e.g. --set engine.max_num_seqs=64")
+    return key, parse_value(value, f"--set {one_line(key)}")
 
 
 def parse_value(text: str, label: str) -> Any:
@@ -113,12 +114,10 @@ def _parse_value(text: str) -> tuple[yaml.Node | None, Any]:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        return root, None if root is None else _construct(loader, root, 0, ())
+        return root, None if root is None else _Builder(loader).build(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise InputError(
-            f"{mark.line + 1 if mark else 1}: YAML syntax: {_problem(error)}"
-        ) from None
+        raise InputError(f"{mark.line + 1 if mark else 1}: YAML syntax: {_problem(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"{line}: YAML syntax: character #x{error.character:04x} is not allowed") from None
@@ -131,51 +130,80 @@ def _parse_value(text: str) -> tuple[yaml.Node | None, Any]:
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
     text = error.problem or error.context or "cannot be parsed"
-    return _one_line(f"{error.context}, {text}" if text.startswith("but ") and error.context else text)
+    return one_line(f"{error.context}, {text}" if text.startswith("but ") and error.context else text)
 
 
-def _construct(loader: _Loader, node: yaml.Node, depth: int, parents: tuple[int, ...]) -> Any:
-    if depth > MAX_DEPTH or id(node) in parents:
-        raise InputError(f"{_line(node)}: YAML syntax: nested too deeply")
-    parents = (*parents, id(node))
-    if isinstance(node, yaml.SequenceNode):
+class _Builder:
+    """Nodes to plain data. A node that several aliases share is built once, but counted each time."""
+
+    def __init__(self, loader: _Loader) -> None:
+        self._loader = loader
+        self._built: dict[int, tuple[Any, int]] = {}  # id of a node -> its value, and how many values that is
+        self._open: set[int] = set()
+
+    def build(self, node: yaml.Node) -> Any:
+        return self._sized(node)[0]
+
+    def _sized(self, node: yaml.Node) -> tuple[Any, int]:
+        known = self._built.get(id(node))
+        if known is not None:
+            return known
+        if len(self._open) > MAX_DEPTH or id(node) in self._open:
+            raise InputError(f"{_line(node)}: YAML syntax: nested too deeply")
+        self._open.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            built = self._list(node)
+        elif isinstance(node, yaml.MappingNode):
+            built = self._mapping(node)
+        else:
+            built = self._scalar(node), 1
+        if built[1] > MAX_VALUES:
+            raise InputError(f"{_line(node)}: YAML syntax: more than {MAX_VALUES:,} values")
+        self._open.remove(id(node))
+        self._built[id(node)] = built
+        return built
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        _refuse_tag(node, "tag:yaml.org,2002:str", *(tag for tag, _, _ in _SCALARS))
+        if node.tag.endswith((":str", ":merge")):
+            return str(node.value)
+        try:
+            return self._loader.construct_object(node)
+        except (ValueError, KeyError, OverflowError):
+            raise InputError(f"{_line(node)}: YAML syntax: {shown(node.value)} is not a value") from None
+
+    def _list(self, node: yaml.SequenceNode) -> tuple[list[Any], int]:
         _refuse_tag(node, "tag:yaml.org,2002:seq")
-        return [_construct(loader, item, depth + 1, parents) for item in node.value]
-    if isinstance(node, yaml.MappingNode):
+        items = [self._sized(item) for item in node.value]
+        return [value for value, _ in items], 1 + sum(size for _, size in items)
+
+    def _mapping(self, node: yaml.MappingNode) -> tuple[dict[str, Any], int]:
         _refuse_tag(node, "tag:yaml.org,2002:map")
-        return _construct_mapping(loader, node, depth, parents)
-    _refuse_tag(node, "tag:yaml.org,2002:str", *(tag for tag, _, _ in _SCALARS))
-    if node.tag.endswith((":str", ":merge")):
-        return str(node.value)
-    try:
-        return loader.construct_object(node)
-    except (ValueError, KeyError, OverflowError):
-        raise InputError(f"{_line(node)}: YAML syntax: {shown(node.value)} is not a value") from None
-
-
-def _construct_mapping(loader: _Loader, node: yaml.MappingNode, depth: int, parents: tuple[int, ...]) -> dict[str, Any]:
-    own: dict[str, Any] = {}
-    merged: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        value = _construct(loader, value_node, depth + 1, parents)
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            for base in value if isinstance(value, list) else [value]:
-                if not isinstance(base, dict):
-                    raise InputError(f"{_line(key_node)}: YAML syntax: expected a mapping after <<, got {shown(base)}")
-                merged = {**base, **merged}
-            continue
-        key = _construct(loader, key_node, depth + 1, parents)
-        if not isinstance(key, str):
-            raise InputError(f"{_line(key_node)}: expected a text as key, got {shown(key)}")
-        if key in own:
-            raise InputError(f"{_line(key_node)}: {_one_line(key)}: duplicate key")
-        own[key] = value
-    return {**merged, **own}
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        total = 1
+        for key_node, value_node in node.value:
+            value, size = self._sized(value_node)
+            total += 1 + size
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                for base in value if isinstance(value, list) else [value]:
+                    if not isinstance(base, dict):
+                        got = shown(base)
+                        raise InputError(f"{_line(key_node)}: YAML syntax: expected a mapping after <<, got {got}")
+                    merged = {**base, **merged}
+                continue
+            key = self.build(key_node)
+            if not isinstance(key, str):
+                raise InputError(f"{_line(key_node)}: expected a text as key, got {shown(key)}")
+            if key in own:
+                raise InputError(f"{_line(key_node)}: {one_line(key)}: duplicate key")
+            own[key] = value
+        return {**merged, **own}, total
 
 
 def _refuse_tag(node: yaml.Node, *allowed: str) -> None:
     if node.tag not in allowed:
-        raise InputError(f"{_line(node)}: YAML syntax: tag {_one_line(node.tag)} is not supported")
+        raise InputError(f"{_line(node)}: YAML syntax: tag {one_line(node.tag)} is not supported")
 
 
 def line_of(root: yaml.Node | None, path: tuple[str | int, ...]) -> int | None:
@@ -257,11 +285,12 @@ _SHORT = _Short()
 
 def shown(value: Any) -> str:
     """A value as an error message shows it: YAML's words for null and booleans, cut when long, always one line."""
-    return _one_line(_SHORT.repr(value))
+    return one_line(_SHORT.repr(value))
 
 
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())[:200]
+def one_line(text: object, limit: int = 200) -> str:
+    """Text on one line of at most `limit` characters."""
+    return " ".join(str(text).split())[:limit]
 
 
 def _line(node: yaml.Node) -> int:

@@ -27,8 +27,8 @@ class Sequence:
     `arrival_ns` and `id` only order queues. `reserve_tokens` is what a contiguous allocator sets aside at admission,
     handed over by the engine. `kv` belongs to the allocator. `num_outstanding_tokens` counts sampled but unseen tokens
     and `num_in_flight_tokens` scheduled tokens whose output was not processed (both 0 without async scheduling);
-    `num_stale_tokens` is what was in flight when the sequence was preempted. `in_prefill` tells whether the last pass left
-    known tokens uncomputed.
+    `num_stale_tokens` is what was in flight when the sequence was preempted. `in_prefill` tells whether the last pass
+    left known tokens uncomputed. `siblings` are further samples of the prompt, which come to life when it is computed.
     """
 
     __slots__ = (
@@ -39,8 +39,8 @@ class Sequence:
         "max_tokens",
         "num_computed_tokens",
         "num_in_flight_tokens",
-        "num_outstanding_tokens",
         "num_output_tokens",
+        "num_outstanding_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_stale_tokens",
@@ -50,7 +50,7 @@ class Sequence:
         "priority",
         "reserve_tokens",
         "samples",
-        "served_tokens",
+        "siblings",
         "tenant",
         "tokens",
     )
@@ -65,6 +65,7 @@ class Sequence:
         self.prefix_group = request.prefix_group
         self.prefix_tokens = request.prefix_tokens
         self.samples = request.samples
+        self.siblings: list[Sequence] = []
         self.reserve_tokens = reserve_tokens
         self.tokens = tokens
         self.kv: Any = None
@@ -75,7 +76,6 @@ class Sequence:
         self.num_in_flight_tokens = 0
         self.num_stale_tokens = 0
         self.num_preemptions = 0
-        self.served_tokens = 0
         self.phase = Phase.WAITING
 
     @property

@@ -138,7 +138,7 @@ class LatencyModel(Protocol):
         """The part of each step in which the GPU is busy, int64[k], never more than `step_ns`."""
 
     def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
-        """(FLOPs, bytes moved to or from GPU memory) of each step, float64[k] each, all GPUs of the replica together."""
+        """(FLOPs, bytes moved to or from GPU memory) of each step, float64[k], all GPUs of the replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class KVAllocator(Protocol):
         """Blocks of a paged pool, the dummy block included; None for contiguous memory."""
 
     def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
-        """Whether a lone sequence that grows to `num_tokens` (contiguous: reserves `reserve_tokens`) can ever be held."""
+        """Whether a lone sequence of `num_tokens` (contiguous: that reserves `reserve_tokens`) can be held."""
 
     def lookup(self, seq: Sequence) -> int:
         """Tokens of `seq` whose KV is already cached and can be shared; 0 without prefix caching. Changes nothing."""
@@ -180,6 +180,9 @@ class KVAllocator(Protocol):
 
     def try_grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make room so that `seq` holds `num_tokens` in all."""
+
+    def try_fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Give `child` the memory of `parent`: shared with copy-on-write if paged, else a region of its own."""
 
     def enter(self, seq: Sequence, num_tokens: int) -> None:
         """Make the first `num_tokens` of `seq` known to the prefix cache; nothing without prefix caching."""

@@ -1,15 +1,18 @@
 """Continuous batching: decides every step, by the rules of the vLLM V1 scheduler (version 0.33).
 
 Owns the running list, the waiting queue and the scheduling pass. Never imports a clock, randomness, a latency model or
-true output lengths. Section numbers in docstrings are those of the scheduler specification.
+true output lengths. Section numbers in docstrings are those of the scheduler specification. Beyond the real engine and
+off by default: policies `sjf` and `fair`, preemption by swapping, several samples of one prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from simkit.batching.ordering import QUEUES, WaitingQueue
+from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.plan import Chunk, Outcome, Preemption, StepPlan
+from simkit.kv.swap import HostPool
 from simkit.sequence import Phase, Sequence
 from simkit.types import KVAllocator
 
@@ -32,10 +35,16 @@ class ContinuousSettings:
     async_scheduling: bool = False
 
 
+FAIR_FLOOR_TOKENS = 32
+"""Under `fair`, tokens a sequence may generate after each admission before it becomes a victim, while others can be."""
+
+
 class _Pass:
     """The state of one scheduling pass while it is being made."""
 
-    __slots__ = ("budget", "cap", "chunk_of", "hold", "preemptions", "scheduled", "with_prefill")
+    __slots__ = (
+        "budget", "cap", "chunk_of", "hold", "preemptions", "scheduled", "swapped_in", "swapped_out", "with_prefill",
+    )  # fmt: skip
 
     def __init__(self, budget: int, cap: int, hold: bool) -> None:
         self.budget = budget
@@ -45,18 +54,35 @@ class _Pass:
         self.chunk_of: dict[Sequence, str] = {}
         self.preemptions: list[Preemption] = []
         self.with_prefill = False
+        self.swapped_in = 0
+        self.swapped_out = 0
 
 
 class ContinuousBatcher:
-    """Running sequences first, then the head of the queue for as long as budget, slots and blocks last."""
+    """Running sequences first, then the head of the queue for as long as budget, slots and blocks last.
 
-    def __init__(self, settings: ContinuousSettings, kv: KVAllocator, outcome: Outcome) -> None:
+    With a `host_pool` a victim for which `prefers_swap` says so is swapped out instead of recomputed, if it fits.
+    """
+
+    def __init__(
+        self,
+        settings: ContinuousSettings,
+        kv: KVAllocator,
+        outcome: Outcome,
+        host_pool: HostPool | None = None,
+        prefers_swap: Callable[[Sequence], bool] | None = None,
+    ) -> None:
         self.settings = settings
         self.kv = kv
         self.outcome = outcome
         self.running: list[Sequence] = []
         self.waiting: WaitingQueue = QUEUES[settings.policy]()
         self._by_priority = settings.policy == "priority"
+        self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
+        self._host = host_pool
+        self._prefers_swap = prefers_swap or (lambda seq: True)
+        self._residency_start: dict[Sequence, int] = {}
+        self._num_unborn = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
         self._ended_since_pass = False
         self._num_passes = 0
@@ -155,7 +181,7 @@ class ContinuousBatcher:
                     placed = False
                     break
             if not placed:
-                if not self._by_priority:
+                if not (self._by_priority or self._fair):
                     return
                 continue
             state.scheduled[seq] = num_tokens
@@ -172,40 +198,66 @@ class ContinuousBatcher:
 
     def _preempt_one(self, state: _Pass, index: int) -> tuple[Sequence, int]:
         """Section 4: choose and evict a victim; returns it and the position to go on from."""
-        if self._by_priority:
-            victim = max(self.running, key=lambda seq: (seq.priority, seq.arrival_ns))
-            position = self.running.index(victim)
-            del self.running[position]
+        running = self.running
+        if self._by_priority or self._fair:
+            victim = self._fair_victim() if self._fair else max(running, key=lambda s: (s.priority, s.arrival_ns))
+            position = running.index(victim)
+            del running[position]
             if victim in state.scheduled:
                 state.budget += state.scheduled.pop(victim)
                 state.chunk_of.pop(victim, None)
             if position < index:
                 index -= 1
         else:
-            victim = self.running.pop()
-        state.preemptions.append(Preemption(victim, victim.num_computed_tokens))
+            victim = running.pop()
+        self._evict(victim, state)
+        return victim, index
+
+    def _fair_victim(self) -> Sequence:
+        """The last admitted sequence of the most served tenant, those below the floor only when nobody else is left."""
+        assert self._fair is not None
+        served, start = self._fair.served, self._residency_start
+        above = [s for s in self.running if s.num_output_tokens - start[s] >= FAIR_FLOOR_TOKENS]
+        candidates = above or self.running
+        most = max(served[seq.tenant] for seq in candidates)
+        return next(seq for seq in reversed(candidates) if served[seq.tenant] == most)
+
+    def _evict(self, victim: Sequence, state: _Pass) -> None:
+        """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
+        host = self._host
+        held_tokens = self.kv.allocated_of(victim)
+        swapped = host is not None and self._prefers_swap(victim) and host.try_store(victim, held_tokens)
         self.kv.free(victim)
-        victim.num_computed_tokens = 0
-        victim.num_stale_tokens += victim.num_in_flight_tokens
-        victim.num_in_flight_tokens = 0
-        victim.num_outstanding_tokens = 0
+        if swapped:
+            state.swapped_out += held_tokens
+            state.preemptions.append(Preemption(victim, 0))
+        else:
+            state.preemptions.append(Preemption(victim, victim.num_computed_tokens))
+            victim.num_computed_tokens = 0
+            victim.num_stale_tokens += victim.num_in_flight_tokens
+            victim.num_in_flight_tokens = 0
+            victim.num_outstanding_tokens = 0
+        if victim.siblings:
+            self._num_unborn -= len(victim.siblings)
         victim.num_preemptions += 1
         victim.in_prefill = True
         victim.phase = Phase.PREEMPTED
         self.waiting.push_preempted(victim)
-        return victim, index
 
     def _admit(self, state: _Pass) -> None:
         """Section 3b: strict head of line."""
         if state.preemptions:
             return
         settings = self.settings
-        while state.budget > 0 and len(self.waiting) and len(self.running) < self._max_running:
+        while state.budget > 0 and len(self.waiting):
             seq = self.waiting.peek()
-            if seq.num_stale_tokens > 0:
+            if len(self.running) + self._num_unborn + 1 + len(seq.siblings) > self._max_running:
+                break
+            swapped = self._host is not None and self._host.holds(seq)
+            if seq.num_stale_tokens > 0 or (swapped and seq.num_in_flight_tokens > 0):
                 break
             known = seq.num_known_tokens
-            computed = self.kv.lookup(seq)
+            computed = seq.num_computed_tokens if swapped else self.kv.lookup(seq)
             if state.hold and computed < known - 1:
                 break
             num_tokens = known - computed
@@ -218,15 +270,26 @@ class ContinuousBatcher:
             if not self.kv.try_admit(seq, computed + num_tokens, gate_tokens, headroom=bool(self.running)):
                 break
             self.waiting.pop()
-            self.running.append(seq)
-            state.chunk_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
-            seq.phase = Phase.RUNNING
-            seq.num_computed_tokens = computed
-            state.scheduled[seq] = num_tokens
-            state.budget -= num_tokens
-            state.with_prefill |= computed < known - 1
+            self._enter_slot(seq, state, computed, num_tokens, swapped)
         if not state.hold:
             self._backlog = len(self.waiting) > 0
+
+    def _enter_slot(self, seq: Sequence, state: _Pass, computed: int, num_tokens: int, swapped: bool) -> None:
+        self.running.append(seq)
+        self._num_unborn += len(seq.siblings)
+        if swapped:
+            assert self._host is not None
+            state.swapped_in += self._host.release(seq)
+            state.chunk_of[seq] = "S"
+        else:
+            state.chunk_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
+        if self._fair is not None:
+            self._residency_start[seq] = seq.num_output_tokens
+        seq.phase = Phase.RUNNING
+        seq.num_computed_tokens = computed
+        state.scheduled[seq] = num_tokens
+        state.budget -= num_tokens
+        state.with_prefill |= computed < seq.num_known_tokens - 1
 
     def _finish_pass(self, state: _Pass) -> StepPlan:
         plan = StepPlan(preemptions=state.preemptions, held_slots=len(self.running))
@@ -263,6 +326,12 @@ class ContinuousBatcher:
         plan.context_tokens += context_sum
         plan.num_scheduled = len(order)
         plan.num_scheduled_tokens = plan.num_decode + plan.prefill_tokens
+        if self._host is not None:
+            plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
+            plan.swap_out_bytes = state.swapped_out * self._host.bytes_per_token
+        if self._fair is not None:
+            for seq, num_tokens in state.scheduled.items():
+                self._fair.served[seq.tenant] += num_tokens
         if order:
             self._num_passes += 1
             if state.with_prefill:
@@ -274,7 +343,11 @@ class ContinuousBatcher:
         """A pass that preempted, holds a prefill or left someone out is stable for one step only."""
         if plan.chunks or plan.preemptions or plan.num_decode != len(self.running) or not plan.decodes:
             return False
-        return self.settings.prefill_schedule_interval == 1 or not len(self.waiting)
+        if not len(self.waiting):
+            return True
+        if self._fair is not None and len(self.running) < self._max_running:
+            return False  # service counts move with every token, and with them the head
+        return self.settings.prefill_schedule_interval == 1
 
     def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
         """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
@@ -305,6 +378,9 @@ class ContinuousBatcher:
             seq.num_in_flight_tokens += in_flight
             seq.num_outstanding_tokens += in_flight
         self._num_passes += passes
+        if self._fair is not None:
+            for seq in plan.decodes:
+                self._fair.served[seq.tenant] += passes
 
     def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> bool:
         stale = seq.num_stale_tokens > 0
@@ -317,30 +393,64 @@ class ContinuousBatcher:
         seq.num_output_tokens += 1
         if not stale:
             seq.num_outstanding_tokens -= 1
-            if self.settings.async_scheduling:
+            if self.settings.async_scheduling and seq.kv is not None:
                 # A token that was not known at allocation may complete a block, the last token of a sequence too.
                 self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
         ends = (
             seq.num_output_tokens >= seq.max_tokens
             or seq.num_prompt_tokens + seq.num_output_tokens >= self.settings.max_model_len
         )
+        if seq.siblings:
+            self._give_birth(seq, ends)
         if self.outcome.token(seq, ends):
-            if seq.phase is Phase.PREEMPTED:
-                self.waiting.remove(seq)
-            else:
-                self.kv.free(seq)
-            seq.phase = Phase.FINISHED
+            self._leave(seq)
             self.outcome.released(seq)
             return True
         return False
+
+    def _leave(self, seq: Sequence) -> None:
+        """Take a sequence that ends or is aborted out of whatever holds it, except the running list."""
+        if seq.phase is Phase.RUNNING:
+            self.kv.free(seq)
+            self._num_unborn -= len(seq.siblings)
+        else:
+            self.waiting.remove(seq)
+            if self._host is not None and self._host.holds(seq):
+                self._host.release(seq)
+        self._residency_start.pop(seq, None)
+        seq.phase = Phase.FINISHED
+
+    def _give_birth(self, parent: Sequence, ends: bool) -> None:
+        """The prompt is computed: its other samples share it and get their first token in the same step.
+
+        A sample for which there is no memory starts like a preempted one.
+        """
+        born, parent.siblings = parent.siblings, []
+        if parent.phase is Phase.RUNNING:
+            self._num_unborn -= len(born)
+        for child in born:
+            child.num_output_tokens = parent.num_output_tokens
+            if parent.phase is Phase.RUNNING and self.kv.try_fork(parent, child):
+                child.num_computed_tokens = parent.num_prompt_tokens
+                child.in_prefill = False
+                child.phase = Phase.RUNNING
+                self.running.append(child)
+                if self._fair is not None:
+                    self._residency_start[child] = child.num_output_tokens
+            else:
+                child.phase = Phase.PREEMPTED
+                self.waiting.push_preempted(child)
+            if self.outcome.token(child, ends):
+                self._leave(child)
+                self.outcome.released(child)
 
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""
         if seq.phase is Phase.RUNNING:
             self.running.remove(seq)
-            self.kv.free(seq)
-        else:
-            self.waiting.remove(seq)
-        seq.phase = Phase.FINISHED
+        self._leave(seq)
         self._ended_since_pass = True
         self.outcome.released(seq)
+        for unborn in seq.siblings:
+            unborn.phase = Phase.FINISHED
+            self.outcome.released(unborn)

@@ -116,9 +116,67 @@ def _shortest_prompt_key(seq: Sequence) -> tuple[int, ...]:
     return (seq.num_prompt_tokens, seq.arrival_ns, seq.id)
 
 
+class FairQueue:
+    """Least served tenant first, within a tenant first come first served; who was preempted goes to its tenant's front.
+
+    `served` counts scheduled tokens a tenant. A tenant that returns from idleness starts at the least count of those
+    that wait, so that idling earns no credit (the virtual token counter of Sheng et al., OSDI 2024).
+    """
+
+    __slots__ = ("_queues", "served")
+
+    def __init__(self) -> None:
+        self.served: dict[int, int] = {}
+        self._queues: dict[int, deque[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        tenants = sorted(self._queues, key=self._rank)
+        return (seq for tenant in tenants for seq in self._queues[tenant])
+
+    def _rank(self, tenant: int) -> tuple[int, int, int]:
+        head = self._queues[tenant][0]
+        return (self.served[tenant], head.arrival_ns, head.id)
+
+    def _join(self, tenant: int) -> deque[Sequence]:
+        if tenant not in self._queues:
+            least = min((self.served[other] for other in self._queues), default=0)
+            self.served[tenant] = max(self.served.get(tenant, 0), least)
+            self._queues[tenant] = deque()
+        return self._queues[tenant]
+
+    def push(self, seq: Sequence) -> None:
+        """Join at the end of the tenant's queue."""
+        self._join(seq.tenant).append(seq)
+
+    def push_preempted(self, seq: Sequence) -> None:
+        """Join at the front of the tenant's queue."""
+        self._join(seq.tenant).appendleft(seq)
+
+    def peek(self) -> Sequence:
+        """The head of the least served tenant's queue."""
+        return self._queues[min(self._queues, key=self._rank)][0]
+
+    def pop(self) -> Sequence:
+        """Remove and return the head."""
+        seq = self.peek()
+        self.remove(seq)
+        return seq
+
+    def remove(self, seq: Sequence) -> None:
+        """Remove `seq`."""
+        queue = self._queues[seq.tenant]
+        queue.remove(seq)
+        if not queue:
+            del self._queues[seq.tenant]
+
+
 QUEUES: dict[str, Callable[[], WaitingQueue]] = {
     "fcfs": FcfsQueue,
     "priority": lambda: SortedQueue(_priority_key),
     "sjf": lambda: SortedQueue(_shortest_prompt_key),
+    "fair": FairQueue,
 }
 """Policy name in the scenario file to a constructor of its waiting queue."""

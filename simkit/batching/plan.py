@@ -80,7 +80,12 @@ class StepPlan:
                 self.swap_out_bytes,
             )
         return StepShapes.run(
-            num_steps, self.num_decode, self.decode_context_sum, self.decode_context_max, self.num_sampled, self.dead_slots
+            num_steps,
+            self.num_decode,
+            self.decode_context_sum,
+            self.decode_context_max,
+            self.num_sampled,
+            self.dead_slots,
         )
 
 
@@ -111,7 +116,7 @@ class Batcher(Protocol):
     def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | Hold | None:
         """Make and apply one pass; None when there is nothing to do.
 
-        `closed`: no further arrival is pending. `expired`: the oldest waiting sequence has waited as long as `Hold` said.
+        `closed`: no further arrival is pending. `expired`: the oldest waiting sequence waited as long as `Hold` said.
         """
 
     def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:

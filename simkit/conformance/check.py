@@ -71,9 +71,7 @@ def _first_difference(trace: Trace, replay: Replay) -> Difference | None:
     return None if totals == recorded else _difference(last_line, recorded, totals, replay)
 
 
-def _difference(
-    line: int, recorded: dict[str, Any] | None, ours: dict[str, Any] | None, replay: Replay
-) -> Difference:
+def _difference(line: int, recorded: dict[str, Any] | None, ours: dict[str, Any] | None, replay: Replay) -> Difference:
     left, right = recorded or {}, ours or {}
     keys = tuple(key for key in {**left, **right} if left.get(key) != right.get(key))
     running = tuple(seq.id for seq in replay.batcher.members())

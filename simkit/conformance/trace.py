@@ -10,6 +10,7 @@ import gzip
 import json
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def read_trace(path: Path) -> Trace:
     duration = _duration(header.get("duration"), where)
     requests = _requests(header, where)
     if len(lines) < 2 or not isinstance(lines[-1], dict) or lines[-1].get("end") is not True:
-        raise InputError(f"{path}:{len(lines)}: expected a summary line (\"end\": true) at the end; the file is cut")
+        raise InputError(f'{path}:{len(lines)}: expected a summary line ("end": true) at the end; the file is cut')
     for number, record in enumerate(lines[1:-1], start=2):
         _check_record(record, config["async_scheduling"], f"{path}:{number}")
     return Trace(
@@ -124,8 +125,8 @@ def _lines(path: Path) -> list[Any]:
     except (EOFError, zlib.error):
         raise InputError(f"{path}: the gzip data is cut or damaged") from None
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise InputError(f"{path}:{line}: expected UTF-8 text") from None
+        number = content[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{number}: expected UTF-8 text") from None
     parsed = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -190,7 +191,7 @@ def _requests(header: dict[str, Any], where: str) -> tuple[TraceRequest, ...]:
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise InputError(f"{where}: requests[{index}]: expected at least one prompt token and one output token")
         found.append(request)
-    if any((a.at_ns, a.id) >= (b.at_ns, b.id) for a, b in zip(found, found[1:], strict=False)):
+    if any((a.at_ns, a.id) >= (b.at_ns, b.id) for a, b in pairwise(found)):
         raise InputError(f"{where}: requests: expected them sorted by (at, id)")
     return tuple(found)
 

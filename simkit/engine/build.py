@@ -5,6 +5,7 @@ Owns what the real engine does at start-up. Imports scenario, hardware, models, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,16 @@ from simkit.errors import InputError
 from simkit.hardware import GpuSpec, load_gpu
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.paged import PagedAllocator
+from simkit.kv.swap import HostPool
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.memory import MemoryBudget, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
 from simkit.models import load_model
 from simkit.scenario import Engine, Scenario, apply_sets
-from simkit.types import KVAllocator, LatencyModel, Request
-from simkit.units import s_to_ns
+from simkit.sequence import Sequence
+from simkit.types import KVAllocator, LatencyModel, Request, StepShapes
+from simkit.units import gib_to_bytes, s_to_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,12 @@ class Setup:
     @property
     def max_num_seqs(self) -> int:
         """Slots of one replica."""
-        return _set(self.scenario.engine.max_num_seqs)
+        return require(self.scenario.engine.max_num_seqs)
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and answer together."""
-        return _set(self.scenario.engine.max_model_len)
+        return require(self.scenario.engine.max_model_len)
 
     @property
     def stream(self) -> bool:
@@ -64,6 +67,17 @@ class Setup:
         """Whether blocks are shared by content."""
         engine = self.scenario.engine
         return engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
+
+    @property
+    def samples(self) -> int:
+        """Answers sampled from each prompt; a batch that runs to completion makes one."""
+        return self.scenario.workload.samples if self.scenario.engine.batching == "continuous" else 1
+
+    @property
+    def swaps(self) -> bool:
+        """Whether a victim's memory can go to the host."""
+        engine = self.scenario.engine
+        return engine.preemption != "recompute" and engine.batching == "continuous"
 
     @property
     def capacity_tokens(self) -> int:
@@ -84,8 +98,8 @@ def set_up(scenario: Scenario) -> Setup:
         gpu,
         tensor_parallel_size=hardware.tensor_parallel_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,
-        max_num_seqs=_set(engine.max_num_seqs),
-        max_num_batched_tokens=_set(engine.max_num_batched_tokens),
+        max_num_seqs=require(engine.max_num_seqs),
+        max_num_batched_tokens=require(engine.max_num_batched_tokens),
         block_size=engine.block_size,
         dtype=engine.dtype,
         kv_cache_dtype=engine.kv_cache_dtype,
@@ -140,7 +154,7 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
 def _check_start_up(engine: Engine, num_gpu_blocks: int) -> None:
     """One sequence of max_model_len must fit (scheduler specification, section 9)."""
     usable = num_gpu_blocks - 1
-    max_model_len = _set(engine.max_model_len)
+    max_model_len = require(engine.max_model_len)
     if -(-max_model_len // engine.block_size) > usable:
         raise InputError(
             f"engine.max_model_len: one sequence of {max_model_len} tokens needs "
@@ -179,21 +193,36 @@ def _latency(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> LatencyModel
 
 
 def _not_simulated(scenario: Scenario) -> tuple[str, ...]:
-    """Keys that were set, would matter, and are run as off."""
+    """Keys that were set, would matter, and are run as off: what only continuous batching with paged memory can do."""
     engine, workload = scenario.engine, scenario.workload
+    continuous = engine.batching == "continuous"
     keys = []
-    if engine.preemption != "recompute" and engine.batching == "continuous" and engine.kv_allocator == "paged":
-        keys.append("engine.preemption")
-    if engine.host_pool_gib:
-        keys.append("engine.host_pool_gib")
-    if engine.policy == "fair":
-        keys.append("engine.policy")
-    if workload.samples > 1:
-        keys.append("workload.samples")
-    cacheable = engine.batching == "continuous" and engine.kv_allocator == "paged"
-    if engine.enable_prefix_caching and workload.prefix is not None and not cacheable:
+    if (
+        engine.enable_prefix_caching
+        and workload.prefix is not None
+        and not (continuous and engine.kv_allocator == "paged")
+    ):
         keys.append("engine.enable_prefix_caching")
+    if engine.policy == "fair" and not continuous:
+        keys.append("engine.policy")
+    if workload.samples > 1 and not continuous:
+        keys.append("workload.samples")
     return tuple(keys)
+
+
+def describe(setup: Setup) -> str:
+    """The settings that decide whether a run can get stuck, in one line."""
+    engine = setup.scenario.engine
+    names = (
+        "batching", "policy", "preemption", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
+        "scheduler_reserve_full_isl", "enable_prefix_caching", "block_size",
+    )  # fmt: skip
+    listed = [f"{name} {_yaml(getattr(engine, name))}" for name in names]
+    return ", ".join([*listed, f"num_gpu_blocks {setup.num_gpu_blocks}"])
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def reserve_tokens(engine: Engine, request: Request) -> int:
@@ -201,7 +230,7 @@ def reserve_tokens(engine: Engine, request: Request) -> int:
 
     Paged memory reserves prompt + max_tokens, and only where a batch runs to completion.
     """
-    max_model_len = _set(engine.max_model_len)
+    max_model_len = require(engine.max_model_len)
     longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
     if engine.kv_allocator == "paged":
         return longest
@@ -223,7 +252,7 @@ def make_kv(setup: Setup) -> KVAllocator:
 def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome) -> Batcher:
     """The batcher of one replica."""
     engine = setup.scenario.engine
-    policy = "fcfs" if engine.policy == "fair" else engine.policy
+    policy = "fcfs" if engine.policy == "fair" and engine.batching != "continuous" else engine.policy
     if engine.batching == "static":
         wait_ns = None if engine.max_wait_s is None else s_to_ns(engine.max_wait_s)
         return StaticBatcher(setup.max_num_seqs, setup.max_model_len, wait_ns, kv, outcome, policy)
@@ -232,7 +261,7 @@ def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome) -> Batcher:
         return DynamicBatcher(setup.max_num_seqs, setup.max_model_len, delay_ns, kv, outcome, policy)
     settings = ContinuousSettings(
         max_num_seqs=setup.max_num_seqs,
-        max_num_batched_tokens=_set(engine.max_num_batched_tokens),
+        max_num_batched_tokens=require(engine.max_num_batched_tokens),
         max_model_len=setup.max_model_len,
         enable_chunked_prefill=engine.enable_chunked_prefill,
         prefill_first=engine.prefill_first,
@@ -244,9 +273,34 @@ def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome) -> Batcher:
         max_num_active_seqs=engine.max_num_active_seqs,
         async_scheduling=setup.async_scheduling,
     )
-    return ContinuousBatcher(settings, kv, outcome)
+    if not setup.swaps:
+        return ContinuousBatcher(settings, kv, outcome)
+    rule = _cheaper_to_swap(setup) if engine.preemption == "auto" else None
+    return ContinuousBatcher(settings, kv, outcome, _host_pool(setup), rule)
 
 
-def _set(value: Any) -> Any:
+def _host_pool(setup: Setup) -> HostPool:
+    bytes_per_token = setup.memory.kv_bytes_per_token * setup.scenario.hardware.tensor_parallel_size
+    return HostPool(int(gib_to_bytes(setup.scenario.engine.host_pool_gib) // bytes_per_token), bytes_per_token)
+
+
+def _cheaper_to_swap(setup: Setup) -> Callable[[Sequence], bool]:
+    """`auto` preemption: compare what both actions add to a step that decodes one sequence, by the latency model."""
+    step_ns = setup.latency.step_ns
+    engine, bytes_per_token = setup.scenario.engine, _host_pool(setup).bytes_per_token
+
+    def cheaper(seq: Sequence) -> bool:
+        computed = seq.num_computed_tokens
+        moved = -(-computed // engine.block_size) * engine.block_size * bytes_per_token
+        swap = StepShapes.single(1, computed, computed, 0, 0, 0, 1, 0, 0, moved, moved)
+        pairs = computed * (computed + 1) // 2
+        recompute = StepShapes.single(1, computed, computed, computed, 0, pairs, 1, 0, 0, 0, 0)
+        return int(step_ns(swap)[0]) < int(step_ns(recompute)[0])
+
+    return cheaper
+
+
+def require(value: int | None) -> int:
+    """A value that a resolved scenario has."""
     assert value is not None, "a resolved scenario has every value"
     return value

@@ -1,4 +1,7 @@
-"""One request inside the engine: the true output length, which nobody else may see, and its stamps so far."""
+"""One request inside the engine: the true output length, which nobody else may see, and its stamps so far.
+
+Imports `sequence` and `types` only.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from simkit.types import Request
 
 
 class Customer:
-    """A request in the system. Times are ns, -1 = not yet.
+    """A request in the system, or one of several samples of it. Times are ns, -1 = not yet.
 
-    `delivered_*` are what the client sees; `generated_*` are when the engine made the tokens. They differ where an
-    arm does not stream. `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the present residency in a slot.
+    `generated_*` are when the engine made the tokens, `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the
+    present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
+    them got (`total_*`) and is done when `num_parts` is 0.
     """
 
     __slots__ = (
@@ -18,33 +22,49 @@ class Customer:
         "admitted_ns",
         "arrival_ns",
         "cached_tokens",
-        "delivered_first_ns",
-        "delivered_last_ns",
         "final_tokens",
         "first_scheduled_ns",
         "generated_first_ns",
         "generated_last_ns",
         "held_last_ns",
         "high_water_tokens",
+        "lead",
         "measured",
+        "num_parts",
         "prefill_end_ns",
         "replica",
         "request",
-        "seq",
+        "sequences",
+        "total_first_ns",
+        "total_last_ns",
+        "total_preemptions",
+        "total_tokens",
         "true_output_tokens",
     )
 
-    def __init__(self, request: Request, arrival_ns: int, replica: int, measured: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        arrival_ns: int,
+        replica: int,
+        measured: bool,
+        true_output_tokens: int,
+        lead: Customer | None = None,
+    ) -> None:
         self.request = request
         self.arrival_ns = arrival_ns
         self.replica = replica
         self.measured = measured
-        self.true_output_tokens = request.output_tokens
-        self.final_tokens = request.prompt_tokens + request.output_tokens - 1
-        self.seq: Sequence | None = None
+        self.true_output_tokens = true_output_tokens
+        self.final_tokens = request.prompt_tokens + true_output_tokens - 1
+        self.lead: Customer = self if lead is None else lead
+        self.sequences: list[Sequence] = []
+        self.num_parts = 0
+        self.total_tokens = 0
+        self.total_preemptions = 0
+        self.total_first_ns = -1
+        self.total_last_ns = -1
         self.first_scheduled_ns = -1
-        self.delivered_first_ns = -1
-        self.delivered_last_ns = -1
         self.generated_first_ns = -1
         self.generated_last_ns = -1
         self.admitted_ns = -1
@@ -53,3 +73,43 @@ class Customer:
         self.cached_tokens = 0
         self.high_water_tokens = 0
         self.abandoned = False
+
+    def add_part(self, part: Customer, seq: Sequence, delivered_tokens: int) -> None:
+        """A sample has ended, with `delivered_tokens` for the client."""
+        self.num_parts -= 1
+        self.total_tokens += delivered_tokens
+        self.total_preemptions += seq.num_preemptions
+        if part.generated_first_ns >= 0:
+            self.total_first_ns = min(filter(_known, (self.total_first_ns, part.generated_first_ns)))
+            self.total_last_ns = max(self.total_last_ns, part.generated_last_ns)
+
+    def row(self, status: int, reason: int, left_ns: int, stream: bool) -> tuple[int, ...]:
+        """A row of the request table, as in REQUEST_COLUMNS. Without streaming everything is delivered at the end."""
+        request = self.request
+        delivered = self.total_tokens > 0
+        first, last = (self.total_first_ns, self.total_last_ns) if stream else (left_ns, left_ns)
+        return (
+            request.id,
+            self.arrival_ns,
+            self.first_scheduled_ns,
+            first if delivered else -1,
+            last if delivered else -1,
+            self.total_first_ns,
+            self.total_last_ns,
+            request.prompt_tokens,
+            self.total_tokens,
+            request.output_tokens * max(1, len(self.sequences)),
+            max(1, len(self.sequences)),
+            self.total_preemptions,
+            self.cached_tokens,
+            status,
+            reason,
+            self.replica,
+            request.tenant,
+            request.priority,
+            left_ns,
+        )
+
+
+def _known(time_ns: int) -> bool:
+    return time_ns >= 0

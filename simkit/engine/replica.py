@@ -45,7 +45,7 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """Equal steps in flight: `ends_ns` as far as priced, of which the first `steps` will be kept and `done` are over."""
+    """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over."""
 
     plan: StepPlan
     shapes: StepShapes
@@ -78,19 +78,22 @@ class Replica:
         record: Record,
         surroundings: Surroundings,
         *,
+        settings: str,
         stream: bool,
         async_scheduling: bool,
         single_step: bool,
     ) -> None:
         self.index = index
         self.kv = kv
-        self.customers: dict[int, Customer] = {}
+        self.customers: dict[Sequence, Customer] = {}
+        self.num_outstanding = 0
         self.batcher = make_batcher(self)
         self._clock = clock
         self._latency = latency
         self._record = record
         self._meter = WorkMeter(latency)
         self._surroundings = surroundings
+        self._settings = settings
         self._stream = stream
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
@@ -101,7 +104,7 @@ class Replica:
         self._holding = False
         self._wake = 0
         self._device_free_ns = 0
-        self._leaving: list[Customer] = []
+        self._leaving: list[Sequence] = []
         self._first_end_ns = 0
         self._gaps: Counter[int] = Counter()
         self._measured_gaps = 0
@@ -112,35 +115,32 @@ class Replica:
 
     # --- customers come and go ---------------------------------------------------------------------------------------
 
-    @property
-    def num_outstanding(self) -> int:
-        """Requests here that have not left."""
-        return len(self.customers)
-
-    def arrive(self, customer: Customer, seq: Sequence) -> None:
-        """A request joins this replica now."""
-        customer.seq = seq
-        self.customers[seq.id] = customer
-        if self.batcher.add(seq):
+    def arrive(self, customers: list[Customer]) -> None:
+        """A request joins this replica now; `customers` are its samples, the first of them the lead."""
+        lead = customers[0]
+        for customer, seq in zip(customers, lead.sequences, strict=True):
+            self.customers[seq] = customer
+        self.num_outstanding += 1
+        if self.batcher.add(lead.sequences[0]):
             self._cut_run()
         if not self._in_flight:
             self._book_pass()
 
     def abandon(self, customer: Customer) -> None:
-        """The client gives up: a waiting request leaves now, a running one when the step in progress ends."""
-        seq = customer.seq
-        assert seq is not None
-        if customer.abandoned or seq.phase is Phase.FINISHED:
+        """The client gives up: what waits leaves now, what runs when the step in progress ends."""
+        unborn = customer.sequences[0].siblings
+        alive = [seq for seq in customer.sequences if seq.phase is not Phase.FINISHED and seq not in unborn]
+        if not alive:
             return
         customer.abandoned = True
-        if seq.phase is not Phase.RUNNING and not seq.num_stale_tokens:
-            self.batcher.abort(seq)
-            self._cut_run()
-            if not self._in_flight:
-                self._book_pass()
-            return
-        self._leaving.append(customer)
+        for seq in alive:
+            if seq.phase is Phase.RUNNING or seq.num_stale_tokens or seq.num_in_flight_tokens:
+                self._leaving.append(seq)
+            elif seq.phase is not Phase.FINISHED:
+                self.batcher.abort(seq)
         self._cut_run()
+        if not self._in_flight:
+            self._book_pass()
 
     def close(self) -> None:
         """The run is over: check the memory and hand over the sums of work."""
@@ -233,7 +233,7 @@ class Replica:
         if ahead and not self._follows_its_like(plan):
             return 1
         customers = self.customers
-        limit = min(customers[s.id].true_output_tokens - s.num_output_tokens for s in plan.decodes) - ahead
+        limit = min(customers[s].true_output_tokens - s.num_output_tokens for s in plan.decodes) - ahead
         limit = min(limit, MAX_RUN_STEPS)
         if limit > 1 and self._grows:
             limit = 1 + self.kv.steps_until_full(plan.decodes, limit - 1)
@@ -256,7 +256,7 @@ class Replica:
         self._clock.at(max(self._clock.now_ns, end), ranks.STEP_END, lambda: self._step_end(wake))
 
     def _cut_run(self) -> None:
-        """Something happened that the next pass must see: keep only the step in progress and what is scheduled already."""
+        """Something happened that the next pass must see: keep the step in progress and what is scheduled already."""
         if not self._in_flight or self._in_flight[-1].steps - self._in_flight[-1].done <= 1:
             return
         run, now = self._in_flight[-1], self._clock.now_ns
@@ -281,9 +281,9 @@ class Replica:
         if self._in_flight and self._in_flight[0].steps > 1:
             self._commit(self._in_flight[0], self._in_flight[0].steps - 1)
         leaving, self._leaving = self._leaving, []
-        for customer in leaving:
-            if customer.seq is not None and customer.seq.phase is not Phase.FINISHED:
-                self.batcher.abort(customer.seq)
+        for seq in leaving:
+            if seq.phase is not Phase.FINISHED:
+                self.batcher.abort(seq)
         self._book_pass()
 
     def _commit(self, run: _Run, upto: int) -> None:
@@ -306,10 +306,12 @@ class Replica:
     def token(self, seq: Sequence, ends: bool) -> bool:
         """A token of `seq` exists: stamp it, and say whether the true length is reached."""
         now = self._commit_ns
-        customer = self.customers[seq.id]
+        customer = self.customers[seq]
         self._tokens_now += 1
         if customer.generated_first_ns < 0:
             customer.generated_first_ns = now
+            if customer.admitted_ns < 0 and seq.phase is Phase.RUNNING:
+                customer.admitted_ns = now  # a sample that starts from the prompt of another
         elif self._stream and customer.measured:
             self._gaps[self._first_end_ns - customer.generated_last_ns] += 1
             self._measured_gaps += 1
@@ -321,25 +323,26 @@ class Replica:
     def released(self, seq: Sequence) -> None:
         """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the customer go."""
         now = self._clock.now_ns
-        customer = self.customers.pop(seq.id)
-        record = self._record
+        customer = self.customers.pop(seq)
+        lead = customer.lead
         if customer.admitted_ns >= 0:
-            self._residency(customer, now, 2 if customer.abandoned else 0)
-        delivered = seq.num_output_tokens if self._stream or not customer.abandoned else 0
-        if delivered:
-            customer.delivered_first_ns = customer.generated_first_ns if self._stream else now
-            customer.delivered_last_ns = customer.generated_last_ns if self._stream else now
-        record.num_tokens_delivered += delivered
-        record.leave(now, customer.arrival_ns)
-        status = rec.ABORTED if customer.abandoned else rec.FINISHED
-        record.requests.append(request_row(customer, seq, delivered, status, 0, now))
-        self._surroundings.left(customer, now)
+            self._residency(customer, now, 2 if lead.abandoned else 0)
+        lead.add_part(customer, seq, seq.num_output_tokens if self._stream or not lead.abandoned else 0)
+        if lead.num_parts:
+            return
+        record = self._record
+        record.num_tokens_delivered += lead.total_tokens
+        record.leave(now, lead.arrival_ns)
+        status = rec.ABORTED if lead.abandoned else rec.FINISHED
+        record.requests.append(lead.row(status, 0, now, self._stream))
+        self.num_outstanding -= 1
+        self._surroundings.left(lead, now)
 
     def _note_admissions(self, plan: StepPlan, start_ns: int) -> None:
         for chunk in plan.chunks:
             if chunk.kind == "C":
                 continue
-            customer = self.customers[chunk.seq.id]
+            customer = self.customers[chunk.seq]
             customer.admitted_ns = start_ns
             customer.prefill_end_ns = customer.held_last_ns = -1
             if customer.first_scheduled_ns < 0:
@@ -348,7 +351,7 @@ class Replica:
 
     def _note_preemptions(self, plan: StepPlan, now_ns: int) -> None:
         for preemption in plan.preemptions:
-            self._residency(self.customers[preemption.seq.id], now_ns, 1)
+            self._residency(self.customers[preemption.seq], now_ns, 1)
 
     def _residency(self, customer: Customer, now_ns: int, end: int) -> None:
         self._record.residency(
@@ -371,7 +374,7 @@ class Replica:
         allocated = np.array([kv.allocated_of(s) for s in members], dtype=np.int64)
         return KVState(
             computed=np.array([s.num_computed_tokens for s in members], dtype=np.int64),
-            final=np.array([customers[s.id].final_tokens for s in members], dtype=np.int64),
+            final=np.array([customers[s].final_tokens for s in members], dtype=np.int64),
             allocated=allocated,
             num_growing=len(plan.decodes),
             block_size=self._block_size if self._grows else None,
@@ -422,7 +425,7 @@ class Replica:
             return
         self._idle_passes += 1
         for chunk in plan.chunks:
-            customer = self.customers.get(chunk.seq.id)
+            customer = self.customers.get(chunk.seq)
             reached = chunk.num_computed_tokens + chunk.num_tokens
             if customer is not None and reached > customer.high_water_tokens:
                 customer.high_water_tokens = reached
@@ -432,32 +435,5 @@ class Replica:
             raise CheckError(
                 f"no progress: replica {self.index} made {MAX_IDLE_PASSES} passes without a token or a newly computed "
                 f"token (now {self._clock.now_ns} ns); {self.batcher.num_running} running (requests {stuck}), "
-                f"{self.batcher.num_waiting} waiting"
+                f"{self.batcher.num_waiting} waiting; settings: {self._settings}"
             )
-
-
-def request_row(
-    customer: Customer, seq: Sequence | None, delivered: int, status: int, reason: int, left_ns: int
-) -> tuple[int, ...]:
-    """A row of the request table, as in REQUEST_COLUMNS."""
-    request = customer.request
-    return (
-        request.id,
-        customer.arrival_ns,
-        customer.first_scheduled_ns,
-        customer.delivered_first_ns,
-        customer.delivered_last_ns,
-        customer.generated_first_ns,
-        customer.generated_last_ns,
-        request.prompt_tokens,
-        delivered,
-        request.output_tokens,
-        seq.num_preemptions if seq is not None else 0,
-        customer.cached_tokens,
-        status,
-        reason,
-        customer.replica,
-        request.tenant,
-        request.priority,
-        left_ns,
-    )

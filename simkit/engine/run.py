@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from simkit.engine import clock as ranks
-from simkit.engine.build import Setup, make_batcher, make_kv, reserve_tokens
+from simkit.engine.build import Setup, describe, make_batcher, make_kv, reserve_tokens
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
-from simkit.engine.replica import Replica, request_row
+from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
 from simkit.kv.prefix import GroupedTokens
 from simkit.metrics import record as rec
@@ -89,6 +89,7 @@ class _System:
             lambda outcome: make_batcher(self._setup, kv, outcome),
             self.record,
             self,
+            settings=describe(self._setup),
             stream=self._setup.stream,
             async_scheduling=self._setup.async_scheduling,
             single_step=single_step,
@@ -169,23 +170,41 @@ class _System:
         if self._queue_limit is not None and replica.batcher.num_waiting >= self._queue_limit:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
-        engine = self._setup.scenario.engine
-        tokens = None
-        if self._setup.prefix_caching:
-            tokens = GroupedTokens(request.id, request.prefix_group, request.prefix_tokens, engine.block_size)
-        customer = Customer(request, now, index, self._measure(request, now))
-        limit = self._setup.max_model_len - request.prompt_tokens
-        customer.true_output_tokens = min(request.output_tokens, request.max_tokens, limit)
-        customer.final_tokens = request.prompt_tokens + customer.true_output_tokens - 1
-        replica.arrive(customer, Sequence(request, reserve_tokens(engine, request), tokens))
+        customers = self._samples(request, index)
+        replica.arrive(customers)
         if self._timeout_ns is not None:
-            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customer))
+            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customers[0]))
+
+    def _samples(self, request: Request, replica: int) -> list[Customer]:
+        """The request as the engine sees it: a customer and a sequence for each sample, ready to join a replica."""
+        setup, now = self._setup, self._clock.now_ns
+        true_output = min(request.output_tokens, request.max_tokens, setup.max_model_len - request.prompt_tokens)
+        measured = self._measure(request, now)
+        lead = Customer(request, now, replica, measured, true_output)
+        lead.num_parts = setup.samples
+        customers = [lead]
+        for _ in range(1, setup.samples):
+            customers.append(Customer(request, now, replica, measured, true_output, lead))
+        reserve = reserve_tokens(setup.scenario.engine, request)
+        lead.sequences = [Sequence(request, reserve, self._identity(request, n)) for n in range(setup.samples)]
+        lead.sequences[0].siblings = lead.sequences[1:]
+        return customers
+
+    def _identity(self, request: Request, sample: int) -> GroupedTokens | None:
+        if not self._setup.prefix_caching:
+            return None
+        block_size = self._setup.scenario.engine.block_size
+        return GroupedTokens(
+            request.id, request.prefix_group, request.prefix_tokens, request.prompt_tokens, block_size, sample
+        )
 
     def _reject_reason(self, request: Request) -> str | None:
         """What can never be served is rejected on arrival."""
         max_model_len = self._setup.max_model_len
         if request.prompt_tokens >= max_model_len:
             return f"the prompt is not shorter than max_model_len ({max_model_len})"
+        if self._setup.samples > _slots(self._setup):
+            return f"its {self._setup.samples} samples need more slots than there are ({_slots(self._setup)})"
         reserve = reserve_tokens(self._setup.scenario.engine, request)
         longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
         if not self._replicas[0].kv.fits_ever(longest, reserve):
@@ -195,8 +214,8 @@ class _System:
     def _turn_away(self, request: Request, status: int, reason: str, index: int) -> None:
         now = self._clock.now_ns
         self.record.leave(now, now)
-        customer = Customer(request, now, index, self._measure(request, now))
-        self.record.requests.append(request_row(customer, None, 0, status, self.record.reason(reason), now))
+        customer = Customer(request, now, index, self._measure(request, now), request.output_tokens)
+        self.record.requests.append(customer.row(status, self.record.reason(reason), now, stream=True))
         self.left(customer, now)
 
     def left(self, customer: Customer, now_ns: int) -> None:
@@ -207,6 +226,10 @@ class _System:
             self._progress(self._num_left / total, "")
         if self._workload.concurrency is not None:
             self._book_closed(now_ns + self._workload.think_time_ns, ranks.CAUSED_ARRIVAL)
+
+
+def _slots(setup: Setup) -> int:
+    return setup.scenario.engine.max_num_active_seqs or setup.max_num_seqs
 
 
 def _measure_rule(setup: Setup) -> Callable[[Request, int], bool]:

@@ -204,6 +204,10 @@ class ContiguousAllocator:
         self._tell(region, num_tokens)
         return True
 
+    def try_fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Contiguous memory shares nothing: a region of its own for `child`."""
+        return self.try_admit(child, parent.num_computed_tokens, 0, False)
+
     def enter(self, seq: Sequence, num_tokens: int) -> None:
         """Nothing: there is no prefix cache."""
 

@@ -7,6 +7,7 @@ Rules: the vLLM V1 block manager as described in the scheduler specification, se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -29,10 +30,11 @@ class BlockTable:
 class FreeStack:
     """The free queue without prefix caching: what was freed last is taken first."""
 
-    __slots__ = ("_stack",)
+    __slots__ = ("_more_users", "_stack")
 
     def __init__(self, num_gpu_blocks: int) -> None:
         self._stack = list(range(num_gpu_blocks - 1, 0, -1))
+        self._more_users: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._stack)
@@ -46,13 +48,32 @@ class FreeStack:
         return taken
 
     def release(self, blocks: list[int]) -> None:
-        """Give a table back: walked from last to first, the group goes to the front."""
-        self._stack.extend(blocks)
+        """Drop a user of each block: walked from last to first, the group of idle ones goes to the front."""
+        if not self._more_users:
+            self._stack.extend(blocks)
+            return
+        for block in blocks:
+            more = self._more_users.pop(block, 0)
+            if more > 1:
+                self._more_users[block] = more - 1
+            elif not more:
+                self._stack.append(block)
+
+    def touch(self, blocks: list[int]) -> None:
+        """Add a user to each block; all of them are held."""
+        for block in blocks:
+            self._more_users[block] = self._more_users.get(block, 0) + 1
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one table holds `block`."""
+        return block in self._more_users
 
     def check(self, tables: Seq[list[int]], num_gpu_blocks: int) -> None:
-        """Raise AssertionError unless free and held blocks are the pool, each once."""
-        held = [block for table in tables for block in table]
-        assert sorted(held + self._stack) == list(range(1, num_gpu_blocks)), "free + held blocks are not the pool"
+        """Raise AssertionError unless free and held blocks are the pool and user counts equal table occurrences."""
+        users = Counter(block for table in tables for block in table)
+        assert sorted([*users, *self._stack]) == list(range(1, num_gpu_blocks)), "free + held blocks are not the pool"
+        shared = {block: count - 1 for block, count in users.items() if count > 1}
+        assert shared == self._more_users, "user counts differ from table occurrences"
 
 
 class PagedAllocator:
@@ -70,7 +91,8 @@ class PagedAllocator:
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.cache = PrefixCache(num_gpu_blocks, block_size) if enable_prefix_caching else None
         self._free: FreeStack | PrefixCache = self.cache or FreeStack(num_gpu_blocks)
-        self._held: dict[int, Sequence] = {}
+        self._held: dict[Sequence, None] = {}
+        self._forked = False
         self._hits: tuple[Sequence | None, list[int]] = (None, [])
 
     @property
@@ -105,12 +127,12 @@ class PagedAllocator:
         return len(hits) * self.block_size
 
     def try_admit(self, seq: Sequence, num_tokens: int, gate_tokens: int, headroom: bool) -> bool:
-        """Take blocks for `num_tokens`, sharing the hits of the `lookup` made just before for the same sequence."""
+        """Take blocks for `num_tokens`, sharing the hits of a `lookup` made just before for the same sequence."""
         hits: list[int] = []
         spare = len(self._free) - (self.watermark_blocks if headroom else 0)
         if self.cache is not None:
-            looked_up, hits = self._hits
-            assert looked_up is seq, "try_admit follows the lookup of the same sequence"
+            looked_up, found = self._hits
+            hits = found if looked_up is seq else []
             self._hits = (None, [])
             spare += len(hits) - self.cache.count_idle(hits)
         needed = -(-num_tokens // self.block_size)
@@ -133,19 +155,44 @@ class PagedAllocator:
             self.cache.touch(hits)
         seq.kv = BlockTable(hits + self._free.take(needed - len(hits)))
         seq.kv.num_entered = len(hits)
-        self._held[seq.id] = seq
+        self._held[seq] = None
         self.enter(seq, num_tokens)
 
     def try_grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Extend the table so that it holds `num_tokens`."""
         table = seq.kv.blocks
         needed = -(-num_tokens // self.block_size) - len(table)
+        if self._forked and not self._own_last_block(seq, max(needed, 0)):
+            return False
         if needed > 0:
             if needed > len(self._free):
                 return False
             table += self._free.take(needed)
         if self.cache is not None:
             self.enter(seq, num_tokens)
+        return True
+
+    def try_fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let `child` share all blocks of `parent`; whoever writes to a shared block first gets a copy of it."""
+        assert child.kv is None, f"{child!r} already holds memory"
+        self._free.touch(parent.kv.blocks)
+        child.kv = BlockTable(list(parent.kv.blocks))
+        child.kv.num_entered = parent.kv.num_entered
+        self._held[child] = None
+        self._forked = True
+        return True
+
+    def _own_last_block(self, seq: Sequence, num_more_blocks: int) -> bool:
+        """Copy the block that the next token is written to if others hold it as well; False when no block is free."""
+        table = seq.kv.blocks
+        index = seq.num_computed_tokens // self.block_size
+        if index >= len(table) or not self._free.is_shared(table[index]):
+            return True
+        if 1 + num_more_blocks > len(self._free):
+            return False
+        shared = table[index]
+        table[index] = self._free.take(1)[0]
+        self._free.release([shared])
         return True
 
     def enter(self, seq: Sequence, num_tokens: int) -> None:
@@ -161,7 +208,7 @@ class PagedAllocator:
     def free(self, seq: Sequence) -> None:
         """Return the table of `seq`."""
         self._free.release(seq.kv.blocks)
-        del self._held[seq.id]
+        del self._held[seq]
         seq.kv = None
 
     def steps_until_full(self, seqs: Seq[Sequence], limit: int) -> int:
@@ -215,4 +262,4 @@ class PagedAllocator:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when reference counts, tables and the free queue do not agree."""
-        self._free.check([seq.kv.blocks for seq in self._held.values()], self._num_gpu_blocks)
+        self._free.check([seq.kv.blocks for seq in self._held], self._num_gpu_blocks)

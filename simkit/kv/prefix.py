@@ -56,6 +56,10 @@ class PrefixCache:
                 del self._queue[block]
             self._users[block] += 1
 
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one table holds `block`."""
+        return self._users[block] > 1
+
     def take(self, count: int) -> list[int]:
         """Remove `count` blocks from the front of the queue; their content is forgotten."""
         taken = [self._queue.popitem(last=False)[0] for _ in range(count)]
@@ -109,15 +113,26 @@ class PrefixCache:
 
 
 class GroupedTokens:
-    """Identity of a synthetic prompt: the first `prefix_tokens` are those of `group` (-1 = none), the rest is its own."""
+    """Identity of a synthetic request: the first `prefix_tokens` of its prompt are those of `group` (-1 = none).
 
-    __slots__ = ("_group", "_num_shared_blocks", "_own")
+    The rest of the prompt belongs to the request `own`, and what is generated to its sample number `sample`.
+    """
 
-    def __init__(self, own: int, group: int, prefix_tokens: int, block_size: int) -> None:
+    __slots__ = ("_group", "_num_prompt_blocks", "_num_shared_blocks", "_own", "_sample")
+
+    def __init__(
+        self, own: int, group: int, prefix_tokens: int, prompt_tokens: int, block_size: int, sample: int = 0
+    ) -> None:
         self._own = own
+        self._sample = sample
         self._group = group
         self._num_shared_blocks = prefix_tokens // block_size if group >= 0 else 0
+        self._num_prompt_blocks = prompt_tokens // block_size
 
     def block_key(self, index: int) -> Hashable:
-        """(stream, index): blocks that lie wholly inside the prefix carry the group's stream, others the own one."""
-        return (-1 - self._group, index) if index < self._num_shared_blocks else (self._own, index)
+        """(stream, index), with the sample where a block holds generated tokens of one that is not the first."""
+        if index < self._num_shared_blocks:
+            return (-1 - self._group, index)
+        if self._sample and index >= self._num_prompt_blocks:
+            return (self._own, index, self._sample)
+        return (self._own, index)

@@ -116,6 +116,7 @@ def _measured(
         finished_before = np.cumsum(finished) - finished
         measured = finished_before >= (proposal or 0)
     else:
+        assert not isinstance(warmup, str), warmup
         kind, value = warmup
         method = f"first {value:g} {kind}"
         measured = table["id"] >= value if kind == "requests" else arrival >= value * NS_PER_S
@@ -170,9 +171,15 @@ def _latencies(
 
 
 def _tpot_ns(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> Floats:
-    """(last - first token) / (n - 1) of requests with n > 1; undefined for n = 1."""
-    several = counted & (table["output_tokens"] > 1)
-    return (table["last_token_ns"] - table["first_token_ns"])[several] / (table["output_tokens"][several] - 1)
+    """(last - first token) / (n - 1) of requests with n > 1 tokens a sample; undefined for n = 1."""
+    gaps = _gaps(table)
+    several = counted & (gaps > 0)
+    return (table["last_token_ns"] - table["first_token_ns"])[several] / gaps[several]
+
+
+def _gaps(table: dict[str, Ints]) -> Ints:
+    """Gaps between the tokens of a sample."""
+    return table["output_tokens"] // table["samples"] - 1
 
 
 def _stats(values_ns: Ints | Floats) -> dict[str, Any]:
@@ -263,8 +270,11 @@ def _slo(
 def _per_request_ms(table: dict[str, Ints], metric: str) -> Floats:
     """Value of each request in ms; an undefined TPOT passes every bound."""
     if metric == "tpot_ms":
-        gaps = table["output_tokens"] - 1
-        return np.where(gaps > 0, (table["last_token_ns"] - table["first_token_ns"]) / np.maximum(gaps, 1), 0.0) / NS_PER_MS
+        gaps = _gaps(table)
+        return (
+            np.where(gaps > 0, (table["last_token_ns"] - table["first_token_ns"]) / np.maximum(gaps, 1), 0.0)
+            / NS_PER_MS
+        )
     end = "first_token_ns" if metric == "ttft_ms" else "last_token_ns"
     return (table[end] - table["arrival_ns"]) / NS_PER_MS
 

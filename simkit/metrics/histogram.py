@@ -65,7 +65,10 @@ class DurationHistogram:
         rank = percent / 100 * (self.count - 1)
         below = int(rank)
         cumulative = np.cumsum(self._counts)
-        low, high = (self._value(int(np.searchsorted(cumulative, r, side="right"))) for r in (below, min(below + 1, self.count - 1)))
+        low, high = (
+            self._value(int(np.searchsorted(cumulative, r, side="right")))
+            for r in (below, min(below + 1, self.count - 1))
+        )
         return low + (high - low) * (rank - below)
 
     def _value(self, index: int) -> float:

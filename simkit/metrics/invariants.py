@@ -5,6 +5,8 @@ Raises CheckError naming the request. Imports `metrics.record` and numpy.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from simkit.errors import CheckError
@@ -23,9 +25,7 @@ def check_run(record: Record, unfinished: int) -> None:
         )
     delivered = int(table["output_tokens"].sum())
     if delivered != record.num_tokens_delivered:
-        raise CheckError(
-            f"broken invariant: {record.num_tokens_delivered} tokens delivered, requests hold {delivered}"
-        )
+        raise CheckError(f"broken invariant: {record.num_tokens_delivered} tokens delivered, requests hold {delivered}")
     _check_stamps(table)
     if unfinished == 0 and record.in_system_area_ns != record.sojourn_ns:
         raise CheckError(
@@ -38,7 +38,7 @@ def _check_stamps(table: dict[str, Ints]) -> None:
     """arrival <= first scheduled <= first token <= last token for everybody who was served."""
     served = table["status"] == rec.FINISHED
     stamps = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns")
-    for earlier, later in zip(stamps, stamps[1:], strict=False):
+    for earlier, later in pairwise(stamps):
         wrong = np.flatnonzero(served & (table[earlier] > table[later]))
         if len(wrong):
             row = int(wrong[0])

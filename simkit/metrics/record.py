@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simkit.errors import CheckError
 from simkit.metrics.histogram import DurationHistogram
 from simkit.types import Ints
 
@@ -28,6 +29,7 @@ REQUEST_COLUMNS = (
     "prompt_tokens",
     "output_tokens",
     "wanted_tokens",
+    "samples",
     "num_preemptions",
     "cached_tokens",
     "status",
@@ -164,7 +166,6 @@ class Totals:
         self.padded_tokens += facts.padded_tokens
         return duration
 
-
     def add_work(self, gpu_ns: int, flops: int, moved_bytes: int) -> None:
         """Add the work of one replica: time its GPUs computed, FLOPs, bytes moved in GPU memory."""
         self.gpu_ns += gpu_ns
@@ -239,10 +240,11 @@ class Record:
 
 def _span_row(facts: StepFacts, end_ns: int) -> list[int]:
     allocated, used, internal = int(facts.kv_allocated[0]), int(facts.kv_used[0]), int(facts.kv_internal[0])
-    assert 0 <= used <= allocated - internal and allocated <= facts.kv_capacity_tokens, (
-        f"replica {facts.replica} at {facts.start_ns} ns: KV used {used}, internal {internal} and allocated {allocated} "
-        f"tokens do not fit a pool of {facts.kv_capacity_tokens}"
-    )
+    if not (0 <= used <= allocated - internal <= facts.kv_capacity_tokens - internal):
+        raise CheckError(
+            f"broken invariant: replica {facts.replica}, step at {facts.start_ns} ns: KV used {used}, internal "
+            f"{internal}, allocated {allocated} tokens in a pool of {facts.kv_capacity_tokens}"
+        )
     return [
         facts.replica,
         facts.start_ns,

@@ -30,7 +30,14 @@ REQUEST_ORDER = (
     "priority",
     "measured",
 )
-_OPTIONAL = ("first_scheduled_ns", "first_token_ns", "last_token_ns", "generated_first_ns", "generated_last_ns", "replica")
+_OPTIONAL = (
+    "first_scheduled_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "generated_first_ns",
+    "generated_last_ns",
+    "replica",
+)
 
 
 def request_table(replications: Sequence[tuple[dict[str, Ints], list[str]]]) -> pa.Table:

@@ -117,9 +117,7 @@ def _paired(arms: Mapping[str, Result]) -> dict[str, dict[str, dict[str, float |
     }
 
 
-def _difference(
-    arm: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], metric: str
-) -> dict[str, float | None]:
+def _difference(arm: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], metric: str) -> dict[str, float | None]:
     pairs = [(_look_up(a, metric), _look_up(b, metric)) for a, b in zip(arm, base, strict=True)]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < len(pairs):

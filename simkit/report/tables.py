@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Show = Callable[[Any], str]
 STATS = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E"), ("queue_ms", "Queue"))
+GAP, EDGE = 2, 2
 WASTE = ("reserved", "internal", "external")
 
 # Columns of the comparison, in groups that stay together: (header, key in the summary, how it reads).
@@ -31,27 +32,27 @@ COMPARED: tuple[tuple[tuple[str, str, Show], ...], ...] = (
         ("concur-\nrency", "concurrency_mean", plain),
         ("slot\nutil.", "slot_utilization", percent),
     ),
-    tuple((f"KV {kind}\nof alloc.", f"kv.{kind}.share_of_allocated", percent) for kind in WASTE),
+    tuple((f"KV {kind[:2]}-\n{kind[2:]}", f"kv.{kind}.share_of_allocated", percent) for kind in WASTE),
     (("pre-\nempted", "num_preemptions", plain),),
     *(
-        tuple((f"{name} ms\n{stat}", f"{key}.{stat}", plain) for stat in ("p50", "p95", "p99"))
+        tuple((f"{name}\n{stat}", f"{key}.{stat}", plain) for stat in ("p50", "p95", "p99"))
         for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E"))
     ),
-    (("ITL ms\np99", "itl_ms.p99", plain),),
+    (("ITL\np99", "itl_ms.p99", plain),),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of ready text; `header` may have several lines."""
+    """A column of ready text; `header` may have several lines. `width` counts the gap to the next column."""
 
     header: str
     cells: tuple[str, ...]
 
     @property
     def width(self) -> int:
-        """Characters it needs, padding included."""
-        return max(len(line) for text in (self.header, *self.cells) for line in (text.split("\n") or [""])) + 2
+        """Characters it needs."""
+        return max(len(line) for text in (self.header, *self.cells) for line in text.split("\n")) + GAP
 
 
 def value(summary: Mapping[str, Any], key: str) -> Any:
@@ -90,6 +91,7 @@ def compare_tables(
         groups.append(tuple(columns))
     names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in arms.items())
     parts: list[RenderableType] = list(fit("arm", names, groups, width))
+    parts.append(Text("latencies in ms; KV reserved, internal, external as shares of the allocated memory"))
     if any(summary.get("saturated") for summary, _ in arms.values()):
         parts.append(
             Text("* saturated: the queue grows for as long as requests come, so latencies depend on the run's length")
@@ -105,7 +107,8 @@ def fit(
     """As few tables as `width` allows, each beginning with the column of names; groups are kept together."""
     longest = max((len(name) for name in (head, *names)), default=0) + 2
     widest = max((column.width for group in groups for column in group), default=0)
-    room = width - min(longest, max(16, width - widest))  # very long names fold so that numbers do not have to
+    # Names up to 28 characters keep their line; longer ones fold, so that numbers do not have to.
+    room = width - EDGE - min(longest, max(30, width - EDGE - widest))
     pages: list[list[Column]] = [[]]
     for group in groups:
         pieces = [group] if sum(c.width for c in group) <= room else [(column,) for column in group]
@@ -129,8 +132,15 @@ def fit(
 def _table(title: str | None = None) -> Table:
     from rich import box
 
+    # The box adds a space between columns and on both edges; one of padding makes it a gap of two.
     return Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold", header_style="bold"
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
     )
 
 
@@ -175,8 +185,8 @@ def _metric_table(
         rows.append(("outputs cut short", plain(summary["num_truncated"])))
     half = (len(rows) + 1) // 2
     halves = [rows[:half], [*rows[half:], ("", "")][:half]]
-    # Two columns of padding after each of the four columns, and two that set the halves apart.
-    if sum(max(len(row[side]) for row in part) + 2 for part in halves for side in (0, 1)) + 2 > width:
+    indent = 2  # sets the halves apart
+    if sum(max(len(row[side]) for row in part) + GAP for part in halves for side in (0, 1)) + indent + EDGE > width:
         halves = [rows]
     table = _table()
     table.show_header = False
@@ -184,7 +194,9 @@ def _metric_table(
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, justify="right")
     for cells in zip(*halves, strict=True):
-        table.add_row(*(text for index, (label, number) in enumerate(cells) for text in ("  " * index + label, number)))
+        table.add_row(
+            *(text for index, (label, number) in enumerate(cells) for text in (" " * indent * index + label, number))
+        )
     return table
 
 
@@ -311,7 +323,7 @@ def _metric_header(metric: str) -> str:
         for header, key, _ in group:
             if metric == key:
                 return header
-    return metric.replace(".", "\n").replace("share_of_allocated", "of alloc.")
+    return metric.replace(".", "\n").replace("share_of_allocated", "alloc.")
 
 
 def _difference(found: Mapping[str, Any] | None, metric: str) -> str:

@@ -1,0 +1,1 @@
+"""Calibration: measures kernels on a GPU and fits the profiles that simkit ships."""

@@ -1,0 +1,137 @@
+"""The README does what it says: its commands run, its output is what they print, its map shows what is there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+SIZE_CAPS = {"simkit compare scenarios/three-generations.yaml": "workload.num_requests=60"}
+"""Commands that take many seconds in full are run with fewer customers."""
+
+TOLERANCE = 0.02
+"""Of the numbers printed in the README: another processor may round a logarithm otherwise, no more than that."""
+
+
+def fenced(language: str) -> list[str]:
+    """The contents of all fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def marked(name: str) -> str:
+    """The fenced block after the comment <!-- name -->."""
+    found = re.findall(rf"^<!-- {name} -->\n```\w+\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    assert len(found) == 1, f"one block marked {name}"
+    return str(found[0]).strip("\n")
+
+
+def section(title: str) -> str:
+    """The text under a second-level heading."""
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+COMMANDS = [line for block in fenced("sh") for line in block.splitlines() if line.startswith("simkit ")]
+
+
+def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of the README; `simkit` is this interpreter's."""
+    script = f'simkit() {{ "{sys.executable}" -m simkit "$@"; }}; {command}'
+    done = subprocess.run(["bash", "-euc", script], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the scenarios in it, where the commands run one after the other as a reader would type them."""
+    directory = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "scenarios", directory / "scenarios")
+    return directory
+
+
+def test_the_commands_run(home: Path) -> None:
+    assert {line.split()[1] for line in COMMANDS} >= {"run", "compare", "init", "models", "gpus"}
+    for command in COMMANDS:
+        size = SIZE_CAPS.get(command)
+        shell(command + (f" --set {size}" if size else ""), home)
+    assert (home / "runs" / "mine" / "report.html").is_file()
+    assert set(SIZE_CAPS) <= set(COMMANDS)
+
+
+def test_the_output_shown_is_the_output(home: Path) -> None:
+    command = marked("run-command").split("&&")[-1].strip().removeprefix(".venv/bin/")
+    shown, printed = marked("run-output"), shell(f"{command} --out shown", home).stdout
+    number = re.compile(r"(?<![\w-])\d[\d,]*(?:\.\d+)?(?!\w)")
+
+    def words(text: str) -> list[list[str]]:
+        """Lines as words with numbers blanked; rules and column widths do not matter."""
+        return [number.sub("#", line).split() for line in text.splitlines() if line.strip() and "──" not in line]
+
+    def numbers(text: str) -> list[float]:
+        return [float(value.replace(",", "")) for value in number.findall(text)]
+
+    assert words(shown) == words(printed), "refresh the README: run its first command and paste the table"
+    assert numbers(shown) == pytest.approx(numbers(printed), rel=TOLERANCE), "refresh the README"
+    assert len(numbers(shown)) > 30
+
+
+@pytest.mark.parametrize(("name", "ending"), [
+    ("run-command", ".venv/bin/pip install . && .venv/bin/simkit run scenarios/llama3-8b-a100.yaml"),
+    ("test-command", '.venv/bin/pip install -e ".[test]" && .venv/bin/pytest -n 2'),
+])  # fmt: skip
+def test_the_two_commands_each_start_from_nothing(name: str, ending: str) -> None:
+    assert marked(name) == f"python3 -m venv .venv && {ending}"
+
+
+def test_ci_reads_the_test_command_from_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "readme_block test-command" in script
+    assert "pip install" not in script, "CI installs with the README's command, not with one of its own"
+
+
+def test_the_python_example_runs(home: Path) -> None:
+    (source,) = fenced("python")
+    done = subprocess.run([sys.executable, "-c", source], cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "520"
+
+
+def test_the_life_of_a_request_has_eight_lines() -> None:
+    lines = section("The life of a request").strip().splitlines()
+    assert [line.split()[0] for line in lines] == [f"{n}." for n in range(1, 9)]
+    rooms = {name for name in re.findall(r"`(\w+)`", "\n".join(lines)) if (ROOT / "simkit" / name).is_dir()}
+    assert rooms >= {"workload", "engine", "batching", "kv", "latency", "metrics"}
+
+
+def test_the_module_map_is_the_tree() -> None:
+    text = section("Module map").split("```")[1]
+    entries = [line.split()[0] for line in text.splitlines()[1:] if line and not line.startswith(" ")]
+    assert [entry for entry in entries if not (ROOT / entry).exists()] == []
+    parts = [f"simkit/{name}" for name in re.findall(r"\b\w+\.py\b", text)]
+    assert [part for part in parts if not (ROOT / part).exists()] == []
+    here = {
+        f"simkit/{path.name}" + ("/" if path.is_dir() else "")
+        for path in (ROOT / "simkit").iterdir()
+        if (path.suffix == ".py" and path.name != "__init__.py") or (path.is_dir() and path.name != "__pycache__")
+    }
+    assert here - {*entries, *parts} == set(), "a module is missing from the map"
+
+
+def test_the_metrics_it_defines_are_those_of_the_summary(home: Path) -> None:
+    text = section("What the numbers mean")
+    for term in ("TTFT", "TPOT", "ITL", "E2E", "Goodput", "Throughput", "Concurrency", "Saturated", "external"):
+        assert term in text
+    for name in ("requests", "steps", "slots"):
+        assert f"{name}.parquet" in text
+
+
+def test_it_is_short_and_names_no_host() -> None:
+    assert len(README.splitlines()) <= 250
+    assert re.findall(r"https?://|/home/|/root/|/work/|/tmp/", README) == []

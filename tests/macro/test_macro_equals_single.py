@@ -1,0 +1,132 @@
+"""Macro-stepping changes speed and nothing else: every table and every number equals that of single steps.
+
+Scenarios are drawn with few customers, small pools and, under `unit` latency, arrivals on the step grid, so that ties,
+preemptions, refusals and time-outs are common rather than rare.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, example, given, settings
+
+from simkit import api, scenario
+from simkit.manifest import canonical_json
+
+FAST = settings(
+    max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
+
+STEP_S = 0.001
+
+
+def build(engine: dict[str, Any], workload: dict[str, Any], **top: Any) -> scenario.Scenario:
+    """A scenario around llama-3-8b on an A100."""
+    data: dict[str, Any] = {
+        "model": "llama-3-8b",
+        "hardware": {"gpu": "a100-sxm4-80gb"},
+        "engine": engine,
+        "workload": workload,
+        "latency": {"profile": "unit"},
+    }
+    return scenario.from_dict(data | top)
+
+
+def assert_same(drawn: scenario.Scenario) -> api.Result:
+    """Run both ways (the pool's books are checked at the end of each run) and compare byte for byte."""
+    macro, single = api.run(drawn), api.run(drawn, single_step=True)
+    for name in ("requests", "slots", "steps"):
+        assert macro.tables[name].equals(single.tables[name]), name
+    assert canonical_json(macro.summary) == canonical_json(single.summary)
+    assert canonical_json(macro.manifest) == canonical_json(single.manifest)
+    return macro
+
+
+PROMPTS = st.lists(st.integers(1, 20), min_size=1, max_size=5)
+OUTPUTS = st.lists(st.integers(1, 30), min_size=1, max_size=5)
+
+ARRIVALS = st.one_of(
+    st.just({"process": "all_at_once"}),
+    # On and off the step grid of 1 ms.
+    st.sampled_from([1000.0, 500.0, 250.0, 2000.0, 300.0, 777.0]).map(
+        lambda rate: {"process": "constant", "rate_per_s": rate}
+    ),
+    st.sampled_from([100.0, 400.0, 1500.0]).map(lambda rate: {"process": "poisson", "rate_per_s": rate}),
+    st.builds(
+        lambda clients, think: {"process": "closed_loop", "concurrency": clients, "think_time_s": think},
+        st.integers(1, 7),
+        st.sampled_from([0.0, STEP_S, 2.5 * STEP_S]),
+    ),
+)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> dict[str, Any]:
+    """Small limits, every batcher, allocator, placement, reservation and policy."""
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    max_model_len = draw(st.integers(16, 48))
+    needed = -(-max_model_len // block_size)
+    # A buddy space must hold the next power of two.
+    room = draw(st.integers(0, needed))
+    placement = draw(st.sampled_from(["first_fit", "best_fit", "buddy"]))
+    usable = needed + room + (2 * needed if placement == "buddy" else 0)
+    batching = draw(st.sampled_from(["continuous", "continuous", "static", "dynamic"]))
+    seqs = draw(st.integers(1, 5))
+    chunked = draw(st.booleans()) or batching != "continuous"
+    budget = draw(st.integers(seqs, 40)) if chunked else max_model_len + seqs + draw(st.integers(0, 16))
+    engine: dict[str, Any] = {
+        "batching": batching,
+        "kv_allocator": draw(st.sampled_from(["paged", "contiguous"])),
+        "placement": placement,
+        "reservation": draw(st.sampled_from(["max", "pow2", "oracle"])),
+        "block_size": block_size,
+        "num_gpu_blocks": usable + 1,
+        "max_model_len": max_model_len,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": budget,
+        "enable_chunked_prefill": chunked,
+        "prefill_first": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        "async_scheduling": draw(st.sampled_from([False, False, False, True])),
+        "enable_prefix_caching": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 8])),
+        "long_prefill_token_threshold_adaptive": draw(st.booleans()),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 3])),
+        "max_queue_delay_s": draw(st.sampled_from([0.0, 1.5 * STEP_S, 3 * STEP_S])),
+        "max_wait_s": draw(st.sampled_from([None, 2 * STEP_S])),
+        "stream": draw(st.sampled_from([None, True, False])),
+    }
+    return engine
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> scenario.Scenario:
+    """An engine, up to 14 customers and what they do."""
+    workload: dict[str, Any] = {
+        "num_requests": draw(st.integers(1, 16)),
+        "arrivals": draw(ARRIVALS),
+        "prompt_tokens": {"dist": "list", "values": draw(PROMPTS)},
+        "output_tokens": {"dist": "list", "values": draw(OUTPUTS)},
+        "stop": draw(st.sampled_from(["length", "length", "eos"])),
+        "priority": draw(st.sampled_from([None, {"values": [0, 1, 2], "weights": [1.0, 1.0, 1.0]}])),
+        "prefix": draw(st.sampled_from([None, {"groups": 2, "tokens": 8}])),
+        "timeout_s": draw(st.sampled_from([None, None, None, 9 * STEP_S, 20.5 * STEP_S])),
+        "queue_limit": draw(st.sampled_from([None, None, None, 3])),
+    }
+    return build(
+        draw(engines()),
+        workload,
+        replicas=draw(st.integers(1, 3)),
+        router=draw(st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])),
+        latency={"profile": draw(st.sampled_from(["unit", "unit", "roofline"]))},
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+@given(scenarios())
+@FAST
+def test_macro_steps_equal_single_steps(drawn: scenario.Scenario) -> None:
+    assert_same(drawn)
