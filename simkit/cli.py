@@ -209,6 +209,35 @@ def compare(
 
 
 @app.command()
+def conform(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Recorded traces, or folders of them.")],
+    json: _Json = False,
+    quiet: _Quiet = False,
+) -> None:
+    """Replay recorded decisions of the real scheduler and compare every integer."""
+    from simkit.conformance import check
+    from simkit.conformance.trace import find_traces
+    from simkit.manifest import canonical_json
+
+    files = [file for path in paths for file in find_traces(path)]
+    verdicts = []
+    with console.progress(quiet) as progress:
+        for index, file in enumerate(files):
+            if progress is not None:
+                progress(index / len(files), file.name)
+            verdicts.append(check.check_file(file))
+            if not json:
+                console.out_lines(check.describe(verdicts[-1]))
+    exact = sum(verdict.exact for verdict in verdicts)
+    if json:
+        console.out_bytes(canonical_json({"exact": exact, "cases": len(verdicts), "verdicts": verdicts}))
+    else:
+        console.out_lines([f"{exact} of {len(verdicts)} exact"])
+    if exact < len(verdicts):
+        raise CheckError(f"{len(verdicts) - exact} of {len(verdicts)} cases differ from the recorded scheduler")
+
+
+@app.command()
 def init() -> None:
     """Print a commented scenario to start from."""
     from simkit.scenario import template

@@ -64,6 +64,11 @@ def out_bytes(content: bytes) -> None:
         raise StdoutClosed from None
 
 
+def out_lines(lines: Sequence[str]) -> None:
+    """Print plain lines to stdout, not wrapped. Raises StdoutClosed."""
+    out_bytes("".join(f"{line}\n" for line in lines).encode())
+
+
 def say(text: str) -> None:
     """One line to stderr."""
     # The text may quote a file name that no encoding can print; stderr escapes what it must.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class InputError(Exception):
-    """The input is wrong: one line with where (file:line or ``--set KEY``), key path, what was expected, nearest name."""
+    """The input is wrong: one line with where (file:line or ``--set KEY``), key path, what was expected, nearest."""
 
 
 class CheckError(Exception):

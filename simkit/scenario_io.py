@@ -151,6 +151,7 @@ class _Builder:
         if len(self._open) > MAX_DEPTH or id(node) in self._open:
             raise InputError(f"{_line(node)}: YAML syntax: nested too deeply")
         self._open.add(id(node))
+        built: tuple[Any, int]
         if isinstance(node, yaml.SequenceNode):
             built = self._list(node)
         elif isinstance(node, yaml.MappingNode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def check_file(path: Path) -> Verdict:
         num_preemptions=replay.num_preemptions,
         difference=difference,
     )
+
+
+def describe(verdict: Verdict) -> list[str]:
+    """A line for the case; for a mismatch also the first record that differs, both sides and simkit's queues."""
+    counts = f"{verdict.num_requests} requests, {verdict.num_passes} passes, {verdict.num_preemptions} preemptions"
+    found = verdict.difference
+    if found is None:
+        return [f"exact     {verdict.case}: {counts} ({verdict.source})"]
+    lines = [f"MISMATCH  {verdict.case}: {verdict.path}:{found.line} differs in {', '.join(found.keys) or 'length'}"]
+    for side, record in (("recorded", found.recorded), ("simkit", found.simkit)):
+        shown = "nothing" if record is None else json.dumps(record, separators=(",", ":"))
+        lines.append(f"  {side:<8}  {shown}")
+    lines.append(f"  running   {list(found.running)}")
+    lines.append(f"  waiting   {list(found.waiting)}")
+    return lines
 
 
 def _first_difference(trace: Trace, replay: Replay) -> Difference | None:
