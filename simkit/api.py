@@ -206,7 +206,8 @@ def _terms(setup: Setup) -> Terms:
         num_gpu_blocks=setup.num_gpu_blocks,
         stream=setup.stream,
         open_loop=arrivals is None or arrivals.process not in ("closed_loop", "all_at_once"),
-        prefix_caching=setup.prefix_caching,
+        # A log that does not say which prompts are alike has an unknown hit rate, not 0.
+        prefix_caching=setup.prefix_caching and scenario.workload.trace is None,
         warmup=warmup,  # type: ignore[arg-type]
         slo={} if scenario.slo is None else scenario.slo.model_dump(exclude_none=True),
         price_per_hour=None if price is None else price * hardware.tensor_parallel_size * scenario.replicas,

@@ -168,7 +168,9 @@ def run(
 
 @app.command()
 def compare(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file.")],
+    scenarios: Annotated[
+        list[Path], typer.Argument(metavar="SCENARIO [OTHER]", help="Scenario file, or two to set side by side.")
+    ],
     axis: Annotated[
         list[str] | None,
         typer.Option("--axis", metavar="KEY=A,B", help="Further arms, one a value; repeatable."),
@@ -182,17 +184,25 @@ def compare(
     quiet: _Quiet = False,
     no_report: _NoReport = False,
 ) -> None:
-    """Serve the same customers with every batcher and KV allocator."""
+    """Serve the same customers with every batcher and KV allocator, or set two scenarios side by side."""
     from simkit import scenario as schema
 
-    chosen = schema.load(scenario, _settings(sets, seed))
+    if len(scenarios) > 2:
+        raise InputError(f"compare: expected one or two scenario files, got {len(scenarios)}")
+    if len(scenarios) == 2 and axis:
+        raise InputError("--axis: expected one scenario file with it, got two")
+    chosen, *other = [schema.load(path, _settings(sets, seed)) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api, rundir
     from simkit.planner.compare import compare as compare_arms
+    from simkit.planner.compare import compare_files
 
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-compare")
     with console.progress(quiet) as progress:
-        comparison = compare_arms(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
+        if other:
+            comparison = compare_files(chosen, other[0], progress=progress)
+        else:
+            comparison = compare_arms(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
     with _writing(out, out_dir):
         written = api.write_comparison(comparison, out_dir, overwrite=overwrite, report=not no_report)
     if not quiet:

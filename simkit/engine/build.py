@@ -87,10 +87,10 @@ class Setup:
 
 def set_up(scenario: Scenario) -> Setup:
     """Resolve a scenario. Raises InputError for what the real engine would refuse at start-up."""
-    model = load_model(scenario.model)
+    model = load_model(_from_scenario_folder(scenario, scenario.model))
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
-    gpu = load_gpu(scenario.hardware.gpu)
+    gpu = load_gpu(_from_scenario_folder(scenario, scenario.hardware.gpu))
     scenario = _resolve(scenario, model, gpu)
     engine, hardware = scenario.engine, scenario.hardware
     memory = memory_budget(
@@ -117,6 +117,14 @@ def set_up(scenario: Scenario) -> Setup:
         latency=_latency(scenario, model, gpu),
         not_simulated=_not_simulated(scenario),
     )
+
+
+def _from_scenario_folder(scenario: Scenario, name_or_path: str) -> str:
+    """A relative path starts at the folder of the scenario file; a name that is no file there stays a name."""
+    if scenario.base_dir is None:
+        return name_or_path
+    beside = scenario.base_dir / name_or_path
+    return str(beside) if beside.exists() else name_or_path
 
 
 def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:

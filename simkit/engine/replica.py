@@ -175,6 +175,11 @@ class Replica:
                 return
         if self._in_flight:
             self._book_step_end()
+        elif self.batcher.num_waiting and not self._holding:
+            raise CheckError(
+                f"broken invariant: replica {self.index} is idle at {self._clock.now_ns} ns while "
+                f"{self.batcher.head()!r} waits"
+            )
 
     def _hold(self, hold: Hold) -> StepPlan | None:
         self._holding = True
@@ -372,13 +377,19 @@ class Replica:
         customers = self.customers
         kv = self.kv
         allocated = np.array([kv.allocated_of(s) for s in members], dtype=np.int64)
+        usage = kv.usage()
+        if usage.allocated_tokens + usage.free_tokens != usage.capacity_tokens:
+            raise CheckError(
+                f"broken invariant: replica {self.index} at {self._clock.now_ns} ns: {usage.allocated_tokens} KV "
+                f"tokens allocated and {usage.free_tokens} free in a pool of {usage.capacity_tokens}"
+            )
         return KVState(
             computed=np.array([s.num_computed_tokens for s in members], dtype=np.int64),
             final=np.array([customers[s].final_tokens for s in members], dtype=np.int64),
             allocated=allocated,
             num_growing=len(plan.decodes),
             block_size=self._block_size if self._grows else None,
-            shared_tokens=int(allocated.sum()) - kv.usage().allocated_tokens,
+            shared_tokens=int(allocated.sum()) - usage.allocated_tokens,
         )
 
     def _external_tokens(self) -> int:

@@ -75,7 +75,23 @@ def compare(
             raise InputError(f"arm {name}: {error}") from None
         except CheckError as error:
             raise CheckError(f"arm {name}: {error}") from None
-    return Comparison(scenario.name, BASELINE, arms, _paired(arms))
+    return Comparison(scenario.name, BASELINE, arms, _paired(arms, BASELINE))
+
+
+def compare_files(first: Scenario, second: Scenario, *, progress: Progress | None = None) -> Comparison:
+    """Two scenarios side by side, the first as baseline. Both draw from the same named streams of their seeds."""
+    names = (first.name, second.name if second.name != first.name else f"{second.name} (2)")
+    arms: dict[str, Result] = {}
+    for index, (name, scenario) in enumerate(zip(names, (first, second), strict=True)):
+        try:
+            arms[name] = run(scenario, progress=_part(progress, index, 2, name))
+        except InputError as error:
+            raise InputError(f"arm {name}: {error}") from None
+        except CheckError as error:
+            raise CheckError(f"arm {name}: {error}") from None
+    if first.replications != second.replications:
+        raise InputError(f"arm {names[1]}: replications: expected {first.replications}, as in {names[0]}")
+    return Comparison(f"{names[0]}-and-{names[1]}", names[0], arms, _paired(arms, names[0]))
 
 
 def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
@@ -107,13 +123,13 @@ def _part(progress: Progress | None, index: int, count: int, name: str) -> Progr
     return lambda done, label: progress((index + done) / count, name)
 
 
-def _paired(arms: Mapping[str, Result]) -> dict[str, dict[str, dict[str, float | None]]]:
+def _paired(arms: Mapping[str, Result], baseline: str) -> dict[str, dict[str, dict[str, float | None]]]:
     """Arm minus baseline, replication by replication; the interval needs at least two replications."""
-    base = arms[BASELINE].replications
+    base = arms[baseline].replications
     return {
         name: {metric: _difference(result.replications, base, metric) for metric in PAIRED_METRICS}
         for name, result in arms.items()
-        if name != BASELINE
+        if name != baseline
     }
 
 

@@ -128,7 +128,7 @@ def test_replicas_take_turns_and_act_in_index_order(single_step: bool) -> None:
 def test_least_outstanding_prefers_the_lowest_index_on_ties(single_step: bool) -> None:
     workload = {"num_requests": 4, "arrivals": {"process": "constant", "rate_per_s": 500.0}, "output_tokens": listed(9, 1)}
     drawn = build({"max_num_seqs": 4}, workload, replicas=2, router="least_outstanding")
-    assert column(api.run(drawn, single_step=single_step).requests, "replica") == [0, 1, 1, 1]
+    assert column(api.run(drawn, single_step=single_step).requests, "replica") == [0, 1, 1, 0]
 
 
 def test_a_held_batch_launches_at_its_deadline_with_who_arrives_just_then(single_step: bool) -> None:
