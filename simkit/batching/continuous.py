@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.plan import Chunk, Outcome, Preemption, StepPlan
+from simkit.batching.victims import last_admitted, least_urgent, most_served
 from simkit.kv.swap import HostPool
 from simkit.sequence import Phase, Sequence
 from simkit.types import KVAllocator
@@ -33,10 +34,6 @@ class ContinuousSettings:
     prefill_schedule_interval: int = 1
     max_num_active_seqs: int | None = None
     async_scheduling: bool = False
-
-
-FAIR_FLOOR_TOKENS = 32
-"""Under `fair`, tokens a sequence may generate after each admission before it becomes a victim, while others can be."""
 
 
 class _Pass:
@@ -81,7 +78,7 @@ class ContinuousBatcher:
         self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
         self._host = host_pool
         self._prefers_swap = prefers_swap or (lambda seq: True)
-        self._residency_start: dict[Sequence, int] = {}
+        self._tokens_at_admission: dict[Sequence, int] = {}
         self._num_unborn = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
         self._ended_since_pass = False
@@ -198,29 +195,21 @@ class ContinuousBatcher:
 
     def _preempt_one(self, state: _Pass, index: int) -> tuple[Sequence, int]:
         """Section 4: choose and evict a victim; returns it and the position to go on from."""
-        running = self.running
-        if self._by_priority or self._fair:
-            victim = self._fair_victim() if self._fair else max(running, key=lambda s: (s.priority, s.arrival_ns))
-            position = running.index(victim)
-            del running[position]
-            if victim in state.scheduled:
-                state.budget += state.scheduled.pop(victim)
-                state.chunk_of.pop(victim, None)
-            if position < index:
-                index -= 1
-        else:
-            victim = running.pop()
+        victim = self._victim()
+        position = self.running.index(victim)
+        del self.running[position]
+        if victim in state.scheduled:
+            state.budget += state.scheduled.pop(victim)
+            state.chunk_of.pop(victim, None)
+        if position < index:
+            index -= 1
         self._evict(victim, state)
         return victim, index
 
-    def _fair_victim(self) -> Sequence:
-        """The last admitted sequence of the most served tenant, those below the floor only when nobody else is left."""
-        assert self._fair is not None
-        served, start = self._fair.served, self._residency_start
-        above = [s for s in self.running if s.num_output_tokens - start[s] >= FAIR_FLOOR_TOKENS]
-        candidates = above or self.running
-        most = max(served[seq.tenant] for seq in candidates)
-        return next(seq for seq in reversed(candidates) if served[seq.tenant] == most)
+    def _victim(self) -> Sequence:
+        if self._fair is not None:
+            return most_served(self.running, self._fair.served, self._tokens_at_admission)
+        return least_urgent(self.running) if self._by_priority else last_admitted(self.running)
 
     def _evict(self, victim: Sequence, state: _Pass) -> None:
         """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
@@ -284,7 +273,7 @@ class ContinuousBatcher:
         else:
             state.chunk_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
         if self._fair is not None:
-            self._residency_start[seq] = seq.num_output_tokens
+            self._tokens_at_admission[seq] = seq.num_output_tokens
         seq.phase = Phase.RUNNING
         seq.num_computed_tokens = computed
         state.scheduled[seq] = num_tokens
@@ -293,9 +282,6 @@ class ContinuousBatcher:
 
     def _finish_pass(self, state: _Pass) -> StepPlan:
         plan = StepPlan(preemptions=state.preemptions, held_slots=len(self.running))
-        decodes, order = plan.decodes, plan.order
-        context_sum = context_max = 0
-        chunk_of = state.chunk_of
         for seq, num_tokens in state.scheduled.items():
             before = seq.num_computed_tokens
             seq.num_computed_tokens = after = before + num_tokens
@@ -303,36 +289,18 @@ class ContinuousBatcher:
             seq.in_prefill = after < seq.num_prompt_tokens + seq.num_output_tokens + seq.num_outstanding_tokens
             if not seq.in_prefill:
                 seq.num_outstanding_tokens += 1
-            if seq in chunk_of:
-                chunk = Chunk(seq, chunk_of[seq], before, num_tokens, not seq.in_prefill)
-                plan.chunks.append(chunk)
-                order.append(chunk)
+            if seq in state.chunk_of:
+                plan.add_chunk(Chunk(seq, state.chunk_of[seq], before, num_tokens, not seq.in_prefill))
             else:
-                decodes.append(seq)
-                order.append(seq)
-                context_sum += after
-                if after > context_max:
-                    context_max = after
-        for chunk in plan.chunks:
-            n, before = chunk.num_tokens, chunk.num_computed_tokens
-            plan.prefill_tokens += n
-            plan.prefill_context_tokens += before
-            plan.prefill_pairs += n * before + n * (n + 1) // 2
-            plan.num_sampled += chunk.samples
-            plan.context_tokens += before + n
-        plan.num_decode = len(decodes)
-        plan.num_sampled += len(decodes)
-        plan.decode_context_sum, plan.decode_context_max = context_sum, context_max
-        plan.context_tokens += context_sum
-        plan.num_scheduled = len(order)
-        plan.num_scheduled_tokens = plan.num_decode + plan.prefill_tokens
+                plan.add_decode(seq, after)
+        plan.add_up()
         if self._host is not None:
             plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
             plan.swap_out_bytes = state.swapped_out * self._host.bytes_per_token
         if self._fair is not None:
             for seq, num_tokens in state.scheduled.items():
                 self._fair.served[seq.tenant] += num_tokens
-        if order:
+        if plan.order:
             self._num_passes += 1
             if state.with_prefill:
                 self._last_prefill_pass = self._num_passes
@@ -417,7 +385,7 @@ class ContinuousBatcher:
             self.waiting.remove(seq)
             if self._host is not None and self._host.holds(seq):
                 self._host.release(seq)
-        self._residency_start.pop(seq, None)
+        self._tokens_at_admission.pop(seq, None)
         seq.phase = Phase.FINISHED
 
     def _give_birth(self, parent: Sequence, ends: bool) -> None:
@@ -436,7 +404,7 @@ class ContinuousBatcher:
                 child.phase = Phase.RUNNING
                 self.running.append(child)
                 if self._fair is not None:
-                    self._residency_start[child] = child.num_output_tokens
+                    self._tokens_at_admission[child] = child.num_output_tokens
             else:
                 child.phase = Phase.PREEMPTED
                 self.waiting.push_preempted(child)

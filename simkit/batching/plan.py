@@ -63,6 +63,33 @@ class StepPlan:
     swap_out_bytes: int = 0
     stable: bool = False
 
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Schedule prefill work."""
+        self.chunks.append(chunk)
+        self.order.append(chunk)
+
+    def add_decode(self, seq: Sequence, context_tokens: int) -> None:
+        """Schedule one token of `seq`, the last of `context_tokens`."""
+        self.decodes.append(seq)
+        self.order.append(seq)
+        self.decode_context_sum += context_tokens
+        if context_tokens > self.decode_context_max:
+            self.decode_context_max = context_tokens
+
+    def add_up(self) -> None:
+        """Fill in the totals once everything is scheduled."""
+        for chunk in self.chunks:
+            n, before = chunk.num_tokens, chunk.num_computed_tokens
+            self.prefill_tokens += n
+            self.prefill_context_tokens += before
+            self.prefill_pairs += n * before + n * (n + 1) // 2
+            self.num_sampled += chunk.samples
+        self.num_decode = len(self.decodes)
+        self.num_sampled += self.num_decode
+        self.context_tokens = self.decode_context_sum + self.prefill_context_tokens + self.prefill_tokens
+        self.num_scheduled = len(self.order)
+        self.num_scheduled_tokens = self.num_decode + self.prefill_tokens
+
     def shapes(self, num_steps: int) -> StepShapes:
         """Shapes of `num_steps` equal steps, each with one more context token per decode sequence."""
         if num_steps == 1:
