@@ -8,32 +8,14 @@ off by default: policies `sjf` and `fair`, preemption by swapping, several sampl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.plan import Chunk, Outcome, Preemption, StepPlan
+from simkit.batching.settings import ContinuousSettings
 from simkit.batching.victims import last_admitted, least_urgent, most_served
 from simkit.kv.swap import HostPool
 from simkit.sequence import Phase, Sequence
 from simkit.types import KVAllocator
-
-
-@dataclass(frozen=True, slots=True)
-class ContinuousSettings:
-    """Scheduler settings under vLLM's names; `prefill_first` gives the older prefill-prioritised engine."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    enable_chunked_prefill: bool = True
-    prefill_first: bool = False
-    policy: str = "fcfs"
-    long_prefill_token_threshold: int = 0
-    long_prefill_token_threshold_adaptive: bool = False
-    scheduler_reserve_full_isl: bool = True
-    prefill_schedule_interval: int = 1
-    max_num_active_seqs: int | None = None
-    async_scheduling: bool = False
 
 
 class _Pass:

@@ -10,8 +10,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
+from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import Chunk, StepPlan
+from simkit.batching.settings import ContinuousSettings
 from simkit.conformance.trace import Trace, TraceRequest
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
+from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.dynamic import DynamicBatcher
 from simkit.batching.plan import Batcher, Outcome
+from simkit.batching.settings import ContinuousSettings
 from simkit.batching.static import StaticBatcher
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec, load_gpu

@@ -26,6 +26,11 @@ class KVSplit:
         """Slots that a sequence will fill before it ends."""
         return self.allocated_tokens - self.used_tokens - self.internal_tokens
 
+    def part(self, first: int, upto: int) -> KVSplit:
+        """Steps `first` (counted from 0) up to `upto` (not included)."""
+        steps = slice(first, upto)
+        return KVSplit(self.allocated_tokens[steps], self.used_tokens[steps], self.internal_tokens[steps])
+
 
 @dataclass(frozen=True, slots=True)
 class KVState:
