@@ -24,9 +24,10 @@ from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.errors import InputError
 from simkit.manifest import CREATED_BY, build_manifest, canonical_json, is_run_dir, plain
-from simkit.metrics.definitions import Outcome, Terms, summarise
+from simkit.metrics.definitions import Outcome, summarise
 from simkit.metrics.intervals import combine
 from simkit.metrics.tables import request_table, slot_table, span_table
+from simkit.metrics.terms import Terms
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:

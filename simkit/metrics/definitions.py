@@ -5,7 +5,6 @@ Imports `metrics.record` and numpy; knows no engine. Definitions in words: READM
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,35 +13,13 @@ import numpy as np
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
+from simkit.metrics.slo import goodput, slo_results
+from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, ratio
 from simkit.metrics.warmup import mser5
 from simkit.types import Floats, Ints
-from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
+from simkit.units import NS_PER_S, ns_to_ms, ns_to_s
 
 PERCENTILES = (50, 90, 95, 99)
-NOT_STREAMED = "not streamed"
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the summary must know of the set-up. `slo` maps metric name to {statistic: milliseconds}.
-
-    `warmup` is "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
-    """
-
-    max_num_seqs: int
-    num_replicas: int
-    capacity_tokens: int
-    num_gpu_blocks: int
-    stream: bool
-    open_loop: bool
-    prefix_caching: bool
-    warmup: str | tuple[str, float]
-    slo: Mapping[str, Mapping[str, float]]
-    price_per_hour: float | None
-    peak_flops_per_s: float | None
-    peak_bytes_per_s: float | None
-    latency_source: str
-    not_simulated: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +47,17 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         "num_truncated": int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
         "makespan_s": ns_to_s(span_ns) if span_ns else None,
         "throughput": _throughput(table, counted),
-        "concurrency_mean": _ratio(_residence_ns(table, finished), span_ns),
-        "slot_utilization": _ratio(record.totals.live_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
-        "slot_occupancy": _ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
+        "concurrency_mean": ratio(_residence_ns(table, finished), span_ns),
+        "slot_utilization": ratio(record.totals.live_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
+        "slot_occupancy": ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
         **_latencies(record, table, counted, terms),
         "num_preemptions": int(table["num_preemptions"].sum()),
         "num_steps": record.totals.num_steps,
         "kv": _kv(record, terms, span_ns),
         "prefix_cache_hit_rate": _hit_rate(table, counted) if terms.prefix_caching else None,
         "gpu": _gpu(record, terms, span_ns),
-        **_slo(record, table, counted, finished, terms),
+        **goodput(table, counted, terms),
+        "slo": slo_results(record, table, counted, measured, terms),
         "cost_per_million_output_tokens": _cost(table, finished, terms, span_ns),
         "saturated": growth is not None,
         "saturation_reason": None
@@ -99,43 +77,34 @@ def _counts(record: Record, table: dict[str, Ints]) -> dict[str, int]:
     return counts
 
 
-def _measured(
-    table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]], warmup: str | tuple[str, float]
-) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], dict[str, Any]]:
+def _measured(table: dict[str, Ints], finished: Bools, warmup: str | tuple[str, float]) -> tuple[Bools, dict[str, Any]]:
     """Which requests count, and what was done about warm-up (with the MSER-5 proposal, always)."""
     arrival = table["arrival_ns"]
     e2e = (table["last_token_ns"] - arrival)[finished].astype(np.float64)
-    cut = mser5(e2e)
-    proposal = None if cut is None else cut
-    position = np.arange(len(arrival))
-    method: str
+    proposal = mser5(e2e)
     if warmup == "none":
         method, measured = "none", np.ones(len(arrival), dtype=bool)
     elif warmup == "mser5":
-        method = "mser5"
-        finished_before = np.cumsum(finished) - finished
-        measured = finished_before >= (proposal or 0)
+        finished_before: Ints = np.cumsum(finished) - finished
+        method, measured = "mser5", np.asarray(finished_before >= (proposal or 0))
     else:
         assert not isinstance(warmup, str), warmup
         kind, value = warmup
         method = f"first {value:g} {kind}"
         measured = table["id"] >= value if kind == "requests" else arrival >= value * NS_PER_S
+    note = None if proposal is not None else "MSER-5 finds no steady state: its cut lies at half of the run"
     dropped = int((~measured).sum())
-    note = None
-    if proposal is None:
-        note = "MSER-5 finds no steady state: its cut lies at half of the run"
-    assert len(position) == len(measured)
     return measured, {"method": method, "dropped_requests": dropped, "mser5_proposal_requests": proposal, "note": note}
 
 
-def _makespan_ns(table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]]) -> int:
+def _makespan_ns(table: dict[str, Ints], finished: Bools) -> int:
     """First arrival to last delivery."""
     if not finished.any():
         return 0
     return int(table["last_token_ns"][finished].max() - table["arrival_ns"].min())
 
 
-def _throughput(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[str, float | None]:
+def _throughput(table: dict[str, Ints], counted: Bools) -> dict[str, float | None]:
     """Measured requests over the time from their first arrival to their last delivery."""
     names = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
     if not counted.any():
@@ -144,22 +113,16 @@ def _throughput(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.boo
     output = int(table["output_tokens"][counted].sum())
     total = output + int(table["prompt_tokens"][counted].sum())
     return {
-        name: _ratio(amount * NS_PER_S, span_ns)
+        name: ratio(amount * NS_PER_S, span_ns)
         for name, amount in zip(names, (int(counted.sum()), output, total), strict=True)
     }
 
 
-def _residence_ns(table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]]) -> int:
+def _residence_ns(table: dict[str, Ints], finished: Bools) -> int:
     return int((table["last_token_ns"] - table["first_scheduled_ns"])[finished].sum())
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
-def _latencies(
-    record: Record, table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]], terms: Terms
-) -> dict[str, Any]:
+def _latencies(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
     arrival, first, last = (table[c][counted] for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
     return {
         "ttft_ms": _stats(first - arrival),
@@ -170,16 +133,11 @@ def _latencies(
     }
 
 
-def _tpot_ns(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> Floats:
+def _tpot_ns(table: dict[str, Ints], counted: Bools) -> Floats:
     """(last - first token) / (n - 1) of requests with n > 1 tokens a sample; undefined for n = 1."""
-    gaps = _gaps(table)
-    several = counted & (gaps > 0)
-    return (table["last_token_ns"] - table["first_token_ns"])[several] / gaps[several]
-
-
-def _gaps(table: dict[str, Ints]) -> Ints:
-    """Gaps between the tokens of a sample."""
-    return table["output_tokens"] // table["samples"] - 1
+    num_gaps = gaps(table)
+    several = counted & (num_gaps > 0)
+    return (table["last_token_ns"] - table["first_token_ns"])[several] / num_gaps[several]
 
 
 def _stats(values_ns: Ints | Floats) -> dict[str, Any]:
@@ -218,7 +176,7 @@ def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
         "external": totals.kv_external_ns,
     }
     shares = {
-        name: {"share_of_pool": _ratio(part, pool), "share_of_allocated": _ratio(part, totals.kv_allocated_ns)}
+        name: {"share_of_pool": ratio(part, pool), "share_of_allocated": ratio(part, totals.kv_allocated_ns)}
         for name, part in parts.items()
     }
     return {
@@ -230,8 +188,8 @@ def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
     }
 
 
-def _hit_rate(table: dict[str, Ints], counted: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
-    return _ratio(int(table["cached_tokens"][counted].sum()), int(table["prompt_tokens"][counted].sum()))
+def _hit_rate(table: dict[str, Ints], counted: Bools) -> float | None:
+    return ratio(int(table["cached_tokens"][counted].sum()), int(table["prompt_tokens"][counted].sum()))
 
 
 def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, float | None]:
@@ -239,49 +197,13 @@ def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, float | None]:
     flops, rate = terms.peak_flops_per_s, terms.peak_bytes_per_s
     seconds = ns_to_s(span_ns) * n
     return {
-        "busy": _ratio(totals.gpu_ns, span_ns * n),
-        "mfu": None if flops is None else _ratio(totals.flops, flops * seconds),
-        "mbu": None if rate is None else _ratio(totals.moved_bytes, rate * seconds),
+        "busy": ratio(totals.gpu_ns, span_ns * n),
+        "mfu": None if flops is None else ratio(totals.flops, flops * seconds),
+        "mbu": None if rate is None else ratio(totals.moved_bytes, rate * seconds),
     }
 
 
-def _slo(
-    record: Record,
-    table: dict[str, Ints],
-    counted: np.ndarray[Any, np.dtype[np.bool_]],
-    finished: np.ndarray[Any, np.dtype[np.bool_]],
-    terms: Terms,
-) -> dict[str, Any]:
-    """Goodput: measured requests a second that meet every per-request value. ITL is pooled, so it has no such value."""
-    if not terms.slo:
-        return {"goodput_per_s": None, "goodput_reason": "no slo"}
-    if not terms.stream and "tpot_ms" in terms.slo:
-        return {"goodput_per_s": None, "goodput_reason": NOT_STREAMED}
-    good = counted.copy()
-    for metric, values in terms.slo.items():
-        if metric != "itl_ms":
-            good &= _per_request_ms(table, metric) <= min(values.values())
-    if not counted.any():
-        return {"goodput_per_s": None, "goodput_reason": "no request finished"}
-    span_ns = int(table["last_token_ns"][counted].max() - table["arrival_ns"][counted].min())
-    return {"goodput_per_s": _ratio(int(good.sum()) * NS_PER_S, span_ns), "goodput_reason": None}
-
-
-def _per_request_ms(table: dict[str, Ints], metric: str) -> Floats:
-    """Value of each request in ms; an undefined TPOT passes every bound."""
-    if metric == "tpot_ms":
-        gaps = _gaps(table)
-        return (
-            np.where(gaps > 0, (table["last_token_ns"] - table["first_token_ns"]) / np.maximum(gaps, 1), 0.0)
-            / NS_PER_MS
-        )
-    end = "first_token_ns" if metric == "ttft_ms" else "last_token_ns"
-    return (table[end] - table["arrival_ns"]) / NS_PER_MS
-
-
-def _cost(
-    table: dict[str, Ints], finished: np.ndarray[Any, np.dtype[np.bool_]], terms: Terms, span_ns: int
-) -> float | None:
+def _cost(table: dict[str, Ints], finished: Bools, terms: Terms, span_ns: int) -> float | None:
     """Price of all GPUs over the makespan per million output tokens; None without a price."""
     tokens = int(table["output_tokens"][finished].sum())
     if terms.price_per_hour is None or not tokens:

@@ -19,7 +19,7 @@ def half_width_95(values: Sequence[float]) -> float | None:
     return float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
 
 
-SETTINGS = ("capacity_tokens", "num_gpu_blocks")
+SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms")
 """Keys of a summary that are settings, not results: no interval."""
 
 
@@ -28,7 +28,7 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Integers stay integers for a single replication. A value that is None in some replication is None in the mean:
     an average over the replications that happen to have it would be of another population. Texts and flags are taken
-    from the first replication where all agree; differing flags are joined by "any".
+    from the first replication that has one; a flag holds if it does in any replication, ``met`` if in all of them.
     """
     first = summaries[0]
     combined: dict[str, Any] = {}
@@ -37,7 +37,7 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(value, dict):
             combined[key] = combine([v if isinstance(v, dict) else {} for v in values])
         elif isinstance(value, bool):
-            combined[key] = any(values)
+            combined[key] = all(values) if key == "met" else any(values)
         elif key in SETTINGS:
             combined[key] = value
         elif all(isinstance(v, int | float) for v in values) or _sometimes_number(values):

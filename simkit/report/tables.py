@@ -69,12 +69,31 @@ def run_tables(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: i
     parts: list[RenderableType] = [_title(summary, manifest)]
     parts += [*_latency_tables(summary, manifest, reasons, width), _metric_table(summary, manifest, reasons, width)]
     parts += _reason_lines(reasons)
-    warmup = manifest.get("warmup") or {}
-    if warmup.get("dropped_requests"):
-        parts.append(
-            Text(f"warm-up ({warmup.get('method')}): first {plain(warmup['dropped_requests'])} requests left out")
-        )
+    parts += [Text(line) for line in (*_slo_lines(summary), *_warmup_lines(manifest.get("warmup") or {}))]
     return parts
+
+
+def _slo_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the SLO asks and what the run gave."""
+    lines = []
+    for metric, values in (summary.get("slo") or {}).items():
+        for key, result in values.items():
+            verdict = {True: "met", False: "MISSED", None: "not applicable"}[result.get("met")]
+            share, value = result.get("share_within"), result.get("value_ms")
+            given = f"{percent(share)} of requests" if share is not None else f"{plain(value)} ms" if value else "-"
+            name = metric.removesuffix("_ms").upper()
+            lines.append(f"slo: {name} {key} <= {result['target_ms']:g} ms {verdict} ({given})")
+    return lines
+
+
+def _warmup_lines(warmup: Mapping[str, Any]) -> list[str]:
+    """What was left out, and what MSER-5 proposes, whether it was asked or not."""
+    if not warmup:
+        return []
+    dropped, proposal = warmup.get("dropped_requests") or 0, warmup.get("mser5_proposal_requests")
+    done = f"first {plain(dropped)} requests left out" if dropped else "nothing left out"
+    proposed = warmup.get("note") or f"MSER-5 proposes to leave out {plain(proposal)}"
+    return [f"warm-up ({warmup.get('method')}): {done}; {proposed}"]
 
 
 def compare_tables(

@@ -85,7 +85,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": budget,
         "enable_chunked_prefill": chunked,
         "prefill_first": draw(st.booleans()),
-        "policy": draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        "policy": draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"])),
         "async_scheduling": draw(st.sampled_from([False, False, False, True])),
         "enable_prefix_caching": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
@@ -96,6 +96,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_queue_delay_s": draw(st.sampled_from([0.0, 1.5 * STEP_S, 3 * STEP_S])),
         "max_wait_s": draw(st.sampled_from([None, 2 * STEP_S])),
         "stream": draw(st.sampled_from([None, True, False])),
+        "preemption": draw(st.sampled_from(["recompute", "recompute", "swap", "auto"])),
+        "host_pool_gib": draw(st.sampled_from([0.0, 0.002, 0.01])),  # 0, 16 and 81 tokens
     }
     return engine
 
@@ -112,6 +114,8 @@ def scenarios(draw: st.DrawFn) -> scenario.Scenario:
         "priority": draw(st.sampled_from([None, {"values": [0, 1, 2], "weights": [1.0, 1.0, 1.0]}])),
         "prefix": draw(st.sampled_from([None, {"groups": 2, "tokens": 8}])),
         "timeout_s": draw(st.sampled_from([None, None, None, 9 * STEP_S, 20.5 * STEP_S])),
+        "tenants": draw(st.sampled_from([None, {"count": 2}])),
+        "samples": draw(st.sampled_from([1, 1, 1, 2])),
         "queue_limit": draw(st.sampled_from([None, None, None, 3])),
     }
     return build(

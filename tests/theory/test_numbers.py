@@ -62,9 +62,7 @@ def test_the_same_scenario_and_seed_give_the_same_bytes(batching: str, allocator
 
     def digests(name: str, seed: int) -> dict[str, str]:
         changes = {"workload__num_requests": 60, "replications": 2, "seed": seed}
-        result = shipped(
-            "llama3-8b-a100", engine__batching=batching, engine__kv_allocator=allocator, **changes
-        )
+        result = shipped("llama3-8b-a100", engine__batching=batching, engine__kv_allocator=allocator, **changes)
         folder = api.write(result, tmp_path / name, report=False)
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
@@ -80,7 +78,9 @@ NUM_REQUESTS = 700
 
 
 @cache
-def generation(batching: str, allocator: str, slots: int = 256, outputs: str = "lognormal", requests: int = NUM_REQUESTS) -> Any:
+def generation(
+    batching: str, allocator: str, slots: int = 256, outputs: str = "lognormal", requests: int = NUM_REQUESTS
+) -> Any:
     """Summary of an arm of three-generations.yaml, with fewer customers."""
     base = scenario.load(SCENARIOS / "three-generations.yaml")
     changes: dict[str, Any] = {

@@ -32,9 +32,7 @@ class Measured:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """99.9 % Student-t interval of the mean delay."""
-        low, high = stats.t.interval(
-            0.999, len(self.delays_ms) - 1, self.delays_ms.mean(), stats.sem(self.delays_ms)
-        )
+        low, high = stats.t.interval(0.999, len(self.delays_ms) - 1, self.delays_ms.mean(), stats.sem(self.delays_ms))
         return float(low), float(high)
 
     def holds(self, theory_ms: float) -> bool:
@@ -80,9 +78,7 @@ def erlang_c(rate: float, mean_service: float, servers: int) -> float:
 def test_deterministic_service_is_md1() -> None:
     """Ten steps of 1 ms at load 0.7. M/M/1 has twice the delay, D/M/1 about 0.85 of M/M/1."""
     rate, service = 0.07, 10.0
-    found = simulate(
-        {"max_num_seqs": 1}, {"arrivals": poisson(rate), "output_tokens": {"dist": "fixed", "value": 10}}
-    )
+    found = simulate({"max_num_seqs": 1}, {"arrivals": poisson(rate), "output_tokens": {"dist": "fixed", "value": 10}})
     assert set(found.service_ms) == {service}
     theory = rate * service**2 / (2 * (1 - rate * service))
     assert found.holds(theory), (found.interval_ms, theory)
@@ -152,7 +148,7 @@ def test_round_robin_gives_every_replica_erlang_arrivals() -> None:
 
 
 def test_least_outstanding_lies_between_one_queue_and_round_robin() -> None:
-    """One shared queue (M/M/2) never leaves a server idle while somebody waits; joining the shorter of two queues can."""
+    """One shared queue (M/M/2) leaves no server idle while somebody waits; joining the shorter of two can."""
     rate = 0.014
     workload = {"arrivals": poisson(rate), "output_tokens": EXPONENTIAL, "num_requests": 1000}
     shortest, turns = (
@@ -190,7 +186,7 @@ def test_saturation_throughput_is_batch_over_step_time(batching: str) -> None:
 
 
 def test_overload_is_served_at_capacity_and_labelled() -> None:
-    """Twice as many tokens offered as 16 slots can make: 16 a step come out, and the queue grows by half a second a s."""
+    """Twice as many tokens offered as 16 slots can make: 16 a step come out, and the queue grows."""
     data = {
         "model": "llama-3-8b",
         "hardware": {"gpu": "a100-sxm4-80gb"},

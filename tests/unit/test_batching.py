@@ -30,7 +30,9 @@ class Ear:
         self.left.append(seq.id)
 
 
-def seq(number: int, prompt: int, max_tokens: int = 100, *, arrival: int = 0, priority: int = 0, reserve: int = 0) -> Sequence:
+def seq(
+    number: int, prompt: int, max_tokens: int = 100, *, arrival: int = 0, priority: int = 0, reserve: int = 0
+) -> Sequence:
     return Sequence(Request(number, arrival, prompt, max_tokens, max_tokens, priority=priority), reserve_tokens=reserve)
 
 

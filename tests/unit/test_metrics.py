@@ -127,13 +127,18 @@ def test_saturation_label() -> None:
 
 
 def row(**values: int) -> tuple[int, ...]:
-    default = {"generated_first_ns": -1, "generated_last_ns": -1, "replica": 0}
+    default = {"generated_first_ns": -1, "generated_last_ns": -1, "replica": 0, "samples": 1}
     return tuple((default | values).get(name, 0) for name in REQUEST_COLUMNS)
 
 
 def finished(number: int, arrival: int, first_scheduled: int, first: int, last: int, output: int) -> tuple[int, ...]:
     """A finished request, times in ms."""
-    stamps = {"arrival_ns": arrival, "first_scheduled_ns": first_scheduled, "first_token_ns": first, "last_token_ns": last}
+    stamps = {
+        "arrival_ns": arrival,
+        "first_scheduled_ns": first_scheduled,
+        "first_token_ns": first,
+        "last_token_ns": last,
+    }
     times = {name: value * MS for name, value in stamps.items()}
     return row(id=number, prompt_tokens=8, output_tokens=output, wanted_tokens=output, left_ns=last * MS, **times)
 

@@ -1,0 +1,48 @@
+"""What the summary must know of the set-up, and small helpers its parts share. Imports `types` and numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simkit.types import Ints
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+NOT_STREAMED = "not streamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Set-up of a run as far as its numbers depend on it. `slo` maps metric name to {statistic: milliseconds}.
+
+    `warmup` is "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
+    """
+
+    max_num_seqs: int
+    num_replicas: int
+    capacity_tokens: int
+    num_gpu_blocks: int
+    stream: bool
+    open_loop: bool
+    prefix_caching: bool
+    warmup: str | tuple[str, float]
+    slo: Mapping[str, Mapping[str, float]]
+    price_per_hour: float | None
+    peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    latency_source: str
+    not_simulated: tuple[str, ...]
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """`part` of `whole`; None when there is no whole."""
+    return part / whole if whole else None
+
+
+def gaps(table: dict[str, Ints]) -> Ints:
+    """Gaps between the tokens of a sample."""
+    return table["output_tokens"] // table["samples"] - 1
