@@ -152,6 +152,23 @@ class KVUsage:
     largest_free_tokens: int
 
 
+class HostMemory(Protocol):
+    """Where swapped sequences wait: a finite pool, `bytes_per_token` of all GPUs of a replica together."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that cross the host link per token of KV."""
+
+    def holds(self, seq: Sequence) -> bool:
+        """Whether `seq` waits here."""
+
+    def try_store(self, seq: Sequence, num_tokens: int) -> bool:
+        """Set room aside for `seq`; False when the pool is too full."""
+
+    def release(self, seq: Sequence) -> int:
+        """Give back what `seq` holds; the number of tokens."""
+
+
 class KVAllocator(Protocol):
     """Who holds which memory. A False leaves no trace. Sequences own nothing but their `kv` slot, which is opaque."""
 

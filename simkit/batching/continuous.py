@@ -13,9 +13,8 @@ from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.plan import Chunk, Outcome, Preemption, StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.victims import last_admitted, least_urgent, most_served
-from simkit.kv.swap import HostPool
 from simkit.sequence import Phase, Sequence
-from simkit.types import KVAllocator
+from simkit.types import HostMemory, KVAllocator
 
 
 class _Pass:
@@ -48,7 +47,7 @@ class ContinuousBatcher:
         settings: ContinuousSettings,
         kv: KVAllocator,
         outcome: Outcome,
-        host_pool: HostPool | None = None,
+        host_pool: HostMemory | None = None,
         prefers_swap: Callable[[Sequence], bool] | None = None,
     ) -> None:
         self.settings = settings
@@ -91,7 +90,10 @@ class ContinuousBatcher:
         self.waiting.push(seq)
         if self.settings.prefill_schedule_interval > 1:
             return True
-        return len(self.running) < self._max_running and self.waiting.peek() is seq
+        if len(self.running) >= self._max_running:
+            return False
+        # One more waiting request narrows the adaptive cap, and the head may fit with a smaller chunk.
+        return self.waiting.peek() is seq or self.settings.long_prefill_token_threshold_adaptive
 
     def has_work(self) -> bool:
         """Something waits or runs, or (asynchronous scheduling) ended since the last pass."""
@@ -164,7 +166,7 @@ class ContinuousBatcher:
                     return
                 continue
             state.scheduled[seq] = num_tokens
-            if num_tokens > 1 or missing > 1:
+            if seq.in_prefill or num_tokens > 1 or missing > 1:
                 state.chunk_of[seq] = "C"
             state.budget -= num_tokens
             state.with_prefill |= seq.in_prefill

@@ -74,37 +74,42 @@ class FcfsQueue:
 
 
 class SortedQueue:
-    """Smallest key first; a preempted sequence returns to the place its key gives it."""
+    """Smallest key first; a preempted sequence returns to the place its key gives it.
 
-    __slots__ = ("_heap", "_key")
+    Samples of one prompt have equal keys and keep the order in which they came.
+    """
+
+    __slots__ = ("_heap", "_key", "_num_pushed")
 
     def __init__(self, key: Callable[[Sequence], tuple[int, ...]]) -> None:
         self._key = key
-        self._heap: list[tuple[tuple[int, ...], Sequence]] = []
+        self._heap: list[tuple[tuple[int, ...], int, Sequence]] = []
+        self._num_pushed = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (seq for _, seq in sorted(self._heap, key=lambda entry: entry[0]))
+        return (seq for *_, seq in sorted(self._heap, key=lambda entry: entry[:2]))
 
     def push(self, seq: Sequence) -> None:
         """Join at the place of its key."""
-        heapq.heappush(self._heap, (self._key(seq), seq))
+        heapq.heappush(self._heap, (self._key(seq), self._num_pushed, seq))
+        self._num_pushed += 1
 
     push_preempted = push
 
     def peek(self) -> Sequence:
         """The sequence with the smallest key."""
-        return self._heap[0][1]
+        return self._heap[0][2]
 
     def pop(self) -> Sequence:
         """Remove and return the sequence with the smallest key."""
-        return heapq.heappop(self._heap)[1]
+        return heapq.heappop(self._heap)[2]
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`."""
-        self._heap = [entry for entry in self._heap if entry[1] is not seq]
+        self._heap = [entry for entry in self._heap if entry[2] is not seq]
         heapq.heapify(self._heap)
 
 

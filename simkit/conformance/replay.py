@@ -244,5 +244,7 @@ class Replay:
 
 def _entry(entry: Sequence | Chunk) -> int | list[Any]:
     if isinstance(entry, Chunk):
+        if entry.kind == "C" and entry.num_tokens == 1 and entry.samples:
+            return entry.seq.id  # the traces do not tell the last token of a prompt from a decode
         return [entry.seq.id, entry.kind, entry.num_computed_tokens, entry.num_tokens]
     return entry.id

@@ -245,9 +245,10 @@ def reserve_tokens(engine: Engine, request: Request) -> int:
         return longest
     if engine.reservation == "max":
         return max_model_len
-    if engine.reservation == "oracle":
-        return request.prompt_tokens + request.output_tokens
-    return request.prompt_tokens + (1 << max(0, request.output_tokens - 1).bit_length())
+    output_tokens = min(request.output_tokens, longest - request.prompt_tokens)
+    if engine.reservation == "pow2":
+        output_tokens = 1 << max(0, output_tokens - 1).bit_length()
+    return min(request.prompt_tokens + output_tokens, max_model_len)
 
 
 def make_kv(setup: Setup) -> KVAllocator:

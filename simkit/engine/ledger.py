@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import NoReturn
 
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.customer import Customer
@@ -102,6 +103,14 @@ class Ledger:
         self.num_outstanding -= 1
         self._left(lead, now)
 
+    def gives_up(self, customer: Customer) -> bool:
+        """The client of `customer` gives up; False when it has everything already."""
+        generated_all = all(seq.phase is Phase.FINISHED for seq in customer.sequences)
+        if not customer.num_parts or (generated_all and self._stream):
+            return False
+        customer.abandoned = True
+        return True
+
     def aborting(self, now_ns: int) -> None:
         """Clients give up at `now_ns`; `released` follows for each of their sequences."""
         self._end_ns = now_ns
@@ -188,11 +197,14 @@ class Ledger:
                 customer.high_water_tokens = reached
                 self._idle_passes = 0
         if self._idle_passes >= MAX_IDLE_PASSES:
-            running = ", ".join(str(seq.id) for seq in batcher.members()[:8])
-            waiting = batcher.head()
-            raise CheckError(
-                f"no progress: replica {self._replica} made {MAX_IDLE_PASSES} passes without a token or a newly "
-                f"computed one (at {self._end_ns} ns); {batcher.num_running} running (requests {running}), "
-                f"{batcher.num_waiting} waiting (first: {'none' if waiting is None else f'request {waiting.id}'}); "
-                f"settings: {self._settings}"
-            )
+            self.no_progress(f"{MAX_IDLE_PASSES} passes in a row gave no token and computed none anew", batcher)
+
+    def no_progress(self, what: str, batcher: Batcher) -> NoReturn:
+        """Raise CheckError naming the sequences that are stuck and the settings that made them so."""
+        running = ", ".join(str(seq.id) for seq in batcher.members()[:8]) or "none"
+        head = batcher.head()
+        raise CheckError(
+            f"no progress: replica {self._replica} at {self._end_ns} ns: {what}; {batcher.num_running} running "
+            f"(requests {running}), {batcher.num_waiting} waiting "
+            f"(first: {'none' if head is None else f'request {head.id}'}); settings: {self._settings}"
+        )

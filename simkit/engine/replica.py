@@ -26,6 +26,9 @@ from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
 from simkit.types import Ints, KVAllocator, LatencyModel, StepShapes
 
+MAX_EMPTY_PASSES = 1000
+"""Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
+
 MAX_RUN_STEPS = 4096
 """Steps priced at once at most; bounds the arrays, not the result."""
 
@@ -98,6 +101,7 @@ class Replica:
         self._wake = 0
         self._device_free_ns = 0
         self._leaving: list[Sequence] = []
+        self._num_empty_passes = 0
 
     # --- customers come and go ---------------------------------------------------------------------------------------
 
@@ -109,7 +113,9 @@ class Replica:
     def arrive(self, customers: list[Customer]) -> None:
         """A request joins this replica now; `customers` are its samples, the first of them the lead."""
         self.ledger.enter(customers)
-        if self.batcher.add(customers[0].sequences[0]):
+        seq = customers[0].sequences[0]
+        # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
+        if self.batcher.add(seq) or (self.kv.num_gpu_blocks is None and self.batcher.head() is seq):
             self._cut_run()
         if not self._in_flight:
             self._book_pass()
@@ -118,9 +124,8 @@ class Replica:
         """The client gives up: what waits leaves now, what runs when the step in progress ends."""
         unborn = customer.sequences[0].siblings
         alive = [seq for seq in customer.sequences if seq.phase is not Phase.FINISHED and seq not in unborn]
-        if not alive:
+        if not self.ledger.gives_up(customer) or not alive:
             return
-        customer.abandoned = True
         self.ledger.aborting(self._clock.now_ns)
         for seq in alive:
             if seq.phase is Phase.RUNNING or seq.num_stale_tokens or seq.num_in_flight_tokens:
@@ -190,11 +195,12 @@ class Replica:
     def _launch(self, plan: StepPlan) -> None:
         now = self._clock.now_ns
         if not plan.num_scheduled:
-            assert self._depth > 1, f"replica {self.index}: a pass at {now} ns with work scheduled nothing"
+            self._watch_empty_passes()
             empty = np.zeros(0, dtype=np.int64)
             self.ledger.planned(plan, now, now)
             self._in_flight.append(_Run(plan, plan.shapes(1), now, empty, empty, 0, None, 0, 0))
             return
+        self._num_empty_passes = 0
         start = max(now, self._device_free_ns)
         shapes = plan.shapes(self._run_length(plan))
         durations = self._latency.step_ns(shapes)
@@ -213,6 +219,11 @@ class Replica:
         self.ledger.planned(plan, now, start)
         self._in_flight.append(run)
         self._device_free_ns = run.end_ns
+
+    def _watch_empty_passes(self) -> None:
+        self._num_empty_passes += 1
+        if self._num_empty_passes >= MAX_EMPTY_PASSES:
+            self.ledger.no_progress(f"{MAX_EMPTY_PASSES} passes in a row scheduled nothing", self.batcher)
 
     def _run_length(self, plan: StepPlan) -> int:
         """Steps until the first finish, memory shortfall or change of mind, whichever comes first.

@@ -11,6 +11,7 @@ from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
+from simkit.errors import CheckError
 from simkit.kv.prefix import GroupedTokens
 from simkit.metrics import record as rec
 from simkit.metrics.invariants import check_run
@@ -19,6 +20,9 @@ from simkit.sequence import Sequence
 from simkit.types import Request
 from simkit.units import s_to_ns
 from simkit.workload.build import Workload, build_workload
+
+MAX_TURNED_AWAY_AT_ONCE = 10_000
+"""Requests turned away at one instant after which a closed loop is stuck."""
 
 Progress = Callable[[float, str], None]
 """Called now and then with (share done, label)."""
@@ -76,6 +80,8 @@ class _System:
         self._num_routed = 0
         self._num_left = 0
         self._num_booked = 0
+        self._turned_away_ns = -1
+        self._turned_away_at_once = 0
         self._source_ended = False
         self._replicas = [self._make_replica(index, single_step) for index in range(scenario.replicas)]
 
@@ -213,10 +219,21 @@ class _System:
 
     def _turn_away(self, request: Request, status: int, reason: str, index: int) -> None:
         now = self._clock.now_ns
+        self._watch_turned_away(now)
         self.record.leave(now, now)
         customer = Customer(request, now, index, self._measure(request, now), request.output_tokens)
         self.record.requests.append(customer.row(status, self.record.reason(reason), now, stream=True))
         self.left(customer, now)
+
+    def _watch_turned_away(self, now_ns: int) -> None:
+        """Clients that do not think and are turned away at once come back at the same instant, for ever."""
+        self._turned_away_at_once = self._turned_away_at_once + 1 if now_ns == self._turned_away_ns else 1
+        self._turned_away_ns = now_ns
+        if self._turned_away_at_once >= MAX_TURNED_AWAY_AT_ONCE and self._workload.concurrency is not None:
+            raise CheckError(
+                f"no progress: {MAX_TURNED_AWAY_AT_ONCE} requests of the closed loop were turned away at {now_ns} ns "
+                "and time stands still: give workload.arrivals a think_time_s, or raise what refuses them"
+            )
 
     def left(self, customer: Customer, now_ns: int) -> None:
         """A customer has left; in a closed loop its client thinks and sends the next request."""

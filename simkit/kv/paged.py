@@ -228,7 +228,10 @@ class PagedAllocator:
         return low
 
     def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
-        """Grow every sequence by `num_steps` tokens, one token of each a step, in (step, position) order."""
+        """Grow every sequence by `num_steps` tokens, one token of each a step.
+
+        With prefix caching, where it matters which block is taken, in (step, position) order.
+        """
         block_size = self.block_size
         if self.cache is None:
             for seq in seqs:

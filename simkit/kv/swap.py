@@ -11,13 +11,18 @@ from simkit.sequence import Sequence
 class HostPool:
     """Memory of preempted sequences on the host; `bytes_per_token` is of all GPUs of a replica together."""
 
-    __slots__ = ("_held", "bytes_per_token", "capacity_tokens", "num_held_tokens")
+    __slots__ = ("_bytes_per_token", "_held", "capacity_tokens", "num_held_tokens")
 
     def __init__(self, capacity_tokens: int, bytes_per_token: int) -> None:
         self.capacity_tokens = capacity_tokens
-        self.bytes_per_token = bytes_per_token
+        self._bytes_per_token = bytes_per_token
         self.num_held_tokens = 0
         self._held: dict[Sequence, int] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that cross the host link per token of KV."""
+        return self._bytes_per_token
 
     def holds(self, seq: Sequence) -> bool:
         """Whether `seq` waits here."""

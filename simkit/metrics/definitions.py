@@ -41,6 +41,7 @@ def summarise(record: Record, terms: Terms) -> Outcome:
     table["measured"] = measured.astype(np.int64)
     counted = finished & measured
     span_ns = _makespan_ns(table, finished)
+    window_ns = _window_ns(table, record, span_ns)
     growth = _growth(table, terms)
     summary: dict[str, Any] = {
         "num_requests": _counts(record, table),
@@ -53,9 +54,9 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         **_latencies(record, table, counted, terms),
         "num_preemptions": int(table["num_preemptions"].sum()),
         "num_steps": record.totals.num_steps,
-        "kv": _kv(record, terms, span_ns),
+        "kv": _kv(record, terms, window_ns),
         "prefix_cache_hit_rate": _hit_rate(table, counted) if terms.prefix_caching else None,
-        "gpu": _gpu(record, terms, span_ns),
+        "gpu": _gpu(record, terms, window_ns),
         **goodput(table, counted, terms),
         "slo": slo_results(record, table, counted, measured, terms),
         "cost_per_million_output_tokens": _cost(table, finished, terms, span_ns),
@@ -102,6 +103,15 @@ def _makespan_ns(table: dict[str, Ints], finished: Bools) -> int:
     if not finished.any():
         return 0
     return int(table["last_token_ns"][finished].max() - table["arrival_ns"].min())
+
+
+def _window_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
+    """Time over which shares are taken: first arrival to last delivery, or to the end of the last step if later.
+
+    They differ only where work goes on for clients that have given up.
+    """
+    ends = record.spans.to_dict()["t_end_ns"]
+    return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
 
 def _throughput(table: dict[str, Ints], counted: Bools) -> dict[str, float | None]:
@@ -165,7 +175,7 @@ def _itl(record: Record) -> dict[str, Any]:
 
 
 def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
-    """Time-weighted shares: of the pool over the makespan, of what was allocated over the same time."""
+    """Time-weighted shares: of the pool over all the time, of what was allocated over the same time."""
     totals = record.totals
     pool = terms.capacity_tokens * terms.num_replicas * span_ns
     reserved = totals.kv_allocated_ns - totals.kv_used_ns - totals.kv_internal_ns

@@ -17,9 +17,9 @@ from scipy import optimize, stats
 from simkit import api, scenario
 from simkit.types import Floats
 
-REPLICATIONS = 10
-REQUESTS = 1500
-WARMUP = 300
+REPLICATIONS = 8
+REQUESTS = 1200
+WARMUP = 200
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_deterministic_service_is_md1() -> None:
 def test_regular_arrivals_do_not_wait() -> None:
     """D/D/1 below saturation: the delay comes from randomness, not from load."""
     arrivals = {"process": "constant", "rate_per_s": 70.0}
-    workload = {"arrivals": arrivals, "output_tokens": {"dist": "fixed", "value": 10}, "num_requests": 500}
+    workload = {"arrivals": arrivals, "output_tokens": {"dist": "fixed", "value": 10}, "num_requests": 300}
     assert (simulate({"max_num_seqs": 1}, workload).delays_ms == 0).all()
 
 
@@ -121,7 +121,7 @@ EXPONENTIAL = {"dist": "exponential", "mean": 100}
 
 def test_slots_are_servers() -> None:
     """Four slots, exponential answers much longer than a step: M/M/4, not four M/M/1 and not one fast server."""
-    workload = {"arrivals": poisson(0.028), "output_tokens": EXPONENTIAL, "num_requests": 1500}
+    workload = {"arrivals": poisson(0.028), "output_tokens": EXPONENTIAL, "num_requests": 1200}
     found = simulate({"max_num_seqs": 4}, workload)
     mean = found.service_ms.mean()
     theory = erlang_c(0.028, mean, 4)

@@ -110,14 +110,17 @@ def test_a_chunk_that_leaves_the_prompt_unfinished_gives_no_token() -> None:
     assert outputs == [0, 0, 1, 2]
 
 
-def test_a_last_chunk_of_one_token_is_a_chunk() -> None:
-    """It is no decode: a run of equal steps must not begin with it, or the first token would be stamped late."""
+def test_a_last_chunk_of_one_token_is_prefill() -> None:
+    """A run of equal steps must not begin with it, or the first token would be stamped at its end."""
     desk = Desk(100, max_num_batched_tokens=8)
     desk.add(seq(0, 9))
     desk.step()
     plan = desk.plan()
-    assert [(chunk.num_computed_tokens, chunk.num_tokens, chunk.samples) for chunk in plan.chunks] == [(8, 1, True)]
+    assert scheduled(plan) == {0: 1}
+    assert plan.num_sampled == 1
     assert not plan.stable
+    desk.batcher.commit(plan, 1)
+    assert desk.plan().stable
 
 
 def test_strict_head_of_line() -> None:
