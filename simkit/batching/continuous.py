@@ -39,7 +39,8 @@ class _Pass:
 class ContinuousBatcher:
     """Running sequences first, then the head of the queue for as long as budget, slots and blocks last.
 
-    With a `host_pool` a victim for which `prefers_swap` says so is swapped out instead of recomputed, if it fits.
+    With a `host_pool` a victim is swapped out instead of recomputed if it fits there and `prefers_swap`, asked with
+    those that go on running, says so.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ContinuousBatcher:
         kv: KVAllocator,
         outcome: Outcome,
         host_pool: HostMemory | None = None,
-        prefers_swap: Callable[[Sequence], bool] | None = None,
+        prefers_swap: Callable[[Sequence, list[Sequence]], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.kv = kv
@@ -58,7 +59,7 @@ class ContinuousBatcher:
         self._by_priority = settings.policy == "priority"
         self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
         self._host = host_pool
-        self._prefers_swap = prefers_swap or (lambda seq: True)
+        self._prefers_swap = prefers_swap or (lambda victim, others: True)
         self._tokens_at_admission: dict[Sequence, int] = {}
         self._num_unborn = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
@@ -199,7 +200,7 @@ class ContinuousBatcher:
         """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
         host = self._host
         held_tokens = self.kv.allocated_of(victim)
-        swapped = host is not None and self._prefers_swap(victim) and host.try_store(victim, held_tokens)
+        swapped = host is not None and self._prefers_swap(victim, self.running) and host.try_store(victim, held_tokens)
         self.kv.free(victim)
         if swapped:
             state.swapped_out += held_tokens
@@ -303,7 +304,7 @@ class ContinuousBatcher:
 
     def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
         """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
-        if steps - 1 + scheduled:
+        if steps > 1 or scheduled:
             self._run_ahead(plan, passes=steps - 1 + scheduled, outputs=steps - 1)
         ended = False
         for entry in plan.order:

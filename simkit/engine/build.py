@@ -294,17 +294,22 @@ def _host_pool(setup: Setup) -> HostPool:
     return HostPool(int(gib_to_bytes(setup.scenario.engine.host_pool_gib) // bytes_per_token), bytes_per_token)
 
 
-def _cheaper_to_swap(setup: Setup) -> Callable[[Sequence], bool]:
-    """`auto` preemption: compare what both actions add to a step that decodes one sequence, by the latency model."""
+def _cheaper_to_swap(setup: Setup) -> Callable[[Sequence, list[Sequence]], bool]:
+    """`auto` preemption: compare what each action adds to the step of those that go on running.
+
+    Recomputing rides along with a decode that is bound by memory, so its price depends on the batch.
+    """
     step_ns = setup.latency.step_ns
     engine, bytes_per_token = setup.scenario.engine, _host_pool(setup).bytes_per_token
 
-    def cheaper(seq: Sequence) -> bool:
-        computed = seq.num_computed_tokens
-        moved = -(-computed // engine.block_size) * engine.block_size * bytes_per_token
-        swap = StepShapes.single(1, computed, computed, 0, 0, 0, 1, 0, 0, moved, moved)
-        pairs = computed * (computed + 1) // 2
-        recompute = StepShapes.single(1, computed, computed, computed, 0, pairs, 1, 0, 0, 0, 0)
+    def cheaper(victim: Sequence, others: list[Sequence]) -> bool:
+        tokens, count = victim.num_computed_tokens, len(others)
+        contexts = [seq.num_computed_tokens for seq in others]
+        decoding = (count, sum(contexts), max(contexts, default=0))
+        moved = -(-tokens // engine.block_size) * engine.block_size * bytes_per_token
+        swap = StepShapes.single(*decoding, 0, 0, 0, count, 0, 0, moved, moved)
+        pairs = tokens * (tokens + 1) // 2
+        recompute = StepShapes.single(*decoding, tokens, 0, pairs, count, 0, 0, 0, 0)
         return int(step_ns(swap)[0]) < int(step_ns(recompute)[0])
 
     return cheaper

@@ -68,6 +68,10 @@ class FreeStack:
         """Whether more than one table holds `block`."""
         return block in self._more_users
 
+    def may_write(self, block: int) -> bool:
+        """Whether one table alone holds `block`."""
+        return not self.is_shared(block)
+
     def check(self, tables: Seq[list[int]], num_gpu_blocks: int) -> None:
         """Raise AssertionError unless free and held blocks are the pool and user counts equal table occurrences."""
         users = Counter(block for table in tables for block in table)
@@ -159,11 +163,16 @@ class PagedAllocator:
         self.enter(seq, num_tokens)
 
     def try_grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Extend the table so that it holds `num_tokens`."""
+        """Extend the table so that it holds `num_tokens`, the next of them in a block that is `seq`'s alone."""
+        if self._forked:
+            needed = -(-num_tokens // self.block_size) - len(seq.kv.blocks)
+            if not self._own_last_block(seq, max(needed, 0)):
+                return False
+        return self._extend(seq, num_tokens)
+
+    def _extend(self, seq: Sequence, num_tokens: int) -> bool:
         table = seq.kv.blocks
         needed = -(-num_tokens // self.block_size) - len(table)
-        if self._forked and not self._own_last_block(seq, max(needed, 0)):
-            return False
         if needed > 0:
             if needed > len(self._free):
                 return False
@@ -173,20 +182,22 @@ class PagedAllocator:
         return True
 
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Let `child` share all blocks of `parent`; whoever writes to a shared block first gets a copy of it."""
+        """Let `child` share the prompt's blocks; whoever writes to a block of several users gets a copy of it first."""
         assert child.kv is None, f"{child!r} already holds memory"
-        self._free.touch(parent.kv.blocks)
-        child.kv = BlockTable(list(parent.kv.blocks))
-        child.kv.num_entered = parent.kv.num_entered
+        # The parent may have gone on already: what it generated is not the child's.
+        shared = parent.kv.blocks[: -(-parent.num_prompt_tokens // self.block_size)]
+        self._free.touch(shared)
+        child.kv = BlockTable(shared)
+        child.kv.num_entered = min(parent.kv.num_entered, parent.num_prompt_tokens // self.block_size)
         self._held[child] = None
         self._forked = True
         return True
 
     def _own_last_block(self, seq: Sequence, num_more_blocks: int) -> bool:
-        """Copy the block that the next token is written to if others hold it as well; False when no block is free."""
+        """Copy the block that the next token is written to if it is not `seq`'s alone; False when no block is free."""
         table = seq.kv.blocks
         index = seq.num_computed_tokens // self.block_size
-        if index >= len(table) or not self._free.is_shared(table[index]):
+        if index >= len(table) or self._free.may_write(table[index]):
             return True
         if 1 + num_more_blocks > len(self._free):
             return False
@@ -235,7 +246,7 @@ class PagedAllocator:
         block_size = self.block_size
         if self.cache is None:
             for seq in seqs:
-                grown = self.try_grow(seq, seq.num_computed_tokens + num_steps)
+                grown = self._extend(seq, seq.num_computed_tokens + num_steps)
                 assert grown, "steps_until_full promised these blocks"
             return
         events = []
@@ -246,7 +257,7 @@ class PagedAllocator:
                 events += [(step, position) for step in range(first, num_steps + 1, block_size)]
         for step, position in sorted(events):
             seq = seqs[position]
-            grown = self.try_grow(seq, seq.num_computed_tokens + step)
+            grown = self._extend(seq, seq.num_computed_tokens + step)
             assert grown, "steps_until_full promised these blocks"
 
     def allocated_of(self, seq: Sequence) -> int:

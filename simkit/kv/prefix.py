@@ -60,6 +60,10 @@ class PrefixCache:
         """Whether more than one table holds `block`."""
         return self._users[block] > 1
 
+    def may_write(self, block: int) -> bool:
+        """Whether one table alone holds `block` and nobody can find it by its content."""
+        return not self.is_shared(block) and self._keys[block] is None
+
     def take(self, count: int) -> list[int]:
         """Remove `count` blocks from the front of the queue; their content is forgotten."""
         taken = [self._queue.popitem(last=False)[0] for _ in range(count)]
