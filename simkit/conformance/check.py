@@ -82,9 +82,8 @@ def _first_difference(trace: Trace, replay: Replay) -> Difference | None:
     last_line = len(trace.records) + 2
     if surplus is not None:
         return _difference(last_line, None, surplus, replay)
-    totals = {key: value for key, value in replay.summary().items() if key in trace.summary}
-    recorded = {key: value for key, value in trace.summary.items() if key in totals}
-    return None if totals == recorded else _difference(last_line, recorded, totals, replay)
+    totals = replay.summary()
+    return None if totals == trace.summary else _difference(last_line, trace.summary, totals, replay)
 
 
 def _difference(line: int, recorded: dict[str, Any] | None, ours: dict[str, Any] | None, replay: Replay) -> Difference:

@@ -39,6 +39,10 @@ _STEP_KEYS = {"i", "t", "a", "s", "n", "c", "p", "r", "w", "fs", "d"}
 _SYNC_KEYS = _STEP_KEYS | {"f", "fu"}
 _SCHEDULE_KEYS = _STEP_KEYS | {"ev", "g"}
 _OUTPUT_KEYS = {"ev", "i", "t", "f", "fu"}
+_SUMMARY_KEYS = {"end", "schedule_calls", "t_end", "preemptions", "req"}
+_AT_LEAST = {"max_num_seqs": 1, "block_size": 1, "num_gpu_blocks": 2, "prefill_schedule_interval": 1}
+_MAX_BLOCKS = 10_000_000
+_MAX_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,14 @@ class Trace:
 
 def find_traces(path: Path) -> list[Path]:
     """The file itself, or all ``*.jsonl`` and ``*.jsonl.gz`` of a directory by name. Raises InputError for none."""
-    if not path.exists():
-        raise InputError(f"{path}: no such file or directory")
-    if not path.is_dir():
-        return [path]
-    found = sorted(p for p in path.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz")))
+    try:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or directory")
+        if not path.is_dir():
+            return [path]
+        found = sorted(p for p in path.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz")))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not found:
         raise InputError(f"{path}: no *.jsonl or *.jsonl.gz file in this directory")
     return found
@@ -96,15 +103,16 @@ def read_trace(path: Path) -> Trace:
         raise InputError(f"{where}: format: expected {FORMAT}, got {header.get('format')!r}")
     config = _config(header["config"], where)
     duration = _duration(header.get("duration"), where)
-    requests = _requests(header, where)
+    requests = _requests(header, config["max_model_len"], where)
     if len(lines) < 2 or not isinstance(lines[-1], dict) or lines[-1].get("end") is not True:
         raise InputError(f'{path}:{len(lines)}: expected a summary line ("end": true) at the end; the file is cut')
+    _check_keys(lines[-1], _SUMMARY_KEYS, set(), f"{path}:{len(lines)}")
     for number, record in enumerate(lines[1:-1], start=2):
         _check_record(record, config["async_scheduling"], f"{path}:{number}")
     return Trace(
         path=str(path),
-        case=str(header.get("case", path.name)),
-        source=str(header.get("source", "unknown")),
+        case=_text(header, "case", path.name, where),
+        source=_text(header, "source", "unknown", where),
         config=config,
         duration=duration,
         blocks_recorded=bool(header.get("blocks_recorded")),
@@ -151,23 +159,27 @@ def _config(config: Any, where: str) -> dict[str, Any]:
         value = config[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise InputError(f"{where}: config.{key}: expected {kinds[0].__name__}, got {value!r}")
-        if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
-            raise InputError(f"{where}: config.{key}: expected a value >= 0, got {value!r}")
+        least = _AT_LEAST.get(key, 0)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not value >= least:
+            raise InputError(f"{where}: config.{key}: expected a value >= {least}, got {value!r}")
+    if not config["watermark"] < 1:
+        raise InputError(f"{where}: config.watermark: expected a value < 1, got {config['watermark']!r}")
+    if config["num_gpu_blocks"] > _MAX_BLOCKS:
+        raise InputError(f"{where}: config.num_gpu_blocks: expected at most {_MAX_BLOCKS}")
     if config["policy"] not in ("fcfs", "priority"):
         raise InputError(f"{where}: config.policy: expected fcfs or priority, got {config['policy']!r}")
-    for key, least in (("max_num_seqs", 1), ("block_size", 1), ("num_gpu_blocks", 2), ("prefill_schedule_interval", 1)):
-        if config[key] < least:
-            raise InputError(f"{where}: config.{key}: expected a value >= {least}, got {config[key]!r}")
     return config
 
 
 def _duration(duration: Any, where: str) -> dict[str, int]:
-    if not isinstance(duration, dict) or any(type(duration.get(key)) is not int for key in _DURATION):
-        raise InputError(f"{where}: duration: expected integers {', '.join(_DURATION)}")
+    if not isinstance(duration, dict) or any(
+        type(duration.get(key)) is not int or duration[key] < 0 for key in _DURATION
+    ):
+        raise InputError(f"{where}: duration: expected integers >= 0: {', '.join(_DURATION)}")
     return {key: duration[key] for key in _DURATION}
 
 
-def _requests(header: dict[str, Any], where: str) -> tuple[TraceRequest, ...]:
+def _requests(header: dict[str, Any], max_model_len: int, where: str) -> tuple[TraceRequest, ...]:
     rows = header.get("requests")
     if not isinstance(rows, list) or not rows:
         raise InputError(f"{where}: requests: expected a list with at least one request")
@@ -188,12 +200,31 @@ def _requests(header: dict[str, Any], where: str) -> tuple[TraceRequest, ...]:
             raise InputError(
                 f"{where}: requests[{index}]: expected id, at, segs [[stream, length], ...], out, os; problem: {error}"
             ) from None
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise InputError(f"{where}: requests[{index}]: expected at least one prompt token and one output token")
+        _check_request(request, max_model_len, f"{where}: requests[{index}]")
         found.append(request)
+    if len({request.id for request in found}) < len(found):
+        raise InputError(f"{where}: requests: expected every id once")
     if any((a.at_ns, a.id) >= (b.at_ns, b.id) for a, b in pairwise(found)):
         raise InputError(f"{where}: requests: expected them sorted by (at, id)")
     return tuple(found)
+
+
+def _check_request(request: TraceRequest, max_model_len: int, where: str) -> None:
+    if request.id < 0 or request.at_ns < 0:
+        raise InputError(f"{where}: expected id and at >= 0")
+    if any(length < 1 for _, length in request.segments) or not request.segments or request.output_tokens < 1:
+        raise InputError(f"{where}: expected segments of at least one token and at least one output token")
+    if request.prompt_tokens >= max_model_len:
+        raise InputError(
+            f"{where}: expected a prompt shorter than max_model_len ({max_model_len}), got {request.prompt_tokens}"
+        )
+
+
+def _text(header: dict[str, Any], key: str, default: str, where: str) -> str:
+    value = header.get(key, default)
+    if not isinstance(value, str) or not value.isprintable():
+        raise InputError(f"{where}: {key}: expected a text of one line")
+    return value
 
 
 def _integer(value: Any) -> int:
@@ -210,9 +241,27 @@ def _check_record(record: Any, is_async: bool, where: str) -> None:
     if is_async and record.get("ev") not in ("s", "u"):
         raise InputError(f"{where}: ev: expected 's' or 'u' in a trace of asynchronous scheduling")
     needed = _SYNC_KEYS if not is_async else _SCHEDULE_KEYS if record["ev"] == "s" else _OUTPUT_KEYS
+    _check_keys(record, needed, {"b"}, where)
+    for key, value in record.items():
+        if not _plain(value, _MAX_DEPTH):
+            raise InputError(f"{where}: {key}: expected integers, short texts and lists of them")
+
+
+def _check_keys(record: dict[str, Any], needed: set[str], optional: set[str], where: str) -> None:
     missing = sorted(needed - record.keys())
     if missing:
         raise InputError(f"{where}: record lacks {', '.join(missing)}")
-    unknown = sorted(record.keys() - needed - {"b"})
+    unknown = sorted(record.keys() - needed - optional)
     if unknown:
         raise InputError(f"{where}: {unknown[0]}: this trace records something that is not modelled")
+
+
+def _plain(value: Any, depth: int) -> bool:
+    """Whether a value is made of integers and texts: 1.0 and true would pass for 1 in a comparison."""
+    if type(value) is int or type(value) is str:
+        return True
+    if depth == 0:
+        return False
+    if type(value) is list:
+        return all(_plain(item, depth - 1) for item in value)
+    return type(value) is dict and all(_plain(item, depth - 1) for item in value.values())

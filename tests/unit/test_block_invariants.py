@@ -246,7 +246,7 @@ def worlds(draw: st.DrawFn) -> World:
         caching=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
         host_tokens=draw(st.sampled_from([0, 20, 1000])) if swaps else None,
-        prefers_swap=draw(st.sampled_from([None, lambda seq: seq.num_computed_tokens > 8])),
+        prefers_swap=draw(st.sampled_from([None, lambda seq, others: seq.num_computed_tokens > 8])),
         settings={
             "max_num_seqs": seqs,
             "max_num_batched_tokens": draw(st.integers(least, least + 24)),
