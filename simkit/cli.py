@@ -194,14 +194,17 @@ def compare(
     chosen, *other = [schema.load(path, _settings(sets, seed)) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api, rundir
-    from simkit.planner import compare as arms_of
 
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-compare")
     with console.progress(quiet) as progress:
         if other:
-            comparison = arms_of.compare_files(chosen, other[0], progress=progress)
+            from simkit.planner.compare import compare_files
+
+            comparison = compare_files(chosen, other[0], progress=progress)
         else:
-            comparison = arms_of.compare(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
+            from simkit.planner.compare import compare as compare_arms
+
+            comparison = compare_arms(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
     with _writing(out, out_dir):
         written = api.write_comparison(comparison, out_dir, overwrite=overwrite, report=not no_report)
     if not quiet:

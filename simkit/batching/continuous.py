@@ -62,6 +62,7 @@ class ContinuousBatcher:
         self._prefers_swap = prefers_swap or (lambda victim, others: True)
         self._tokens_at_admission: dict[Sequence, int] = {}
         self._num_unborn = 0
+        self._unpaid_swap_out = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
         self._ended_since_pass = False
         self._num_passes = 0
@@ -280,8 +281,11 @@ class ContinuousBatcher:
                 plan.add_decode(seq, after)
         plan.add_up()
         if self._host is not None:
-            plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
-            plan.swap_out_bytes = state.swapped_out * self._host.bytes_per_token
+            self._unpaid_swap_out += state.swapped_out
+            if plan.order:  # what leaves in a pass without a step crosses the link during the next one
+                plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
+                plan.swap_out_bytes = self._unpaid_swap_out * self._host.bytes_per_token
+                self._unpaid_swap_out = 0
         if self._fair is not None:
             for seq, num_tokens in state.scheduled.items():
                 self._fair.served[seq.tenant] += num_tokens
