@@ -57,6 +57,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory as a reader has it: the scenarios, and what `simkit init` wrote."""
     directory = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "scenarios", directory / "scenarios")
+    (directory / "tests").mkdir()
+    (directory / "tests" / "golden").symlink_to(ROOT / "tests" / "golden")
     (init,) = (line for line in COMMANDS if line.startswith("simkit init"))
     shell(init, directory)
     return directory
