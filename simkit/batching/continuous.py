@@ -69,20 +69,6 @@ class ContinuousBatcher:
         self._last_prefill_pass = -settings.prefill_schedule_interval
         self._backlog = False
 
-    @property
-    def num_running(self) -> int:
-        """Length of the running list."""
-        return len(self.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Length of the waiting queue."""
-        return len(self.waiting)
-
-    def head(self) -> Sequence | None:
-        """The waiting sequence that is considered first."""
-        return self.waiting.peek() if len(self.waiting) else None
-
     def members(self) -> list[Sequence]:
         """The running list."""
         return self.running

@@ -29,13 +29,18 @@ class WaitingQueue(Protocol):
         """A preempted sequence returns."""
 
     def peek(self) -> Sequence:
-        """The head."""
+        """The head; there must be one."""
 
     def pop(self) -> Sequence:
         """Remove and return the head."""
 
     def remove(self, seq: Sequence) -> None:
         """Remove a sequence from wherever it stands."""
+
+
+def head_of(queue: WaitingQueue) -> Sequence | None:
+    """The sequence that is considered first, None when nobody waits."""
+    return queue.peek() if len(queue) else None
 
 
 class FcfsQueue:

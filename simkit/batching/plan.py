@@ -1,10 +1,12 @@
-"""What a batcher decided for a pass, and whom it tells about the outcome. Imports `types` and `sequence` only."""
+"""What a batcher decided for a pass, and whom it tells about the outcome. Imports `types`, `sequence` and the
+protocol of queues."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from simkit.batching.ordering import WaitingQueue
 from simkit.sequence import Sequence
 from simkit.types import StepShapes
 
@@ -137,6 +139,10 @@ class Outcome(Protocol):
 class Batcher(Protocol):
     """Decides what a step holds and applies it to memory and queues."""
 
+    @property
+    def waiting(self) -> WaitingQueue:
+        """The sequences that wait."""
+
     def add(self, seq: Sequence) -> bool:
         """A sequence arrives. True when the next pass may decide otherwise because of it."""
 
@@ -157,17 +163,6 @@ class Batcher(Protocol):
 
     def has_work(self) -> bool:
         """Whether a pass could schedule something or must clear what has ended."""
-
-    @property
-    def num_running(self) -> int:
-        """Slots held."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait."""
-
-    def head(self) -> Sequence | None:
-        """The waiting sequence that would be admitted next."""
 
     def members(self) -> list[Sequence]:
         """Sequences that hold a slot, in order of admission."""

@@ -39,20 +39,6 @@ class StaticBatcher:
         self._padded_prompt_tokens = 0
         self._num_generated = 0
 
-    @property
-    def num_running(self) -> int:
-        """Members of the batch, dead ones included."""
-        return len(self._batch)
-
-    @property
-    def num_waiting(self) -> int:
-        """Length of the waiting queue."""
-        return len(self.waiting)
-
-    def head(self) -> Sequence | None:
-        """The waiting sequence that is considered first."""
-        return self.waiting.peek() if len(self.waiting) else None
-
     def members(self) -> list[Sequence]:
         """The batch, dead members included."""
         return self._batch

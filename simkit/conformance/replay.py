@@ -181,8 +181,8 @@ class Replay:
             "n": plan.num_scheduled_tokens,
             "c": plan.context_tokens,
             "p": [[preemption.seq.id, preemption.lost_tokens] for preemption in plan.preemptions],
-            "r": self.batcher.num_running,
-            "w": self.batcher.num_waiting,
+            "r": len(self.batcher.running),
+            "w": len(self.batcher.waiting),
             "fs": self.kv.num_free_blocks,
             "d": self._duration_ns(plan),
         }

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
+from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.customer import Customer
 from simkit.engine.kv_split import KVSplit
@@ -202,9 +203,9 @@ class Ledger:
     def no_progress(self, what: str, batcher: Batcher) -> NoReturn:
         """Raise CheckError naming the sequences that are stuck and the settings that made them so."""
         running = ", ".join(str(seq.id) for seq in batcher.members()[:8]) or "none"
-        head = batcher.head()
+        head = head_of(batcher.waiting)
         raise CheckError(
-            f"no progress: replica {self._replica} at {self._end_ns} ns: {what}; {batcher.num_running} running "
-            f"(requests {running}), {batcher.num_waiting} waiting "
+            f"no progress: replica {self._replica} at {self._end_ns} ns: {what}; {len(batcher.members())} running "
+            f"(requests {running}), {len(batcher.waiting)} waiting "
             f"(first: {'none' if head is None else f'request {head.id}'}); settings: {self._settings}"
         )

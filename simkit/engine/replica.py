@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from simkit.batching.continuous import ContinuousBatcher
+from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, Hold, Outcome, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
@@ -115,7 +116,7 @@ class Replica:
         self.ledger.enter(customers)
         seq = customers[0].sequences[0]
         # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
-        if self.batcher.add(seq) or (self.kv.num_gpu_blocks is None and self.batcher.head() is seq):
+        if self.batcher.add(seq) or (self.kv.num_gpu_blocks is None and head_of(self.batcher.waiting) is seq):
             self._cut_run()
         if not self._in_flight:
             self._book_pass()
@@ -169,10 +170,10 @@ class Replica:
                 return
         if self._in_flight:
             self._book_step_end()
-        elif self.batcher.num_waiting and not self._holding:
+        elif len(self.batcher.waiting) and not self._holding:
             raise CheckError(
                 f"broken invariant: replica {self.index} is idle at {self._clock.now_ns} ns while "
-                f"{self.batcher.head()!r} waits"
+                f"{self.batcher.waiting.peek()!r} waits"
             )
 
     def _hold(self, hold: Hold) -> StepPlan | None:
@@ -214,7 +215,7 @@ class Replica:
             steps=len(durations),
             kv=self._kv_state(plan),
             external_tokens=self._external_tokens(),
-            waiting=self.batcher.num_waiting,
+            waiting=len(self.batcher.waiting),
         )
         self.ledger.planned(plan, now, start)
         self._in_flight.append(run)
@@ -334,7 +335,7 @@ class Replica:
         )
 
     def _external_tokens(self) -> int:
-        head = self.batcher.head()
+        head = head_of(self.batcher.waiting)
         if head is None or self.kv.num_gpu_blocks is not None:
             return 0
         return self.kv.external_tokens(max(head.reserve_tokens, head.num_known_tokens))

@@ -173,7 +173,7 @@ class _System:
         index = self._router(request, self._num_routed, self._replicas)
         self._num_routed += 1
         replica = self._replicas[index]
-        if self._queue_limit is not None and replica.batcher.num_waiting >= self._queue_limit:
+        if self._queue_limit is not None and len(replica.batcher.waiting) >= self._queue_limit:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
         customers = self._samples(request, index)

@@ -118,7 +118,7 @@ def check_books(replay: Replay, config: dict[str, Any], *, whole_pool: bool) -> 
     assert usage.allocated_tokens + usage.free_tokens == usage.capacity_tokens
     assert usage.allocated_tokens == len(held) * config["block_size"]
     assert all(not kv.blocks_of(seq) for seq in batcher.waiting)
-    assert batcher.num_running <= (config["max_num_active_seqs"] or config["max_num_seqs"])
+    assert len(batcher.running) <= (config["max_num_active_seqs"] or config["max_num_seqs"])
     for seq in batcher.members():
         room = len(kv.blocks_of(seq)) * config["block_size"]
         assert room - config["block_size"] < seq.num_computed_tokens <= room

@@ -408,7 +408,7 @@ def test_static_launches_when_full() -> None:
     plan = batcher.plan()
     assert isinstance(plan, StepPlan)
     assert scheduled(plan) == dict.fromkeys(range(4), 4)
-    assert batcher.num_waiting == 1
+    assert len(batcher.waiting) == 1
 
 
 def test_static_launches_when_the_oldest_has_waited_or_nobody_comes() -> None:
@@ -438,12 +438,12 @@ def test_nobody_joins_after_launch_and_everybody_leaves_together(kind: type[Stat
     while isinstance(plan, StepPlan):
         rows.append((plan.num_decode, plan.dead_slots, plan.held_slots, plan.decode_context_sum))
         batcher.commit(plan, 1)
-        if not batcher.num_running:
+        if not len(batcher.members()):
             break
         plan = batcher.plan()
     assert rows == [(0, 0, 3, 0), (3, 1, 3, 15), (3, 2, 3, 18)]  # the dead compute too: contexts 5 and 6 of each
     assert batcher.outcome.left == [0, 1, 2]  # type: ignore[attr-defined]
-    assert batcher.num_waiting == 1
+    assert len(batcher.waiting) == 1
 
 
 def test_padding_costs_compute_and_memory() -> None:
@@ -496,5 +496,5 @@ def test_static_abort_makes_a_dead_slot() -> None:
     assert isinstance(plan, StepPlan)
     assert (plan.dead_slots, plan.num_decode) == (1, 2)
     batcher.commit(plan, 1)
-    assert batcher.num_running == 0
+    assert len(batcher.members()) == 0
     assert batcher.outcome.left == [0, 1]  # type: ignore[attr-defined]
