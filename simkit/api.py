@@ -68,7 +68,11 @@ class Result:
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
-    frame: pd.DataFrame = table.to_pandas()
+    import pandas as pd
+    import pyarrow as pa
+
+    # Nullable integers: a float cannot hold every nanosecond.
+    frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
     return frame
 
 
@@ -248,6 +252,7 @@ def _manifest(setup: Setup, facts: list[RunFacts], outcomes: list[Outcome]) -> d
         profile=setup.scenario.latency.profile,
         profile_hash=setup.latency.source,
         not_simulated=setup.not_simulated,
+        without_effect=setup.without_effect,
         notes=notes,
         warmup={**outcomes[0].warmup, "of_replication": 0},
     )

@@ -152,10 +152,14 @@ def run(
     out_dir, overwrite = rundir.choose(out, chosen.name)
     with console.progress(quiet) as progress:
         result = api.run(chosen, base_dir=chosen.base_dir, progress=progress)
+    replaced = rundir.name_of(out_dir) if overwrite else None
     with _writing(out, out_dir):
         written = api.write(result, out_dir, overwrite=overwrite, report=not no_report)
     if not quiet:
-        _notes(result.manifest)
+        _notes(replaced, result.manifest)
+        idle = result.manifest.get("without_effect")
+        if idle:
+            console.say(f"note: without effect here: {', '.join(idle)}")
     if json:
         console.out_bytes((written / "summary.json").read_bytes())
     else:
@@ -205,10 +209,11 @@ def compare(
             from simkit.planner.compare import compare as compare_arms
 
             comparison = compare_arms(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
+    replaced = rundir.name_of(out_dir) if overwrite else None
     with _writing(out, out_dir):
         written = api.write_comparison(comparison, out_dir, overwrite=overwrite, report=not no_report)
     if not quiet:
-        _notes(*(arm.manifest for arm in comparison.arms.values()))
+        _notes(replaced, *(arm.manifest for arm in comparison.arms.values()))
     if json:
         console.out_bytes((written / "compare.json").read_bytes())
     else:
@@ -314,8 +319,13 @@ def _from_flags(flags: dict[str, Any], settings: list[str]) -> Scenario:
     return from_flags(model, gpu, rate, prompt, output, settings)
 
 
-def _notes(*manifests: dict[str, Any]) -> None:
-    """What the reader should know about one or several runs, a line each, nothing twice."""
+def _notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
+    """What the reader should know about one or several runs, a line each, nothing twice.
+
+    `replaced` names the run that was in the same place before.
+    """
+    if replaced is not None:
+        console.say(f"note: replaced the earlier run {replaced!r} in the same place; choose --out to keep both")
     notes = [note for manifest in manifests for note in manifest.get("notes") or []]
     keys = [key for manifest in manifests for key in manifest.get("not_simulated") or []]
     line = console.not_simulated_line(list(dict.fromkeys(keys)))

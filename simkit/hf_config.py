@@ -124,7 +124,9 @@ class _Reader:
             raise self._error("model_type", "missing")
         else:
             # A type that is not known is read as Llama-like only when its activation says that the MLP is gated.
-            activation = self._required("hidden_act")
+            activation = self._config.get("hidden_act")
+            if activation is None:
+                raise self._error("model_type", f"{self._type!r} is not modelled (known: {', '.join(_FAMILY_OF)})")
             if activation not in _GATED_ACTIVATIONS:
                 what = f"model_type {self._type!r} is not known and activation {activation!r} does not say whether"
                 raise self._error("hidden_act", f"{what} the MLP is gated")

@@ -62,6 +62,7 @@ def build_manifest(
     profile: str,
     profile_hash: str,
     not_simulated: Sequence[str] = (),
+    without_effect: Sequence[str] = (),
     notes: Sequence[str] = (),
     warmup: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def build_manifest(
         "latency_source": latency_source,
         "profile": {"name": profile, "hash": profile_hash},
         "not_simulated": list(not_simulated),
+        "without_effect": list(without_effect),
         "notes": list(notes),
         "warmup": warmup,
         "created_by": CREATED_BY,

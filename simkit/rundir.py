@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def choose(out: Path | None, default_name: str) -> tuple[Path, bool]:
     except ValueError as error:  # a NUL byte in the name
         raise InputError(f"{label}: cannot be written: {error}") from None
     return path, exists
+
+
+def name_of(path: Path) -> str | None:
+    """The name of the run that `path` holds, None when there is none."""
+    if not is_run_dir(path):
+        return None
+    return str(json.loads((path / "manifest.json").read_bytes()).get("name", ""))
 
 
 def unwritable(label: str, error: OSError) -> InputError:

@@ -70,7 +70,7 @@ class Engine(Strict):
     long_prefill_token_threshold_adaptive: Flag = False
     prefill_schedule_interval: PositiveInt = 1
     max_num_active_seqs: PositiveInt | None = None
-    host_pool_gib: NonNegativeFloat = 0.0
+    host_pool_gib: NonNegativeFloat = 4.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

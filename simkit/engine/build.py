@@ -41,6 +41,7 @@ class Setup:
     num_gpu_blocks: int
     latency: LatencyModel
     not_simulated: tuple[str, ...]
+    without_effect: tuple[str, ...]
 
     @property
     def max_num_seqs(self) -> int:
@@ -92,6 +93,7 @@ def set_up(scenario: Scenario) -> Setup:
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
     gpu = load_gpu(_from_scenario_folder(scenario, scenario.hardware.gpu))
+    without_effect = _without_effect(scenario.engine)
     scenario = _resolve(scenario, model, gpu)
     engine, hardware = scenario.engine, scenario.hardware
     memory = memory_budget(
@@ -117,6 +119,7 @@ def set_up(scenario: Scenario) -> Setup:
         num_gpu_blocks=num_gpu_blocks,
         latency=_latency(scenario, model, gpu),
         not_simulated=_not_simulated(scenario),
+        without_effect=without_effect,
     )
 
 
@@ -217,6 +220,32 @@ def _not_simulated(scenario: Scenario) -> tuple[str, ...]:
     if workload.samples > 1 and not continuous:
         keys.append("workload.samples")
     return tuple(keys)
+
+
+def _without_effect(engine: Engine) -> tuple[str, ...]:
+    """Keys that differ from their default although other choices leave them nothing to do, each with what it needs."""
+    continuous, paged = engine.batching == "continuous", engine.kv_allocator == "paged"
+    swaps = engine.preemption != "recompute"
+    needs = {
+        "max_wait_s": (engine.batching == "static", "batching: static"),
+        "max_queue_delay_s": (engine.batching == "dynamic", "batching: dynamic"),
+        "reservation": (not paged, "kv_allocator: contiguous"),
+        "placement": (not paged, "kv_allocator: contiguous"),
+        "preemption": (continuous and paged, "continuous batching with paged KV"),
+        "host_pool_gib": (continuous and paged and swaps, "preemption: swap or auto"),
+        "prefill_first": (continuous, "batching: continuous"),
+        "long_prefill_token_threshold": (continuous, "batching: continuous"),
+        "prefill_schedule_interval": (continuous, "batching: continuous"),
+        "watermark": (continuous and paged, "continuous batching with paged KV"),
+    }
+    unused = [
+        f"engine.{key} (needs {what})"
+        for key, (useful, what) in needs.items()
+        if getattr(engine, key) != Engine.model_fields[key].default and not useful
+    ]
+    if swaps and continuous and paged and not engine.host_pool_gib:
+        unused.append("engine.preemption (host_pool_gib is 0, so every victim is recomputed)")
+    return tuple(unused)
 
 
 def describe(setup: Setup) -> str:

@@ -78,6 +78,7 @@ class Replica:
         record: Record,
         surroundings: Surroundings,
         *,
+        max_slots: int,
         settings: str,
         stream: bool,
         async_scheduling: bool,
@@ -92,6 +93,7 @@ class Replica:
         self._record = record
         self._meter = WorkMeter(latency)
         self._surroundings = surroundings
+        self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
         self._grows = isinstance(self.batcher, ContinuousBatcher) and kv.num_gpu_blocks is not None
@@ -336,6 +338,7 @@ class Replica:
 
     def _external_tokens(self) -> int:
         head = head_of(self.batcher.waiting)
-        if head is None or self.kv.num_gpu_blocks is not None:
+        waits_for_memory = head is not None and len(self.batcher.members()) < self._max_slots
+        if head is None or not waits_for_memory or self.kv.num_gpu_blocks is not None:
             return 0
         return self.kv.external_tokens(max(head.reserve_tokens, head.num_known_tokens))

@@ -95,6 +95,7 @@ class _System:
             lambda outcome: make_batcher(self._setup, kv, outcome),
             self.record,
             self,
+            max_slots=_slots(self._setup),
             settings=describe(self._setup),
             stream=self._setup.stream,
             async_scheduling=self._setup.async_scheduling,

@@ -63,7 +63,7 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         "saturated": growth is not None,
         "saturation_reason": None
         if growth is None
-        else f"the queue grows: each second of arrivals adds {growth:.2f} s of waiting",
+        else f"the queue grows: of every 100 requests that arrive, {100 * growth:.0f} stay behind",
         "latency_source": terms.latency_source,
         "not_simulated": list(terms.not_simulated),
     }
@@ -222,9 +222,10 @@ def _cost(table: dict[str, Ints], finished: Bools, terms: Terms, span_ns: int) -
 
 
 def _growth(table: dict[str, Ints], terms: Terms) -> float | None:
-    """Judged on everybody who was ever scheduled; a closed loop cannot outgrow its clients."""
+    """Judged on everybody who ever waited; a closed loop cannot outgrow its clients."""
     if not terms.open_loop:
         return None
-    served = table["first_scheduled_ns"] >= 0
-    arrival = table["arrival_ns"][served]
-    return queue_growth(arrival, table["first_scheduled_ns"][served] - arrival)
+    waited = (table["status"] != rec.REJECTED) & (table["status"] != rec.REFUSED)
+    arrival, scheduled = table["arrival_ns"][waited], table["first_scheduled_ns"][waited]
+    order = np.argsort(arrival, kind="stable")
+    return queue_growth(arrival[order], np.where(scheduled >= 0, scheduled, table["left_ns"][waited])[order])

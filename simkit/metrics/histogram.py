@@ -24,11 +24,15 @@ def _edges() -> Ints:
 
 
 class DurationHistogram:
-    """Counts of durations in ns; the mean is exact, percentiles are exact to the width of a bin."""
+    """Counts of durations in ns; the mean is exact, percentiles are exact to the width of a bin.
+
+    Each bin is read as the mean of what fell into it, so that equal durations come back as they were.
+    """
 
     def __init__(self) -> None:
         self._lower = _edges()
         self._counts = np.zeros(len(self._lower), dtype=np.int64)
+        self._sums_ns = np.zeros(len(self._lower), dtype=np.int64)
         self._pending_ns: list[int] = []
         self._pending_counts: list[int] = []
         self.total_ns = 0
@@ -49,6 +53,7 @@ class DurationHistogram:
         """Add the counts of another histogram."""
         other._flush()
         self._counts += other._counts
+        self._sums_ns += other._sums_ns
         self.total_ns += other.total_ns
         self.count += other.count
 
@@ -72,10 +77,7 @@ class DurationHistogram:
         return low + (high - low) * (rank - below)
 
     def _value(self, index: int) -> float:
-        """Middle of a bin; bins of one nanosecond are exact."""
-        lower = int(self._lower[index])
-        upper = int(self._lower[index + 1]) if index + 1 < len(self._lower) else lower + 1
-        return (lower + upper - 1) / 2
+        return int(self._sums_ns[index]) / int(self._counts[index])
 
     def _flush(self) -> None:
         if self._pending_ns:
@@ -84,6 +86,8 @@ class DurationHistogram:
 
     def _count(self, durations_ns: Ints, counts: Ints) -> None:
         assert int(durations_ns.min(initial=0)) >= 0, "a negative duration"
-        np.add.at(self._counts, np.searchsorted(self._lower, durations_ns, side="right") - 1, counts)
+        bins = np.searchsorted(self._lower, durations_ns, side="right") - 1
+        np.add.at(self._counts, bins, counts)
+        np.add.at(self._sums_ns, bins, durations_ns * counts)
         self.total_ns += int((durations_ns * counts).sum())
         self.count += int(counts.sum())

@@ -1,7 +1,7 @@
 """Does the queue of an open-loop run grow without end? Imports numpy only.
 
-The delay before first being scheduled is regressed on arrival time. In a stable run it has no trend; when requests
-arrive faster than they are served each second of arrivals adds (1 - capacity / rate) seconds of delay.
+The number of requests that wait is regressed on time, so the answer does not depend on who is served first. In a stable
+run it has no trend; when requests arrive faster than they are served it grows by (1 - capacity / rate) an arrival.
 """
 
 from __future__ import annotations
@@ -10,31 +10,33 @@ import numpy as np
 
 from simkit.types import Ints
 
-MIN_SLOPE = 0.02
-"""Seconds of delay a second of arrivals: 2 % more arrivals than capacity."""
+MIN_GROWTH = 0.02
+"""Waiting requests added per arrival: 2 % more arrivals than capacity."""
 
 MIN_EXPLAINED = 0.5
-"""Share of the variance of the delay that the trend must explain."""
+"""Share of the variance of the queue that the trend must explain."""
 
 MIN_REQUESTS = 100
 
 
-def queue_growth(arrival_ns: Ints, queue_ns: Ints) -> float | None:
-    """Seconds of delay added per second of arrivals when the run is saturated, else None.
+def queue_growth(arrival_ns: Ints, served_ns: Ints) -> float | None:
+    """Requests added to the queue per arrival when the run is saturated, else None.
 
-    Judged on the later half of the arrivals, at least `MIN_REQUESTS` of them.
+    `arrival_ns` ascending; `served_ns` is when each request stopped waiting (first scheduled, or gave up). Judged on
+    the later half of the arrivals, at least `MIN_REQUESTS` of them.
     """
-    half = len(arrival_ns) // 2
-    if len(arrival_ns) - half < MIN_REQUESTS:
+    count = len(arrival_ns)
+    half = count // 2
+    if count - half < MIN_REQUESTS or arrival_ns[-1] == arrival_ns[half]:
         return None
-    arrival = arrival_ns[half:].astype(np.float64)
-    queue = queue_ns[half:].astype(np.float64)
-    arrival -= arrival.mean()
-    queue -= queue.mean()
-    spread, variance = float((arrival * arrival).sum()), float((queue * queue).sum())
-    if spread == 0.0 or variance == 0.0:
+    waiting = np.arange(1, count + 1) - np.searchsorted(np.sort(served_ns), arrival_ns, side="right")
+    time = (arrival_ns[half:] - arrival_ns[half]).astype(np.float64)
+    queue = waiting[half:].astype(np.float64)
+    time_off, queue_off = time - time.mean(), queue - queue.mean()
+    variance = float((queue_off * queue_off).sum())
+    if variance == 0.0:
         return None
-    covariance = float((arrival * queue).sum())
-    slope = covariance / spread
+    covariance, spread = float((time_off * queue_off).sum()), float((time_off * time_off).sum())
     explained = covariance * covariance / (spread * variance)
-    return slope if slope >= MIN_SLOPE and explained >= MIN_EXPLAINED else None
+    growth = covariance / spread * float(time[-1]) / (count - half - 1)
+    return growth if growth >= MIN_GROWTH and explained >= MIN_EXPLAINED else None

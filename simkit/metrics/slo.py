@@ -57,9 +57,16 @@ def slo_results(
                     value = float(each[counted].sum()) / int(counted.sum())
                 else:
                     share = int((counted & (each <= target)).sum()) / num_measured
+                    value = _percentile_ms(table, metric, counted, float(key[1:]))
             met = None if share is None and value is None else _meets(key, target, share, value)
             results[metric][key] = {"target_ms": target, "share_within": share, "value_ms": value, "met": met}
     return results
+
+
+def _percentile_ms(table: dict[str, Ints], metric: str, counted: Bools, percent: float) -> float | None:
+    """The percentile that the summary shows: an undefined TPOT is left out."""
+    defined = counted & (gaps(table) > 0) if metric == "tpot_ms" else counted
+    return float(np.percentile(_per_request_ms(table, metric)[defined], percent)) if defined.any() else None
 
 
 def _meets(key: str, target: float, share: float | None, value: float | None) -> bool:

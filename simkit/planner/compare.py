@@ -24,6 +24,12 @@ PAIRED_METRICS = (
     "throughput.output_tokens_per_s",
     "concurrency_mean",
     "slot_utilization",
+    "slot_occupancy",
+    "kv.reserved.share_of_allocated",
+    "kv.internal.share_of_allocated",
+    "kv.external.share_of_allocated",
+    "num_preemptions",
+    "goodput_per_s",
     "ttft_ms.p50",
     "ttft_ms.p95",
     "ttft_ms.p99",
@@ -33,6 +39,7 @@ PAIRED_METRICS = (
     "e2e_ms.p50",
     "e2e_ms.p95",
     "e2e_ms.p99",
+    "itl_ms.p99",
 )
 
 

@@ -65,6 +65,7 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
             ("Concurrency, mean", "requests", ("concurrency_mean",), numbers.plain),
             ("Makespan", "s", ("makespan_s",), numbers.plain),
             ("Goodput", "req/s", ("goodput_per_s",), numbers.plain),
+            ("Cost", "per million output tokens", ("cost_per_million_output_tokens",), numbers.plain),
         ],
     ),
     (
@@ -74,6 +75,7 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
             *_latency("TPOT", "tpot_ms"),
             *_latency("ITL", "itl_ms"),
             *_latency("E2E", "e2e_ms"),
+            *_latency("Queue", "queue_ms"),
         ],
     ),
     (
@@ -98,6 +100,7 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
         "Work and events",
         [
             ("Preemptions", "", ("num_preemptions",), numbers.count),
+            ("Prefix cache hits", "of prompt tokens", ("prefix_cache_hit_rate",), numbers.percent),
             ("Steps", "", ("num_steps",), numbers.count),
             ("GPU busy", "", ("gpu", "busy"), numbers.percent),
             ("MFU", "", ("gpu", "mfu"), numbers.percent),
@@ -143,6 +146,12 @@ def why_missing(run: Run, path: Path) -> str:
         if not run.scenario.get("slo"):
             return _WORDS["no slo"]
         return "not streamed, so a TPOT target cannot be judged"
+    if path[0] == "cost_per_million_output_tokens" and not (run.scenario.get("hardware") or {}).get(
+        "price_per_gpu_hour"
+    ):
+        return "no hardware.price_per_gpu_hour"
+    if path[0] == "prefix_cache_hit_rate":
+        return "no prefix caching, or the log does not say which prompts are alike"
     if path[0] == "gpu":
         return "the latency model has no hardware behind it"
     if not run.value("num_requests", "finished"):

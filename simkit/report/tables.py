@@ -31,9 +31,10 @@ COMPARED: tuple[tuple[tuple[str, str, Show], ...], ...] = (
         ("out\ntok/s", "throughput.output_tokens_per_s", plain),
         ("concur-\nrency", "concurrency_mean", plain),
         ("slot\nutil.", "slot_utilization", percent),
+        ("slot\noccup.", "slot_occupancy", percent),
     ),
     tuple((f"KV {kind[:2]}-\n{kind[2:]}", f"kv.{kind}.share_of_allocated", percent) for kind in WASTE),
-    (("pre-\nempted", "num_preemptions", plain),),
+    (("pre-\nempted", "num_preemptions", plain), ("cache\nhits", "prefix_cache_hit_rate", percent)),
     *(
         tuple((f"{name}\n{stat}", f"{key}.{stat}", plain) for stat in ("p50", "p95", "p99"))
         for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E"))
@@ -291,7 +292,7 @@ def why_missing(summary: Mapping[str, Any], manifest: Mapping[str, Any], key: st
     if top == "cost_per_million_output_tokens" and (scenario.get("hardware") or {}).get("price_per_gpu_hour") is None:
         return "no hardware.price_per_gpu_hour"
     if top == "prefix_cache_hit_rate":
-        return "no prefix caching"
+        return "no prefix caching, or the log does not say which prompts are alike"
     if key == "kv.num_gpu_blocks":
         return "contiguous memory has no blocks"
     if top == "gpu":

@@ -79,6 +79,7 @@ def stamps(trace: Trace, single_step: bool) -> list[list[int]]:
         lambda outcome: ContinuousBatcher(settings, kv, outcome),
         record,
         Door(),
+        max_slots=settings.max_num_seqs,
         settings=trace.case,
         stream=True,
         async_scheduling=config["async_scheduling"],

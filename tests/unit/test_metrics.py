@@ -117,10 +117,12 @@ def test_mser5_says_when_there_is_no_steady_state() -> None:
 def test_saturation_label() -> None:
     arrival = np.arange(0, 400) * 10 * MS
     noise = np.random.default_rng(0).integers(0, 20 * MS, size=400)
-    assert queue_growth(arrival, noise) is None
-    growing = queue_growth(arrival, noise + arrival // 4)
-    assert growing == pytest.approx(0.25, rel=0.05)
-    assert queue_growth(arrival[:50], arrival[:50]) is None  # too few to judge
+    assert queue_growth(arrival, arrival + noise) is None
+    # Served at 4/5 of the rate of arrival: one in five stays behind, whoever is served first.
+    in_turn = arrival + noise + arrival // 4
+    assert queue_growth(arrival, in_turn) == pytest.approx(0.2, rel=0.05)
+    assert queue_growth(arrival, np.where(arrival % (50 * MS) == 0, 10**12, arrival)) == pytest.approx(0.2, rel=0.05)
+    assert queue_growth(arrival[:50], in_turn[:50]) is None  # too few to judge
 
 
 # --- definitions on a hand-made record --------------------------------------------------------------------------------
