@@ -15,7 +15,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,15 +176,25 @@ def _replacing(out_dir: Path, overwrite: bool) -> Iterator[Path]:
     try:
         partial.chmod(0o755)
         yield partial
-        if out_dir.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.old-", dir=out_dir.parent))
-            out_dir.replace(old / "old")
-            partial.replace(out_dir)
-            shutil.rmtree(old)
-        else:
-            partial.replace(out_dir)
+        _put_in_place(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put_in_place(partial: Path, out_dir: Path) -> None:
+    """Rename `partial` to `out_dir`; whatever another run put there meanwhile makes way."""
+    for last in (False, False, False, True):
+        if out_dir.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.old-", dir=out_dir.parent))
+            with suppress(FileNotFoundError):
+                out_dir.replace(old / "old")
+            shutil.rmtree(old)
+        try:
+            partial.replace(out_dir)
+            return
+        except OSError:
+            if last:
+                raise
 
 
 def _part(progress: Progress | None, index: int, count: int) -> Progress | None:

@@ -56,6 +56,8 @@ def _code(command: Callable[[], Any]) -> int:
         return _fail(2, str(error))
     except CheckError as error:
         return _fail(1, str(error))
+    except MemoryError:
+        return _fail(2, "out of memory: expected a smaller workload.num_requests, or fewer requests inside at a time")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except (console.StdoutClosed, BrokenPipeError):
@@ -87,7 +89,8 @@ def _discard_stdout() -> None:
     import os
 
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
@@ -154,7 +157,7 @@ def run(
         result = api.run(chosen, base_dir=chosen.base_dir, progress=progress)
     replaced = rundir.name_of(out_dir) if overwrite else None
     with _writing(out, out_dir):
-        written = api.write(result, out_dir, overwrite=overwrite, report=not no_report)
+        written = api.write(result, out_dir, overwrite=True, report=not no_report)
     if not quiet:
         _notes(replaced, result.manifest)
         idle = result.manifest.get("without_effect")
@@ -211,7 +214,7 @@ def compare(
             comparison = compare_arms(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
     replaced = rundir.name_of(out_dir) if overwrite else None
     with _writing(out, out_dir):
-        written = api.write_comparison(comparison, out_dir, overwrite=overwrite, report=not no_report)
+        written = api.write_comparison(comparison, out_dir, overwrite=True, report=not no_report)
     if not quiet:
         _notes(replaced, *(arm.manifest for arm in comparison.arms.values()))
     if json:

@@ -12,11 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from simkit.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PROGRESS_AFTER_S = 2.0
 MIN_PIPED_WIDTH = 100
+MIN_WIDTH = 40
 
 
 class Report(Protocol):
@@ -37,7 +40,10 @@ def width() -> int:
 def _stdout() -> Console:
     from rich.console import Console
 
+    if sys.stdout is None:  # the shell closed it (>&-)
+        raise StdoutClosed
     console = Console(file=sys.stdout, highlight=False, markup=False)
+    console.width = max(MIN_WIDTH, console.width)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(MIN_PIPED_WIDTH, console.width)
     return console
@@ -52,16 +58,26 @@ def out(*renderables: RenderableType) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise StdoutClosed from None
+    except OSError as error:
+        raise _cannot_print(error) from None
+
+
+def _cannot_print(error: OSError) -> InputError:
+    return InputError(f"stdout: cannot be written: {error.strerror or error}")
 
 
 def out_bytes(content: bytes) -> None:
     """Write bytes to stdout exactly as they are. Raises StdoutClosed."""
+    if sys.stdout is None:
+        raise StdoutClosed
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise StdoutClosed from None
+    except OSError as error:
+        raise _cannot_print(error) from None
 
 
 def out_lines(lines: Sequence[str]) -> None:
@@ -71,6 +87,8 @@ def out_lines(lines: Sequence[str]) -> None:
 
 def say(text: str) -> None:
     """One line to stderr."""
+    if sys.stderr is None:
+        return
     # The text may quote a file name that no encoding can print; stderr escapes what it must.
     print(" ".join(text.splitlines()), file=sys.stderr, flush=True)
 
@@ -83,7 +101,7 @@ def not_simulated_line(keys: Sequence[str]) -> str | None:
 @contextmanager
 def progress(quiet: bool) -> Iterator[Report | None]:
     """A progress callback that draws a bar on stderr once the task has taken 2 s; None when nobody would see it."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     bar = _Bar()

@@ -19,5 +19,7 @@ class CheckError(Exception):
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A clause naming the closest valid name, e.g. ``"; did you mean 'policy'?"``, or ``""`` when none is close."""
-    match = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
+    names = sorted(valid)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    match = match or [other for other in names if name and other.startswith(name)]
     return f"; did you mean {match[0]!r}?" if match else ""

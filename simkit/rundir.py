@@ -19,6 +19,10 @@ def choose(out: Path | None, default_name: str) -> tuple[Path, bool]:
     label = f"--out {out}" if out is not None else f"runs/{default_name}"
     path = out if out is not None else Path("runs") / default_name
     try:
+        if path.is_symlink() and path.exists():
+            path = path.resolve()
+        if Path.cwd().is_relative_to(path.resolve()):
+            raise InputError(f"{label}: expected a directory of its own, got the current one or one above it")
         exists = os.path.lexists(path)
         if exists and not path.is_dir():
             raise InputError(f"{label}: expected a directory, got a file; choose another --out")

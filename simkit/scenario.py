@@ -101,11 +101,23 @@ class Scenario(Strict):
     variants: dict[Name, dict[str, Any]] = Field(default_factory=dict)
 
     _base_dir: Path | None = PrivateAttr(default=None)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @property
     def base_dir(self) -> Path | None:
         """Folder of the file it came from: relative paths inside the scenario start there. None = working directory."""
         return self._base_dir
+
+    def blame(self, message: str) -> str:
+        """A message that begins with a key (``hardware.gpu: ...``), put behind the file and line that set the key."""
+        found = re.match(r"([a-z_]+)(?:\.[a-z_.]+)?: ", message)
+        if found is not None and found[1] in type(self).model_fields:
+            key, rest = message.split(": ", 1)
+            return f"{self._origin.place(tuple(key.split('.')))}: {rest}"
+        for start, path in (("model ", ("model",)), ("trace ", ("workload", "trace", "path"))):
+            if message.startswith(start):
+                return f"{self._origin.place(path)}: {message}"
+        return message
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data in the order of the design page, every default written out."""
@@ -164,7 +176,8 @@ def apply_sets(scenario: Scenario, mapping: Mapping[str, Any], *, label: str = "
     ``LABEL KEY:``; `label` says where the change came from (``--set``, ``--axis``, ``variant x``).
     """
     data = scenario.model_dump(mode="json", exclude_unset=True)
-    origin = Origin()
+    before = scenario._origin
+    origin = Origin(file=before.file, root=before.root, labels=dict(before.labels))
     for key, value in mapping.items():
         _set(data, key, io.plain(value), f"{label} {io.one_line(key)}", origin)
     return _validate(data, origin, scenario.base_dir)
@@ -186,8 +199,10 @@ def parse_axes(scenario: Scenario, texts: Sequence[str]) -> dict[str, list[Any]]
             values: list[Any] = [part.strip() for part in listed.split(",")]
         else:
             values = io.parse_value(f"[{listed}]", label)
-        for value in values:
+        for position, value in enumerate(values):
             apply_sets(scenario, {key: value}, label="--axis")
+            if value in values[:position]:
+                raise InputError(f"{label}: expected each value once, got {value!r} twice")
         axes[key] = values
     return axes
 
@@ -233,7 +248,7 @@ def _validate(data: dict[str, Any], origin: Origin, base_dir: Path | None) -> Sc
         scenario = Scenario.model_validate(data)
     except ValidationError as error:
         raise explain(error, Scenario, data, origin) from None
-    scenario._base_dir = base_dir
+    scenario._base_dir, scenario._origin = base_dir, origin
     return scenario
 
 

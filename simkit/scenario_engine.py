@@ -135,7 +135,7 @@ class WarmupSeconds(Strict):
 
 def _warmup_kind(value: Any) -> str | None:
     if isinstance(value, Mapping):
-        return "seconds" if "seconds" in value else "requests"
+        return str(next(iter(value))) if len(value) == 1 else ""
     if isinstance(value, WarmupRequests | WarmupSeconds):
         return "requests" if isinstance(value, WarmupRequests) else "seconds"
     return "name"

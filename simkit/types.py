@@ -213,6 +213,9 @@ class KVAllocator(Protocol):
     def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
         """Take the memory of `num_steps` further one-token steps of all `seqs`, in (step, position) order."""
 
+    def block_at(self, seq: Sequence, token: int) -> int | None:
+        """The block that holds token number `token` (from 0) of `seq`; None where there is no such block."""
+
     def allocated_of(self, seq: Sequence) -> int:
         """Tokens of memory that `seq` holds, used or not."""
 

@@ -19,6 +19,7 @@ from simkit.hardware import GpuSpec, load_gpu
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
+from simkit.latency.rates import dtype_peak
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.memory import MemoryBudget, default_limits, memory_budget
@@ -88,13 +89,22 @@ class Setup:
 
 
 def set_up(scenario: Scenario) -> Setup:
-    """Resolve a scenario. Raises InputError for what the real engine would refuse at start-up."""
+    """Resolve a scenario. Raises InputError, with the place that is to blame, for what the real engine would refuse."""
+    try:
+        return _set_up(scenario)
+    except InputError as error:
+        raise InputError(scenario.blame(str(error))) from None
+
+
+def _set_up(scenario: Scenario) -> Setup:
     model = load_model(_from_scenario_folder(scenario, scenario.model))
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
     gpu = load_gpu(_from_scenario_folder(scenario, scenario.hardware.gpu))
     without_effect = _without_effect(scenario.engine)
     scenario = _resolve(scenario, model, gpu)
+    dtype_peak(gpu, scenario.engine.dtype)  # the engine refuses a format that the GPU lacks, whatever the step times
+    _check_samples(scenario)
     engine, hardware = scenario.engine, scenario.hardware
     memory = memory_budget(
         model,
@@ -149,18 +159,22 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
         budget = min(budget, (seqs or default_seqs) * max_model_len)
     if seqs is None:
         seqs = min(default_seqs, budget)
-    stream = engine.batching == "continuous" if engine.stream is None else engine.stream
-    return apply_sets(
-        scenario,
-        {
-            "engine.max_num_seqs": seqs,
-            "engine.max_num_batched_tokens": budget,
-            "engine.max_model_len": max_model_len,
-            "engine.stream": stream,
-            "engine.max_num_active_seqs": engine.max_num_active_seqs or seqs,
-        },
-        label="resolved",
-    )
+    defaults = {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": budget,
+        "max_model_len": max_model_len,
+        "stream": engine.batching == "continuous",
+        "max_num_active_seqs": seqs,
+    }
+    missing = {f"engine.{key}": value for key, value in defaults.items() if getattr(engine, key) is None}
+    return apply_sets(scenario, missing, label="default")
+
+
+def _check_samples(scenario: Scenario) -> None:
+    engine, samples = scenario.engine, scenario.workload.samples
+    slots = require(engine.max_num_active_seqs)
+    if engine.batching == "continuous" and samples > slots:
+        raise InputError(f"workload.samples: expected at most the {slots} slots of the engine, got {samples}")
 
 
 def _check_start_up(engine: Engine, num_gpu_blocks: int) -> None:

@@ -6,6 +6,7 @@ computed): used = min(c, F), reserved = min(a, F) - used, internal = a - min(a, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +34,36 @@ class KVSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The block in which the prompt of a sequence ends, shared by several samples until each of them writes to it.
+
+    `used` and `final` say how much of it this sequence fills now and at its end.
+    """
+
+    block: int
+    used: int
+    final: int
+
+
+def counted_twice(tails: Sequence[Tail], block_size: int) -> tuple[int, int]:
+    """(used, internal) tokens that the sums over sequences count beyond the first for each shared tail."""
+    together: dict[int, list[Tail]] = {}
+    for tail in tails:
+        together.setdefault(tail.block, []).append(tail)
+    used = internal = 0
+    for sharing in together.values():
+        used += sum(t.used for t in sharing) - max(t.used for t in sharing)
+        internal += sum(block_size - t.final for t in sharing) - (block_size - max(t.final for t in sharing))
+    return used, internal
+
+
+@dataclass(frozen=True, slots=True)
 class KVState:
     """Memory of all sequences that hold some, as after the first step of a run, one entry a sequence.
 
     `grows` tells which of them compute a token in each further step; `block_size` is None where growth takes no memory
-    (reserved at admission). `shared_tokens` is what equal prefixes save: sum of tables - distinct blocks.
+    (reserved at admission). `shared_tokens` is what equal prefixes save: sum of tables - distinct blocks. All of these
+    blocks are full but for `tails`; a run of several steps has none, since who takes part in it owns what it writes.
     """
 
     computed: Ints
@@ -46,15 +72,22 @@ class KVState:
     num_growing: int
     block_size: int | None
     shared_tokens: int
+    tails: tuple[Tail, ...] = ()
 
     def over(self, num_steps: int) -> KVSplit:
         """The split at each of `num_steps` steps; nobody ends before the last of them."""
         ahead = np.arange(num_steps, dtype=np.int64)
-        used = int(np.minimum(self.computed, self.final).sum()) - self.shared_tokens + self.num_growing * ahead
+        shared_used, shared_internal = self.shared_tokens, 0
+        if self.tails and self.block_size is not None:
+            num_more = len(self.tails) - len({tail.block for tail in self.tails})
+            tail_used, shared_internal = counted_twice(self.tails, self.block_size)
+            shared_used += tail_used - num_more * self.block_size
+        used = int(np.minimum(self.computed, self.final).sum()) - shared_used + self.num_growing * ahead
         if num_steps == 1 or self.block_size is None:
             allocated = np.full(num_steps, int(self.allocated.sum()) - self.shared_tokens)
-            internal = np.full(num_steps, int(np.maximum(self.allocated - self.final, 0).sum()))
+            internal = np.full(num_steps, int(np.maximum(self.allocated - self.final, 0).sum()) - shared_internal)
             return KVSplit(allocated, used, internal)
+        assert not shared_internal, "a run of steps starts from blocks that are their sequences' own"
         allocated = self._allocated_while_growing(self.block_size, num_steps)
         return KVSplit(allocated, used, self._internal_while_growing(self.block_size, num_steps))
 

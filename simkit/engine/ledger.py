@@ -46,6 +46,7 @@ class Ledger:
         self._measured_gaps = 0
         self._tokens_now = 0
         self._idle_passes = 0
+        self._preemptions_without_step = 0
         self._last_members: tuple[object, ...] | None = None
 
     def enter(self, customers: list[Customer]) -> None:
@@ -122,6 +123,8 @@ class Ledger:
         """A pass made at `now_ns`, whose step starts at `start_ns`, preempted and admitted."""
         for preemption in plan.preemptions:
             self._residency(self.customers[preemption.seq], now_ns, 1)
+        if not plan.num_scheduled:
+            self._preemptions_without_step += len(plan.preemptions)
         for chunk in plan.chunks:
             if chunk.kind == "C":
                 continue
@@ -159,8 +162,10 @@ class Ledger:
         waiting: int,
     ) -> None:
         """Equal steps were made; `split` has one entry a step."""
+        num_preemptions = len(plan.preemptions) + self._preemptions_without_step
+        self._preemptions_without_step = 0
         members = (tuple(seq.id for seq in plan.decodes), plan.dead_slots)
-        continues = plan.stable and members == self._last_members
+        continues = plan.stable and members == self._last_members and not num_preemptions
         self._last_members = members if plan.stable else None
         self._record.steps(
             StepFacts(
@@ -175,7 +180,7 @@ class Ledger:
                 held_slots=plan.held_slots,
                 dead_slots=plan.dead_slots,
                 waiting=waiting,
-                num_preemptions=len(plan.preemptions),
+                num_preemptions=num_preemptions,
                 kv_capacity_tokens=capacity_tokens,
                 kv_allocated=split.allocated_tokens,
                 kv_used=split.used_tokens,

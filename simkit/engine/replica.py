@@ -6,7 +6,7 @@ Owns the steps in flight and the customers of one replica. Between two changes i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from simkit.batching.plan import Batcher, Hold, Outcome, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
-from simkit.engine.kv_split import KVState
+from simkit.engine.kv_split import KVState, Tail
 from simkit.engine.ledger import Ledger
 from simkit.engine.work_meter import WorkMeter
 from simkit.errors import CheckError
@@ -334,7 +334,25 @@ class Replica:
             num_growing=len(plan.decodes),
             block_size=self._block_size if self._grows else None,
             shared_tokens=int(allocated.sum()) - usage.allocated_tokens,
+            tails=self._shared_tails(members),
         )
+
+    def _shared_tails(self, members: list[Sequence]) -> tuple[Tail, ...]:
+        """Blocks that several samples of a prompt share and have not filled."""
+        if not members or members[0].samples == 1:
+            return ()
+        tails = []
+        for seq in members:
+            start = seq.num_prompt_tokens // self._block_size * self._block_size
+            if start == seq.num_prompt_tokens or seq.num_computed_tokens < seq.num_prompt_tokens:
+                continue
+            block = self.kv.block_at(seq, start)
+            if block is not None:
+                final = self.ledger.customers[seq].final_tokens
+                filled = [min(tokens - start, self._block_size) for tokens in (seq.num_computed_tokens, final)]
+                tails.append(Tail(block, min(filled), filled[1]))
+        counts = Counter(tail.block for tail in tails)
+        return tuple(tail for tail in tails if counts[tail.block] > 1)
 
     def _external_tokens(self) -> int:
         head = head_of(self.batcher.waiting)

@@ -11,7 +11,7 @@ from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
-from simkit.errors import CheckError
+from simkit.errors import CheckError, InputError
 from simkit.kv.prefix import GroupedTokens
 from simkit.metrics import record as rec
 from simkit.metrics.invariants import check_run
@@ -46,13 +46,16 @@ def simulate(
     Raises CheckError for a livelock or a broken invariant.
     """
     scenario = setup.scenario
-    workload = build_workload(
-        scenario.workload,
-        seed=scenario.seed,
-        replication=replication,
-        max_model_len=setup.max_model_len,
-        base_dir=scenario.base_dir,
-    )
+    try:
+        workload = build_workload(
+            scenario.workload,
+            seed=scenario.seed,
+            replication=replication,
+            max_model_len=setup.max_model_len,
+            base_dir=scenario.base_dir,
+        )
+    except InputError as error:
+        raise InputError(scenario.blame(str(error))) from None
     system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
     system.run()
     check_run(system.record, unfinished=system.num_in_system)
@@ -210,8 +213,6 @@ class _System:
         max_model_len = self._setup.max_model_len
         if request.prompt_tokens >= max_model_len:
             return f"the prompt is not shorter than max_model_len ({max_model_len})"
-        if self._setup.samples > _slots(self._setup):
-            return f"its {self._setup.samples} samples need more slots than there are ({_slots(self._setup)})"
         reserve = reserve_tokens(self._setup.scenario.engine, request)
         longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
         if not self._replicas[0].kv.fits_ever(longest, reserve):

@@ -204,6 +204,10 @@ class ContiguousAllocator:
         self._tell(region, num_tokens)
         return True
 
+    def block_at(self, seq: Sequence, token: int) -> int | None:
+        """Contiguous memory has no blocks: None."""
+        return None
+
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
         """Contiguous memory shares nothing: a region of its own for `child`."""
         return self.try_admit(child, parent.num_computed_tokens, 0, False)

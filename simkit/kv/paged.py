@@ -260,6 +260,11 @@ class PagedAllocator:
             grown = self._extend(seq, seq.num_computed_tokens + step)
             assert grown, "steps_until_full promised these blocks"
 
+    def block_at(self, seq: Sequence, token: int) -> int | None:
+        """The block of token number `token` (from 0), None when the table ends before it."""
+        blocks, index = self.blocks_of(seq), token // self.block_size
+        return blocks[index] if index < len(blocks) else None
+
     def allocated_of(self, seq: Sequence) -> int:
         """Tokens of the blocks in the table of `seq`, shared ones included."""
         return len(seq.kv.blocks) * self.block_size if seq.kv is not None else 0

@@ -14,7 +14,7 @@ from simkit.metrics import record as rec
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
-from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, ratio
+from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, measured_span_ns, ratio
 from simkit.metrics.warmup import mser5
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, ns_to_ms, ns_to_s
@@ -47,7 +47,7 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         "num_requests": _counts(record, table),
         "num_truncated": int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
         "makespan_s": ns_to_s(span_ns) if span_ns else None,
-        "throughput": _throughput(table, counted),
+        "throughput": _throughput(table, counted, measured),
         "concurrency_mean": ratio(_residence_ns(table, finished), span_ns),
         "slot_utilization": ratio(record.totals.live_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
         "slot_occupancy": ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
@@ -57,7 +57,7 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         "kv": _kv(record, terms, window_ns),
         "prefix_cache_hit_rate": _hit_rate(table, counted) if terms.prefix_caching else None,
         "gpu": _gpu(record, terms, window_ns),
-        **goodput(table, counted, terms),
+        **goodput(table, counted, measured, terms),
         "slo": slo_results(record, table, counted, measured, terms),
         "cost_per_million_output_tokens": _cost(table, finished, terms, span_ns),
         "saturated": growth is not None,
@@ -114,12 +114,10 @@ def _window_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
     return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
 
-def _throughput(table: dict[str, Ints], counted: Bools) -> dict[str, float | None]:
-    """Measured requests over the time from their first arrival to their last delivery."""
+def _throughput(table: dict[str, Ints], counted: Bools, measured: Bools) -> dict[str, float | None]:
+    """Finished measured requests over the time from the first measured arrival to their last delivery."""
     names = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
-    if not counted.any():
-        return dict.fromkeys(names)
-    span_ns = int(table["last_token_ns"][counted].max() - table["arrival_ns"][counted].min())
+    span_ns = measured_span_ns(table, counted, measured)
     output = int(table["output_tokens"][counted].sum())
     total = output + int(table["prompt_tokens"][counted].sum())
     return {

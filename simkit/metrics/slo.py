@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics.record import Record
-from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, ratio
+from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, measured_span_ns, ratio
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms
 
 
-def goodput(table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
+def goodput(table: dict[str, Ints], counted: Bools, measured: Bools, terms: Terms) -> dict[str, Any]:
     """Measured requests a second that meet every per-request value; pooled ITL and means bind no single request."""
     bounds = {
         metric: min(value for key, value in values.items() if key != "mean")
@@ -28,7 +28,7 @@ def goodput(table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, A
     good = counted.copy()
     for metric, bound in bounds.items():
         good &= _per_request_ms(table, metric) <= bound
-    span_ns = int(table["last_token_ns"][counted].max() - table["arrival_ns"][counted].min())
+    span_ns = measured_span_ns(table, counted, measured)
     return {"goodput_per_s": ratio(int(good.sum()) * NS_PER_S, span_ns), "goodput_reason": None}
 
 

@@ -38,6 +38,13 @@ class Terms:
     not_simulated: tuple[str, ...]
 
 
+def measured_span_ns(table: Mapping[str, Ints], counted: Bools, measured: Bools) -> int:
+    """First measured arrival, of whoever it was, to the last delivery of a finished one; 0 when nobody finished."""
+    if not counted.any():
+        return 0
+    return int(table["last_token_ns"][counted].max() - table["arrival_ns"][measured].min())
+
+
 def ratio(part: float, whole: float) -> float | None:
     """`part` of `whole`; None when there is no whole."""
     return part / whole if whole else None

@@ -5,6 +5,7 @@ Owns which arms there are and their paired differences. Imports api and scenario
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,8 @@ def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, di
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as the scenario file would have it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _part(progress: Progress | None, index: int, count: int, name: str) -> Progress | None:
