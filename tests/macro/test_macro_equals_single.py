@@ -106,6 +106,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def scenarios(draw: st.DrawFn) -> scenario.Scenario:
     """An engine, up to 14 customers and what they do."""
+    engine = draw(engines())
     workload: dict[str, Any] = {
         "num_requests": draw(st.integers(1, 16)),
         "arrivals": draw(ARRIVALS),
@@ -116,11 +117,11 @@ def scenarios(draw: st.DrawFn) -> scenario.Scenario:
         "prefix": draw(st.sampled_from([None, {"groups": 2, "tokens": 8}])),
         "timeout_s": draw(st.sampled_from([None, None, None, 9 * STEP_S, 20.5 * STEP_S])),
         "tenants": draw(st.sampled_from([None, {"count": 2}])),
-        "samples": draw(st.sampled_from([1, 1, 1, 2])),
+        "samples": draw(st.sampled_from([1, 1, 1, min(2, engine["max_num_seqs"])])),
         "queue_limit": draw(st.sampled_from([None, None, None, 3])),
     }
     return build(
-        draw(engines()),
+        engine,
         workload,
         replicas=draw(st.integers(1, 3)),
         router=draw(st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])),

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units", "types", "errors", *SPECS},
     "manifest": {"simkit"},
     "rundir": {"errors", "manifest"},
-    "console": set(),
+    "console": {"errors"},
     # The report to write one; the planner's result only as a type.
     "api": {"engine", "errors", "manifest", "metrics", "scenario", "report", "planner"},
     # A planner's unit of work is a whole run, and api.run is the one place that makes one: planner stands on api.

@@ -134,10 +134,9 @@ def test_all_samples_get_their_first_token_in_the_same_step_and_slots_are_kept_f
     assert int(result.steps["running"].max()) == 3
 
 
-def test_more_samples_than_slots_are_rejected() -> None:
-    result = api.run(build({"max_num_seqs": 2}, lengths(10, 5, 3)))
-    assert result.summary["num_requests"]["rejected"] == 1
-    assert "samples" in result.requests["reject_reason"][0]
+def test_more_samples_than_slots_are_refused() -> None:
+    with pytest.raises(InputError, match="workload.samples: expected at most the 2 slots of the engine, got 3"):
+        api.run(build({"max_num_seqs": 2}, lengths(10, 5, 3)))
 
 
 @pytest.mark.parametrize("block_size", [0, 257, -1])
