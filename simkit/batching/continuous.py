@@ -10,30 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
-from simkit.batching.plan import Chunk, Outcome, Preemption, StepPlan
+from simkit.batching.plan import Chunk, Outcome, PassState, Preemption, StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.victims import last_admitted, least_urgent, most_served
 from simkit.sequence import Phase, Sequence
 from simkit.types import HostMemory, KVAllocator
-
-
-class _Pass:
-    """The state of one scheduling pass while it is being made."""
-
-    __slots__ = (
-        "budget", "cap", "chunk_of", "hold", "preemptions", "scheduled", "swapped_in", "swapped_out", "with_prefill",
-    )  # fmt: skip
-
-    def __init__(self, budget: int, cap: int, hold: bool) -> None:
-        self.budget = budget
-        self.cap = cap
-        self.hold = hold
-        self.scheduled: dict[Sequence, int] = {}
-        self.chunk_of: dict[Sequence, str] = {}
-        self.preemptions: list[Preemption] = []
-        self.with_prefill = False
-        self.swapped_in = 0
-        self.swapped_out = 0
 
 
 class ContinuousBatcher:
@@ -76,7 +57,7 @@ class ContinuousBatcher:
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
         self.waiting.push(seq)
-        if self.settings.prefill_schedule_interval > 1:
+        if self.settings.prefill_schedule_interval > 1 or self._fair is not None:
             return True
         if len(self.running) >= self._max_running:
             return False
@@ -105,8 +86,10 @@ class ContinuousBatcher:
             self._admit(state)
         return self._finish_pass(state)
 
-    def _begin_pass(self) -> _Pass:
+    def _begin_pass(self) -> PassState:
         settings = self.settings
+        if self._fair is not None:
+            self._fair.settle()
         cap = settings.long_prefill_token_threshold
         num_requests = len(self.running) + len(self.waiting)
         if num_requests <= 1:
@@ -120,9 +103,9 @@ class ContinuousBatcher:
             and self._num_passes + 1 - self._last_prefill_pass < interval
             and any(not seq.in_prefill for seq in self.running)
         )
-        return _Pass(settings.max_num_batched_tokens, cap, hold)
+        return PassState(settings.max_num_batched_tokens, cap, hold)
 
-    def _schedule_running(self, state: _Pass, prefill_only: bool) -> None:
+    def _schedule_running(self, state: PassState, prefill_only: bool) -> None:
         """Section 3a."""
         running = self.running
         last_position = self.settings.max_model_len - 1
@@ -165,7 +148,7 @@ class ContinuousBatcher:
         outstanding = seq.num_outstanding_tokens
         return outstanding > 0 and seq.num_computed_tokens + 2 - outstanding >= seq.num_prompt_tokens + seq.max_tokens
 
-    def _preempt_one(self, state: _Pass, index: int) -> tuple[Sequence, int]:
+    def _preempt_one(self, state: PassState, index: int) -> tuple[Sequence, int]:
         """Section 4: choose and evict a victim; returns it and the position to go on from."""
         victim = self._victim()
         position = self.running.index(victim)
@@ -183,7 +166,7 @@ class ContinuousBatcher:
             return most_served(self.running, self._fair.served, self._tokens_at_admission)
         return least_urgent(self.running) if self._by_priority else last_admitted(self.running)
 
-    def _evict(self, victim: Sequence, state: _Pass) -> None:
+    def _evict(self, victim: Sequence, state: PassState) -> None:
         """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
         host = self._host
         held_tokens = self.kv.allocated_of(victim)
@@ -205,7 +188,7 @@ class ContinuousBatcher:
         victim.phase = Phase.PREEMPTED
         self.waiting.push_preempted(victim)
 
-    def _admit(self, state: _Pass) -> None:
+    def _admit(self, state: PassState) -> None:
         """Section 3b: strict head of line."""
         if state.preemptions:
             return
@@ -235,7 +218,7 @@ class ContinuousBatcher:
         if not state.hold:
             self._backlog = len(self.waiting) > 0
 
-    def _enter_slot(self, seq: Sequence, state: _Pass, computed: int, num_tokens: int, swapped: bool) -> None:
+    def _enter_slot(self, seq: Sequence, state: PassState, computed: int, num_tokens: int, swapped: bool) -> None:
         self.running.append(seq)
         self._num_unborn += len(seq.siblings)
         if swapped:
@@ -252,7 +235,7 @@ class ContinuousBatcher:
         state.budget -= num_tokens
         state.with_prefill |= computed < seq.num_known_tokens - 1
 
-    def _finish_pass(self, state: _Pass) -> StepPlan:
+    def _finish_pass(self, state: PassState) -> StepPlan:
         plan = StepPlan(preemptions=state.preemptions, held_slots=len(self.running))
         for seq, num_tokens in state.scheduled.items():
             before = seq.num_computed_tokens

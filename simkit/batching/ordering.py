@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Protocol
 
 from simkit.sequence import Sequence
@@ -130,21 +131,29 @@ class FairQueue:
     """Least served tenant first, within a tenant first come first served; who was preempted goes to its tenant's front.
 
     `served` counts scheduled tokens a tenant. A tenant that returns from idleness starts at the least count of those
-    that wait, so that idling earns no credit (the virtual token counter of Sheng et al., OSDI 2024).
+    that wait, so that idling earns no credit (the virtual token counter of Sheng et al., OSDI 2024). Arrivals stand
+    aside until `settle` at the next pass, for between passes the counts are not up to date.
     """
 
-    __slots__ = ("_queues", "served")
+    __slots__ = ("_arrived", "_queues", "served")
 
     def __init__(self) -> None:
         self.served: dict[int, int] = {}
         self._queues: dict[int, deque[Sequence]] = {}
+        self._arrived: list[Sequence] = []
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return len(self._arrived) + sum(len(queue) for queue in self._queues.values())
 
     def __iter__(self) -> Iterator[Sequence]:
         tenants = sorted(self._queues, key=self._rank)
-        return (seq for tenant in tenants for seq in self._queues[tenant])
+        return chain((seq for tenant in tenants for seq in self._queues[tenant]), self._arrived)
+
+    def settle(self) -> None:
+        """Let those who arrived since the last pass take their places."""
+        for seq in self._arrived:
+            self._join(seq.tenant).append(seq)
+        self._arrived.clear()
 
     def _rank(self, tenant: int) -> tuple[int, int, int]:
         head = self._queues[tenant][0]
@@ -159,7 +168,7 @@ class FairQueue:
 
     def push(self, seq: Sequence) -> None:
         """Join at the end of the tenant's queue."""
-        self._join(seq.tenant).append(seq)
+        self._arrived.append(seq)
 
     def push_preempted(self, seq: Sequence) -> None:
         """Join at the front of the tenant's queue."""
@@ -167,6 +176,7 @@ class FairQueue:
 
     def peek(self) -> Sequence:
         """The head of the least served tenant's queue."""
+        self.settle()
         return self._queues[min(self._queues, key=self._rank)][0]
 
     def pop(self) -> Sequence:
@@ -177,6 +187,9 @@ class FairQueue:
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`."""
+        if seq in self._arrived:
+            self._arrived.remove(seq)
+            return
         queue = self._queues[seq.tenant]
         queue.remove(seq)
         if not queue:

@@ -118,6 +118,25 @@ class StepPlan:
         )
 
 
+class PassState:
+    """The state of one scheduling pass while it is being made."""
+
+    __slots__ = (
+        "budget", "cap", "chunk_of", "hold", "preemptions", "scheduled", "swapped_in", "swapped_out", "with_prefill",
+    )  # fmt: skip
+
+    def __init__(self, budget: int, cap: int, hold: bool) -> None:
+        self.budget = budget
+        self.cap = cap
+        self.hold = hold
+        self.scheduled: dict[Sequence, int] = {}
+        self.chunk_of: dict[Sequence, str] = {}
+        self.preemptions: list[Preemption] = []
+        self.with_prefill = False
+        self.swapped_in = 0
+        self.swapped_out = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Nothing is launched yet: at the latest `max_wait_ns` (None = no limit) after `oldest_arrival_ns` something is."""

@@ -119,12 +119,14 @@ class Ledger:
 
     # --- slots -------------------------------------------------------------------------------------------------------
 
-    def planned(self, plan: StepPlan, now_ns: int, start_ns: int) -> None:
-        """A pass made at `now_ns`, whose step starts at `start_ns`, preempted and admitted."""
+    def planned(self, plan: StepPlan, now_ns: int, start_ns: int) -> int:
+        """A pass made at `now_ns`, whose step starts at `start_ns`, preempted and admitted.
+
+        Returns the preemptions to tell with its step: its own and those of passes before it that had no step.
+        """
         for preemption in plan.preemptions:
             self._residency(self.customers[preemption.seq], now_ns, 1)
-        if not plan.num_scheduled:
-            self._preemptions_without_step += len(plan.preemptions)
+        self._preemptions_without_step += len(plan.preemptions)
         for chunk in plan.chunks:
             if chunk.kind == "C":
                 continue
@@ -134,6 +136,10 @@ class Ledger:
             if customer.first_scheduled_ns < 0:
                 customer.first_scheduled_ns = start_ns
                 customer.cached_tokens = chunk.num_computed_tokens
+        if not plan.num_scheduled:
+            return 0
+        told, self._preemptions_without_step = self._preemptions_without_step, 0
+        return told
 
     def _residency(self, customer: Customer, now_ns: int, end: int) -> None:
         self._record.residency(
@@ -160,10 +166,9 @@ class Ledger:
         capacity_tokens: int,
         external_tokens: int,
         waiting: int,
+        num_preemptions: int,
     ) -> None:
         """Equal steps were made; `split` has one entry a step."""
-        num_preemptions = len(plan.preemptions) + self._preemptions_without_step
-        self._preemptions_without_step = 0
         members = (tuple(seq.id for seq in plan.decodes), plan.dead_slots)
         continues = plan.stable and members == self._last_members and not num_preemptions
         self._last_members = members if plan.stable else None

@@ -57,6 +57,7 @@ class _Run:
     kv: KVState | None
     external_tokens: int
     waiting: int
+    num_preemptions: int
     done: int = 0
 
     @property
@@ -201,7 +202,7 @@ class Replica:
             self._watch_empty_passes()
             empty = np.zeros(0, dtype=np.int64)
             self.ledger.planned(plan, now, now)
-            self._in_flight.append(_Run(plan, plan.shapes(1), now, empty, empty, 0, None, 0, 0))
+            self._in_flight.append(_Run(plan, plan.shapes(1), now, empty, empty, 0, None, 0, 0, 0))
             return
         self._num_empty_passes = 0
         start = max(now, self._device_free_ns)
@@ -218,8 +219,8 @@ class Replica:
             kv=self._kv_state(plan),
             external_tokens=self._external_tokens(),
             waiting=len(self.batcher.waiting),
+            num_preemptions=self.ledger.planned(plan, now, start),
         )
-        self.ledger.planned(plan, now, start)
         self._in_flight.append(run)
         self._device_free_ns = run.end_ns
 
@@ -307,6 +308,7 @@ class Replica:
             self.kv.capacity_tokens,
             run.external_tokens,
             run.waiting,
+            run.num_preemptions if first == 0 else 0,
         )
         run.done = upto
         self.ledger.begin_commit(int(run.ends_ns[first]), int(run.ends_ns[upto - 1]))

@@ -283,3 +283,31 @@ def test_samples_of_one_prompt_wait_in_a_sorted_queue() -> None:
             "output_tokens": listed(15, 9),
         }
         assert assert_same(build(engine, workload)).summary["num_preemptions"] > 0
+
+
+def test_fair_arrivals_take_their_place_by_counts_that_are_up_to_date() -> None:
+    """Behind full slots an arrival changes no pass, but the counts it is ranked by move with every one."""
+    engine = SYNC | {"max_num_seqs": 2, "max_model_len": 16, "num_gpu_blocks": 17, "block_size": 1, "policy": "fair"}
+    workload = {
+        "num_requests": 8,
+        "arrivals": {"process": "poisson", "rate_per_s": 1500.0},
+        "prompt_tokens": fixed(1),
+        "output_tokens": fixed(5),
+        "tenants": {"count": 2},
+    }
+    assert assert_same(build(engine, workload, seed=1)).summary["num_requests"]["finished"] == 8
+
+
+def test_preemptions_without_a_step_are_told_with_the_next_one_that_is_launched() -> None:
+    """Asynchronously steps are in flight meanwhile; the late books of a run must not claim them."""
+    engine = {
+        "max_num_seqs": 2,
+        "max_model_len": 34,
+        "num_gpu_blocks": 5,
+        "block_size": 16,
+        "async_scheduling": True,
+        "enable_prefix_caching": False,
+    }
+    workload = {"num_requests": 2, "arrivals": NOW, "prompt_tokens": fixed(18), "output_tokens": listed(15, 16)}
+    result = assert_same(build(engine, workload))
+    assert result.steps["num_preemptions"].sum() == result.summary["num_preemptions"] > 0
