@@ -135,7 +135,7 @@ def test_all_samples_get_their_first_token_in_the_same_step_and_slots_are_kept_f
 
 
 def test_more_samples_than_slots_are_refused() -> None:
-    with pytest.raises(InputError, match="workload.samples: expected at most the 2 slots of the engine, got 3"):
+    with pytest.raises(InputError, match=r"workload\.samples: expected at most the 2 slots of the engine, got 3"):
         api.run(build({"max_num_seqs": 2}, lengths(10, 5, 3)))
 
 
