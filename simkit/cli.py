@@ -155,9 +155,11 @@ def run(
     out_dir, overwrite = rundir.choose(out, chosen.name)
     with console.progress(quiet) as progress:
         result = api.run(chosen, base_dir=chosen.base_dir, progress=progress)
-    replaced = rundir.name_of(out_dir) if overwrite else None
-    with _writing(out, out_dir):
-        written = api.write(result, out_dir, overwrite=True, report=not no_report)
+        replaced = rundir.name_of(out_dir) if overwrite else None
+        if progress is not None:
+            progress(1.0, "writing")
+        with _writing(out, out_dir):
+            written = api.write(result, out_dir, overwrite=True, report=not no_report)
     if not quiet:
         _notes(replaced, result.manifest)
         idle = result.manifest.get("without_effect")
@@ -212,9 +214,11 @@ def compare(
             from simkit.planner.compare import compare as compare_arms
 
             comparison = compare_arms(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress)
-    replaced = rundir.name_of(out_dir) if overwrite else None
-    with _writing(out, out_dir):
-        written = api.write_comparison(comparison, out_dir, overwrite=True, report=not no_report)
+        replaced = rundir.name_of(out_dir) if overwrite else None
+        if progress is not None:
+            progress(1.0, "writing")
+        with _writing(out, out_dir):
+            written = api.write_comparison(comparison, out_dir, overwrite=True, report=not no_report)
     if not quiet:
         _notes(replaced, *(arm.manifest for arm in comparison.arms.values()))
     if json:

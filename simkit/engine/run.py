@@ -240,11 +240,17 @@ class _System:
     def left(self, customer: Customer, now_ns: int) -> None:
         """A customer has left; in a closed loop its client thinks and sends the next request."""
         self._num_left += 1
-        total = self._workload.num_requests
-        if self._progress is not None and total and self._num_left % 256 == 0:
-            self._progress(self._num_left / total, "")
+        if self._progress is not None and self._num_left % 256 == 0:
+            self._progress(self._share_done(now_ns), "")
         if self._workload.concurrency is not None:
             self._book_closed(now_ns + self._workload.think_time_ns, ranks.CAUSED_ARRIVAL)
+
+    def _share_done(self, now_ns: int) -> float:
+        """Of the requests where their number is known, else of the time in which they come; 0 where neither is."""
+        total, duration_ns = self._workload.num_requests, self._workload.duration_ns
+        if total:
+            return self._num_left / total
+        return min(1.0, now_ns / duration_ns) if duration_ns else 0.0
 
 
 def _slots(setup: Setup) -> int:
