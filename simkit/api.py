@@ -90,7 +90,7 @@ def run(
     a livelock or a broken invariant.
     """
     if base_dir is not None:
-        scenario._base_dir = base_dir
+        scenario = scenario.based_at(base_dir)
     setup = set_up(scenario)
     terms = _terms(setup)
     facts: list[RunFacts] = []

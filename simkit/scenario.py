@@ -108,6 +108,12 @@ class Scenario(Strict):
         """Folder of the file it came from: relative paths inside the scenario start there. None = working directory."""
         return self._base_dir
 
+    def based_at(self, folder: Path) -> Scenario:
+        """A copy whose relative paths start at `folder`."""
+        copy = self.model_copy()
+        copy._base_dir = folder
+        return copy
+
     def blame(self, message: str) -> str:
         """A message that begins with a key (``hardware.gpu: ...``), put behind the file and line that set the key."""
         found = re.match(r"([a-z_]+)(?:\.[a-z_.]+)?: ", message)

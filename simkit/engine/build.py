@@ -50,6 +50,11 @@ class Setup:
         return require(self.scenario.engine.max_num_seqs)
 
     @property
+    def max_num_active_seqs(self) -> int:
+        """Slots that may be used at once."""
+        return require(self.scenario.engine.max_num_active_seqs)
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and answer together."""
         return require(self.scenario.engine.max_model_len)

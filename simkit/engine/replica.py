@@ -134,7 +134,7 @@ class Replica:
         for seq in alive:
             if seq.phase is Phase.RUNNING or seq.num_stale_tokens or seq.num_in_flight_tokens:
                 self._leaving.append(seq)
-            elif seq.phase is not Phase.FINISHED:
+            else:
                 self.batcher.abort(seq)
         self._cut_run()
         if not self._in_flight:

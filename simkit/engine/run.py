@@ -98,7 +98,7 @@ class _System:
             lambda outcome: make_batcher(self._setup, kv, outcome),
             self.record,
             self,
-            max_slots=_slots(self._setup),
+            max_slots=self._setup.max_num_active_seqs,
             settings=describe(self._setup),
             stream=self._setup.stream,
             async_scheduling=self._setup.async_scheduling,
@@ -251,10 +251,6 @@ class _System:
         if total:
             return self._num_left / total
         return min(1.0, now_ns / duration_ns) if duration_ns else 0.0
-
-
-def _slots(setup: Setup) -> int:
-    return setup.scenario.engine.max_num_active_seqs or setup.max_num_seqs
 
 
 def _measure_rule(setup: Setup) -> Callable[[Request, int], bool]:

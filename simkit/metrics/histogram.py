@@ -5,6 +5,8 @@ Bins are no wider than 0.1 % (1 ns below a microsecond), the same in every run, 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from simkit.types import Ints
@@ -13,6 +15,7 @@ _FIRST_NS = 1_000
 _LAST_NS = 10**15
 
 
+@functools.cache
 def _edges() -> Ints:
     """Ascending int lower edges: 0, 1, ... 999, then each at most 0.1 % above the one before."""
     edges = list(range(_FIRST_NS))

@@ -7,29 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from simkit.metrics.record import RESIDENCY_ENDS, STATUS_NAMES, Record
+from simkit.metrics.record import REQUEST_COLUMNS, RESIDENCY_ENDS, STATUS_NAMES, Record
 from simkit.types import Ints
 
-REQUEST_ORDER = (
-    "id",
-    "replication",
-    "arrival_ns",
-    "first_scheduled_ns",
-    "first_token_ns",
-    "last_token_ns",
-    "generated_first_ns",
-    "generated_last_ns",
-    "prompt_tokens",
-    "output_tokens",
-    "num_preemptions",
-    "cached_tokens",
-    "status",
-    "reject_reason",
-    "replica",
-    "tenant",
-    "priority",
-    "measured",
-)
+_INTERNAL = ("wanted_tokens", "samples", "left_ns")
+REQUEST_ORDER = ("id", "replication", *(c for c in REQUEST_COLUMNS[1:] if c not in _INTERNAL), "measured")
 _OPTIONAL = (
     "first_scheduled_ns",
     "first_token_ns",

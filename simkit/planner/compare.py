@@ -71,7 +71,7 @@ def compare(
     InputError or CheckError naming the arm.
     """
     if base_dir is not None:
-        scenario._base_dir = base_dir
+        scenario = scenario.based_at(base_dir)
     changes = _arms(scenario, axes or {})
     arms: dict[str, Result] = {}
     for index, (name, change) in enumerate(changes.items()):
