@@ -120,9 +120,11 @@ class Scenario(Strict):
         if found is not None and found[1] in type(self).model_fields:
             key, rest = message.split(": ", 1)
             return f"{self._origin.place(tuple(key.split('.')))}: {rest}"
-        for start, path in (("model ", ("model",)), ("trace ", ("workload", "trace", "path"))):
-            if message.startswith(start):
-                return f"{self._origin.place(path)}: {message}"
+        if message.startswith("model "):
+            return f"{self._origin.place(('model',))}: {message}"
+        if message.startswith("trace "):
+            key = "format" if ": format '" in message else "start_s" if ": no requests from " in message else "path"
+            return f"{self._origin.place(('workload', 'trace', key))}: {message}"
         return message
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 from pydantic_core import PydanticCustomError
 
 MAX_INT = 2**31 - 1  # token and request counts stay exact in every int64 sum the engine forms
+_BOUNDED_BY_MAX_INT = ("an integer >= 0", "an integer >= 1", "an integer")
 MAX_SECONDS = 1e9  # 31 years; its nanoseconds fit an int64
 
 
@@ -29,7 +30,9 @@ def expecting(expected: str) -> WrapValidator:
         try:
             return handler(value)
         except ValidationError:
-            raise PydanticCustomError("expected", "{expected}", {"expected": expected}) from None
+            too_large = type(value) is int and value > MAX_INT and expected in _BOUNDED_BY_MAX_INT
+            text = f"an integer <= {MAX_INT}" if too_large else expected
+            raise PydanticCustomError("expected", "{expected}", {"expected": text}) from None
 
     return WrapValidator(check)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -126,12 +127,10 @@ def _lines(path: Path) -> list[Any]:
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+            content = _unpack(content, path)
         text = content.decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error):
-        raise InputError(f"{path}: the gzip data is cut or damaged") from None
     except UnicodeDecodeError as error:
         number = content[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{number}: expected UTF-8 text") from None
@@ -144,6 +143,23 @@ def _lines(path: Path) -> list[Any]:
     if not parsed:
         raise InputError(f"{path}:1: the file is empty; expected a trace header")
     return parsed
+
+
+def _unpack(packed: bytes, path: Path) -> bytes:
+    """The content of gzip data. Raises InputError naming the line where it is cut, OSError for other faults."""
+    try:
+        return gzip.decompress(packed)
+    except (EOFError, zlib.error):
+        number = _readable_part(packed).count(b"\n") + 1
+        raise InputError(f"{path}:{number}: the gzip data is cut or damaged here") from None
+
+
+def _readable_part(packed: bytes) -> bytes:
+    content, unpacker = b"", zlib.decompressobj(wbits=31)
+    with suppress(zlib.error):
+        for first in range(0, len(packed), 1024):
+            content += unpacker.decompress(packed[first : first + 1024])
+    return content
 
 
 def _config(config: Any, where: str) -> dict[str, Any]:

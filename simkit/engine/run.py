@@ -54,10 +54,10 @@ def simulate(
             max_model_len=setup.max_model_len,
             base_dir=scenario.base_dir,
         )
+        system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
+        system.run()
     except InputError as error:
         raise InputError(scenario.blame(str(error))) from None
-    system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
-    system.run()
     check_run(system.record, unfinished=system.num_in_system)
     return RunFacts(system.record, workload.notes, dict(workload.counters))
 

@@ -116,7 +116,8 @@ def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, di
                 arms[f"{name}@{key}={_text(value)}"] = {**change, key: value}
     for name, change in scenario.variants.items():
         if name in arms:
-            raise InputError(f"variants.{name}: this name belongs to an arm of the comparison; choose another")
+            what = f"variants: expected names of their own, got {name!r}, an arm of every comparison"
+            raise InputError(scenario.blame(what))
         arms[name] = dict(change)
     return arms
 

@@ -128,3 +128,25 @@ def test_two_files_are_set_side_by_side(here: Path) -> None:
     assert sorted(p.name for p in (here / "both" / "arms").iterdir()) == ["s", "t"]
     assert simkit("compare", "s.yaml", "t.yaml", "s.yaml").returncode == 2
     assert simkit("compare", "s.yaml", "t.yaml", "--axis", "engine.max_num_seqs=1").returncode == 2
+
+
+def test_a_variant_with_the_name_of_an_arm_names_the_line(here: Path) -> None:
+    (here / "s.yaml").write_text(TEXT + "variants:\n  static+paged: {engine.max_num_seqs: 2}\n")
+    done = simkit("compare", "s.yaml")
+    assert (done.returncode, done.stderr.partition(" expected")[0]) == (2, "s.yaml:11: variants:")
+
+
+def test_a_rate_that_never_comes_names_its_setting(here: Path) -> None:
+    done = simkit("run", "s.yaml", "--set", "workload.arrivals={process: poisson, rate_per_s: 1.0e-300}")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("--set workload.arrivals: the rate is so low")
+
+
+def test_a_cut_gzip_trace_names_the_line_where_it_ends(here: Path) -> None:
+    golden = Path(__file__).parents[1] / "golden" / "dev_20_priority_tight_nocache.jsonl.gz"
+    (here / "cut.jsonl.gz").write_bytes(golden.read_bytes()[:20_000])
+    done = simkit("conform", "cut.jsonl.gz")
+    assert done.returncode == 2
+    place, _, what = done.stderr.partition(": ")
+    assert what == "the gzip data is cut or damaged here\n"
+    assert int(place.rpartition(":")[2]) > 100

@@ -185,7 +185,7 @@ def test_a_trace_takes_the_place_of_arrivals_and_lengths(write: Any) -> None:
         ("max_num_seqs: 64", "max_num_seqs: 64.0", "s.yaml:5: engine.max_num_seqs: expected an integer >= 1, got 64.0"),
         ("max_num_seqs: 64", "max_num_seqs: 1:30", "s.yaml:5: engine.max_num_seqs: expected an integer >= 1, got '1:30'"),
         ("max_num_seqs: 64", "max_num_seqs: [64]", "s.yaml:5: engine.max_num_seqs: expected an integer >= 1, got [64]"),
-        ("max_num_seqs: 64", "max_num_seqs: 9999999999", "s.yaml:5: engine.max_num_seqs: expected an integer >= 1, got 9999999999"),
+        ("max_num_seqs: 64", "max_num_seqs: 9999999999", "s.yaml:5: engine.max_num_seqs: expected an integer <= 2147483647, got 9999999999"),
         ("max_num_seqs: 64", "policy: fifo", "s.yaml:5: engine.policy: expected one of fcfs, priority, sjf, fair, got 'fifo'; did you mean 'fcfs'?"),
         ("max_num_seqs: 64", "version: 0.33", 's.yaml:5: engine.version: expected an engine version in quotes such as "0.33", got 0.33'),
         ("max_num_seqs: 64", "gpu_memory_utilization: 1.5", "s.yaml:5: engine.gpu_memory_utilization: expected a number > 0 and <= 1, got 1.5"),
