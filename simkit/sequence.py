@@ -21,29 +21,51 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
+class Ticks:
+    """Steps that a batcher has scheduled and committed: what its steady sequences count by."""
+
+    __slots__ = ("committed", "scheduled")
+
+    def __init__(self) -> None:
+        self.scheduled = 0
+        self.committed = 0
+
+
+_STILL = Ticks()
+"""The ticks of whoever is counted one by one; they never move."""
+
+
 class Sequence:
     """Mutable state of one request inside a replica.
 
-    `arrival_ns` and `id` only order queues. `reserve_tokens` is what a contiguous allocator sets aside at admission,
-    handed over by the engine. `kv` belongs to the allocator. `num_outstanding_tokens` counts sampled but unseen tokens
-    and `num_in_flight_tokens` scheduled tokens whose output was not processed (both 0 without async scheduling);
-    `num_stale_tokens` is what was in flight when the sequence was preempted. `in_prefill` tells whether the last pass
-    left known tokens uncomputed. `siblings` are further samples of the prompt, which come to life when it is computed.
+    `arrival_ns` and `id` only order queues, `number` is the place in the order of admission. `reserve_tokens` is what a
+    contiguous allocator sets aside at admission, handed over by the engine. `kv` belongs to the allocator, `owner` to
+    the engine. `num_outstanding_tokens` counts sampled but unseen tokens and `num_in_flight_tokens` scheduled tokens
+    whose output was not processed (both 0 without async scheduling); `num_stale_tokens` is what was in flight when the
+    sequence was preempted. `in_prefill` tells whether the last pass left known tokens uncomputed, `last_step` is the
+    number of the last step that sampled a token of it. `siblings` are further samples of the prompt, which come to life
+    when it is computed.
+
+    A *steady* sequence takes part in every step with one token. It `counts_by` the ticks of its batcher, so that a step
+    moves the counters of all steady sequences at once.
     """
 
     __slots__ = (
+        "_computed",
+        "_in_flight",
+        "_output",
+        "_outstanding",
         "arrival_ns",
         "id",
         "in_prefill",
         "kv",
+        "last_step",
         "max_tokens",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_output_tokens",
-        "num_outstanding_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_stale_tokens",
+        "number",
+        "owner",
         "phase",
         "prefix_group",
         "prefix_tokens",
@@ -52,36 +74,99 @@ class Sequence:
         "samples",
         "siblings",
         "tenant",
+        "ticks",
         "tokens",
     )
 
-    def __init__(self, request: Request, reserve_tokens: int = 0, tokens: Any = None) -> None:
-        self.id = request.id
-        self.arrival_ns = request.arrival_ns
-        self.num_prompt_tokens = request.prompt_tokens
-        self.max_tokens = request.max_tokens
-        self.priority = request.priority
-        self.tenant = request.tenant
-        self.prefix_group = request.prefix_group
-        self.prefix_tokens = request.prefix_tokens
-        self.samples = request.samples
-        self.siblings: list[Sequence] = []
+    def __init__(self, request: Request, reserve_tokens: int = 0, tokens: Any = None, owner: Any = None) -> None:
+        (
+            self.id,
+            self.arrival_ns,
+            self.num_prompt_tokens,
+            _secret,
+            self.max_tokens,
+            self.priority,
+            self.tenant,
+            self.prefix_group,
+            self.prefix_tokens,
+            self.samples,
+        ) = request
+        self.siblings: tuple[Sequence, ...] = ()
         self.reserve_tokens = reserve_tokens
         self.tokens = tokens
+        self.owner = owner
         self.kv: Any = None
         self.in_prefill = True
-        self.num_computed_tokens = 0
-        self.num_output_tokens = 0
-        self.num_outstanding_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_stale_tokens = 0
-        self.num_preemptions = 0
+        self.ticks = _STILL
+        self.number = self.last_step = -1
+        self._computed = self._output = self._outstanding = self._in_flight = 0
+        self.num_stale_tokens = self.num_preemptions = 0
         self.phase = Phase.WAITING
+
+    def counts_by(self, ticks: Ticks) -> None:
+        """Be steady: from now on each scheduled tick computes a token and each committed one delivers it."""
+        self._computed -= ticks.scheduled
+        self._output -= ticks.committed
+        ahead = ticks.scheduled - ticks.committed
+        self._in_flight -= ahead
+        self._outstanding -= ahead
+        self.ticks = ticks
+
+    def counts_alone(self) -> None:
+        """Be steady no more; the counters stay what they are."""
+        ticks = self.ticks
+        self._computed += ticks.scheduled
+        self._output += ticks.committed
+        ahead = ticks.scheduled - ticks.committed
+        self._in_flight += ahead
+        self._outstanding += ahead
+        self.ticks = _STILL
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every step brings it a token."""
+        return self.ticks is not _STILL
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is there once the steps scheduled so far are over."""
+        return self._computed + self.ticks.scheduled
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        self._computed = value - self.ticks.scheduled
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens that have been seen."""
+        return self._output + self.ticks.committed
+
+    @num_output_tokens.setter
+    def num_output_tokens(self, value: int) -> None:
+        self._output = value - self.ticks.committed
+
+    @property
+    def num_outstanding_tokens(self) -> int:
+        """Sampled tokens that have not been seen."""
+        return self._outstanding + self.ticks.scheduled - self.ticks.committed
+
+    @num_outstanding_tokens.setter
+    def num_outstanding_tokens(self, value: int) -> None:
+        self._outstanding = value - self.ticks.scheduled + self.ticks.committed
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        """Scheduled tokens whose output was not processed."""
+        return self._in_flight + self.ticks.scheduled - self.ticks.committed
+
+    @num_in_flight_tokens.setter
+    def num_in_flight_tokens(self, value: int) -> None:
+        self._in_flight = value - self.ticks.scheduled + self.ticks.committed
 
     @property
     def num_known_tokens(self) -> int:
         """Prompt plus generated tokens."""
-        return self.num_prompt_tokens + self.num_output_tokens
+        return self.num_prompt_tokens + self._output + self.ticks.committed
 
     def __repr__(self) -> str:
         return (

@@ -6,7 +6,7 @@ Values are frozen. A `Request` is what a client asked; the engine's state of it 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What a client asked. `output_tokens` is the true length and is for the engine alone.
 
     `arrival_ns` is absolute for open-loop requests; the engine replaces it for closed-loop ones.
@@ -141,6 +140,36 @@ class LatencyModel(Protocol):
         """(FLOPs, bytes moved to or from GPU memory) of each step, float64[k], all GPUs of the replica."""
 
 
+class OneStep(Protocol):
+    """What one step computes, or each step of a run of decodes; as the fields of `StepShapes`, but plain ints."""
+
+    num_decode: int
+    decode_context_sum: int
+    decode_context_max: int
+    prefill_tokens: int
+    prefill_context_tokens: int
+    prefill_pairs: int
+    num_sampled: int
+    padded_tokens: int
+    dead_slots: int
+    swap_in_bytes: int
+    swap_out_bytes: int
+
+    def shapes(self, num_steps: int) -> StepShapes:
+        """The same as arrays, for `num_steps` equal steps, each with one more token in every decode context."""
+
+
+@runtime_checkable
+class ScalarLatency(Protocol):
+    """What a latency model may offer beside `step_ns`: the same prices without arrays, for one step or a run."""
+
+    def one_ns(self, step: OneStep) -> int:
+        """`step_ns(step.shapes(1))`, equal to the bit."""
+
+    def decode_ns(self, step: OneStep, num_steps: int) -> list[int]:
+        """`step_ns(step.shapes(num_steps))`, equal to the bit."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVUsage:
     """State of the KV memory. Tokens everywhere; `largest_free` is the largest request that could be placed now."""
@@ -207,11 +236,27 @@ class KVAllocator(Protocol):
     def free(self, seq: Sequence) -> None:
         """Return everything `seq` holds."""
 
-    def steps_until_full(self, seqs: Seq[Sequence], limit: int) -> int:
-        """How many further one-token steps of all `seqs` are sure to find memory, at most `limit`."""
+    def can_join(self, seq: Sequence) -> bool:
+        """Whether what `seq` writes to next is its own, so that it may `join`."""
 
-    def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
-        """Take the memory of `num_steps` further one-token steps of all `seqs`, in (step, position) order."""
+    def join(self, seq: Sequence) -> None:
+        """From now on `seq` grows by a token with every `grow_all`."""
+
+    def leave(self, seq: Sequence) -> None:
+        """`seq` grows no more by `grow_all`."""
+
+    def grow_all(self, num_steps: int, known: int) -> bool:
+        """Memory for `num_steps` further one-token steps of all who joined, in (step, order of admission).
+
+        `known` tells how many of the tokens computed last can be entered in the prefix cache, since their value is
+        known: 1, or 0 when passes run ahead of outputs.
+        """
+
+    def steps_until_full(self, limit: int) -> int:
+        """How many further steps `grow_all` is sure to find memory for, at most `limit`."""
+
+    def growth(self) -> list[int] | None:
+        """Blocks that the next steps of all who joined take, step by step, and periodic; None where they take none."""
 
     def block_at(self, seq: Sequence, token: int) -> int | None:
         """The block that holds token number `token` (from 0) of `seq`; None where there is no such block."""
@@ -220,7 +265,15 @@ class KVAllocator(Protocol):
         """Tokens of memory that `seq` holds, used or not."""
 
     def usage(self) -> KVUsage:
-        """Totals now, O(1) but for `largest_free_tokens`."""
+        """Totals now."""
+
+    @property
+    def allocated_tokens(self) -> int:
+        """Tokens of memory that are held, what is shared counted once, O(1)."""
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of memory that sequences hold together beyond the first of them, O(1)."""
 
     def external_tokens(self, need_tokens: int) -> int:
         """External fragmentation for a request of `need_tokens`: free - sum over holes of floor(hole/need) x need."""

@@ -3,6 +3,9 @@
 Owns the running list, the waiting queue and the scheduling pass. Never imports a clock, randomness, a latency model or
 true output lengths. Section numbers in docstrings are those of the scheduler specification. Beyond the real engine and
 off by default: policies `sjf` and `fair`, preemption by swapping, several samples of one prompt.
+
+Sequences that decode one token in every step are *steady*: they are scheduled together, whatever their number. Where
+the order among them matters (a block is missing, the budget is short) they are taken one by one.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from collections.abc import Callable
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.plan import Chunk, Outcome, PassState, Preemption, StepPlan
 from simkit.batching.settings import ContinuousSettings
+from simkit.batching.steady import Steady
 from simkit.batching.victims import last_admitted, least_urgent, most_served
-from simkit.sequence import Phase, Sequence
+from simkit.sequence import Phase, Sequence, Ticks
 from simkit.types import HostMemory, KVAllocator
 
 
@@ -21,7 +25,7 @@ class ContinuousBatcher:
     """Running sequences first, then the head of the queue for as long as budget, slots and blocks last.
 
     With a `host_pool` a victim is swapped out instead of recomputed if it fits there and `prefers_swap`, asked with
-    those that go on running, says so.
+    those that go on running, says so. `one_by_one` looks at every sequence in every pass: the same decisions, slower.
     """
 
     def __init__(
@@ -31,12 +35,22 @@ class ContinuousBatcher:
         outcome: Outcome,
         host_pool: HostMemory | None = None,
         prefers_swap: Callable[[Sequence, list[Sequence]], bool] | None = None,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self.settings = settings
         self.kv = kv
         self.outcome = outcome
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
         self.waiting: WaitingQueue = QUEUES[settings.policy]()
+        self.num_computed_tokens = 0
+        self._one_by_one = one_by_one
+        self._ticks = Ticks()
+        self._steady = Steady(self._ticks)
+        self._loose: dict[Sequence, None] = {}
+        self._open: list[StepPlan] = []
+        self._version = 0
+        self._num_admitted = 0
         self._by_priority = settings.policy == "priority"
         self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
         self._host = host_pool
@@ -45,19 +59,31 @@ class ContinuousBatcher:
         self._num_unborn = 0
         self._unpaid_swap_out = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
+        self._known = 0 if settings.async_scheduling else 1
+        self._plain = self._fair is None and settings.prefill_schedule_interval == 1
         self._ended_since_pass = False
-        self._num_passes = 0
         self._last_prefill_pass = -settings.prefill_schedule_interval
         self._backlog = False
 
     def members(self) -> list[Sequence]:
-        """The running list."""
-        return self.running
+        """Those that run, in order of admission."""
+        return list(self.running)
+
+    def num_members(self) -> int:
+        """How many run."""
+        return len(self.running)
+
+    def schedule(self, plan: StepPlan) -> list[Chunk]:
+        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
+        explicit = {chunk.seq for chunk in plan.explicit}
+        steady = [seq for seq in self.running if seq.is_steady and seq not in explicit] if plan.num_scheduled else []
+        decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in steady]
+        return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
 
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
         self.waiting.push(seq)
-        if self.settings.prefill_schedule_interval > 1 or self._fair is not None:
+        if not self._plain:
             return True
         if len(self.running) >= self._max_running:
             return False
@@ -69,58 +95,119 @@ class ContinuousBatcher:
         ended = self._ended_since_pass and self.settings.async_scheduling
         return bool(self.running) or len(self.waiting) > 0 or ended
 
+    # --- the pass ----------------------------------------------------------------------------------------------------
+
     def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | None:
         """One scheduling pass (section 3), applied."""
+        if self._is_quiet() and self.kv.grow_all(1, self._known):
+            return self._quiet_pass()
         if not self.has_work():
             return None
         self._ended_since_pass = False
+        if self._steady.count:
+            self._let_stop()
         state = self._begin_pass()
         if self.settings.prefill_first:
-            self._schedule_running(state, prefill_only=True)
+            self._schedule_loose_prefills(state)
             self._admit(state)
             if state.scheduled:
+                self._dissolve()
                 return self._finish_pass(state)
-            self._schedule_running(state, prefill_only=False)
+            self._schedule_running(state)
         else:
-            self._schedule_running(state, prefill_only=False)
+            self._schedule_running(state)
             self._admit(state)
         return self._finish_pass(state)
+
+    def _is_quiet(self) -> bool:
+        """Whether this pass only lets everybody decode: all are steady and nobody can be admitted."""
+        steady = self._steady
+        return (
+            not self._loose
+            and 0 < steady.count <= self.settings.max_num_batched_tokens
+            and self._plain
+            and (not len(self.waiting) or steady.count >= self._max_running)
+            and not steady.someone_stops()
+        )
+
+    def _quiet_pass(self) -> StepPlan:
+        self._ended_since_pass = False
+        steady, ticks = self._steady, self._ticks
+        ticks.scheduled += 1
+        plan = StepPlan()
+        count = steady.count
+        plan.number = ticks.scheduled
+        plan.version = self._version
+        plan.num_decode = plan.num_sampled = plan.num_scheduled = plan.held_slots = count
+        plan.decode_context_sum = steady.context_sum
+        plan.decode_context_max = steady.context_max
+        plan.stable = True
+        self.num_computed_tokens += count
+        self._open.append(plan)
+        return plan
 
     def _begin_pass(self) -> PassState:
         settings = self.settings
         if self._fair is not None:
             self._fair.settle()
         cap = settings.long_prefill_token_threshold
-        num_requests = len(self.running) + len(self.waiting)
-        if num_requests <= 1:
-            cap = 0
-        elif cap > 0 and settings.long_prefill_token_threshold_adaptive:
-            cap = max(cap, settings.max_num_batched_tokens // num_requests)
+        if cap > 0:
+            num_requests = len(self.running) + len(self.waiting)
+            if num_requests <= 1:
+                cap = 0
+            elif settings.long_prefill_token_threshold_adaptive:
+                cap = max(cap, settings.max_num_batched_tokens // num_requests)
         interval = settings.prefill_schedule_interval
         hold = (
             interval > 1
             and not self._backlog
-            and self._num_passes + 1 - self._last_prefill_pass < interval
-            and any(not seq.in_prefill for seq in self.running)
+            and self._ticks.scheduled + 1 - self._last_prefill_pass < interval
+            and (self._steady.count > 0 or any(not seq.in_prefill for seq in self._loose))
         )
         return PassState(settings.max_num_batched_tokens, cap, hold)
 
-    def _schedule_running(self, state: PassState, prefill_only: bool) -> None:
-        """Section 3a."""
-        running = self.running
+    def _let_stop(self) -> None:
+        """Whoever has its last token under way, or is as long as the model allows, is steady no more."""
+        for seq in self._steady.stopping():
+            self._loosen(seq)
+
+    def _schedule_running(self, state: PassState) -> None:
+        """Section 3a: the steady together if their order does not matter, then the others one by one."""
+        steady = self._steady
+        due = [seq for seq in self._loose if self._is_due(seq, state)]
+        due.sort(key=_number)
+        if not steady.count:
+            self._schedule_each(state, due, 0)
+            return
+        in_order = not due or due[0].number > steady.newest
+        if not (in_order and steady.count <= state.budget and self.kv.grow_all(1, self._known)):
+            self._dissolve()
+            self._schedule_each(state, [seq for seq in self.running if self._is_due(seq, state)], 0)
+            return
+        state.steady = steady.count
+        state.budget -= steady.count
+        self._schedule_each(state, due, 0)
+
+    def _is_due(self, seq: Sequence, state: PassState) -> bool:
+        """Whether the pass has to look at a running sequence: not one that is held or whose last token is under way."""
+        if seq.in_prefill:
+            return not state.hold
+        return seq.num_computed_tokens < self.settings.max_model_len - 1 and not self._last_token_is_under_way(seq)
+
+    def _schedule_loose_prefills(self, state: PassState) -> None:
+        due = [seq for seq in self._loose if seq.in_prefill and not state.hold]
+        due.sort(key=_number)
+        if due:
+            self._dissolve()  # none of the others takes part in this pass
+            self._schedule_each(state, due, 0)
+
+    def _schedule_each(self, state: PassState, due: list[Sequence], index: int) -> None:
+        """The sequences of `due`, in order of admission, as far as budget and memory last."""
         last_position = self.settings.max_model_len - 1
-        index = 0
-        while index < len(running) and state.budget > 0:
-            seq = running[index]
-            if seq.in_prefill:
-                if state.hold:
-                    index += 1
-                    continue
-            elif prefill_only or self._last_token_is_under_way(seq):
-                index += 1
-                continue
+        while index < len(due) and state.budget > 0:
+            seq = due[index]
             computed = seq.num_computed_tokens
-            missing = seq.num_prompt_tokens + seq.num_output_tokens + seq.num_outstanding_tokens - computed
+            missing = seq.num_known_tokens + seq.num_outstanding_tokens - computed
             num_tokens = min(missing, state.cap) if state.cap > 0 else missing
             num_tokens = min(num_tokens, state.budget, last_position - computed)
             if num_tokens <= 0:
@@ -128,7 +215,7 @@ class ContinuousBatcher:
                 continue
             placed = True
             while not self.kv.try_grow(seq, computed + num_tokens):
-                victim, index = self._preempt_one(state, index)
+                victim, index = self._preempt_one(state, due, index)
                 if victim is seq:
                     placed = False
                     break
@@ -138,7 +225,7 @@ class ContinuousBatcher:
                 continue
             state.scheduled[seq] = num_tokens
             if seq.in_prefill or num_tokens > 1 or missing > 1:
-                state.chunk_of[seq] = "C"
+                state.kind_of[seq] = "C"
             state.budget -= num_tokens
             state.with_prefill |= seq.in_prefill
             index += 1
@@ -148,30 +235,42 @@ class ContinuousBatcher:
         outstanding = seq.num_outstanding_tokens
         return outstanding > 0 and seq.num_computed_tokens + 2 - outstanding >= seq.num_prompt_tokens + seq.max_tokens
 
-    def _preempt_one(self, state: PassState, index: int) -> tuple[Sequence, int]:
-        """Section 4: choose and evict a victim; returns it and the position to go on from."""
+    def _preempt_one(self, state: PassState, due: list[Sequence], index: int) -> tuple[Sequence, int]:
+        """Section 4: choose and evict a victim; returns it and the position in `due` to go on from."""
+        if state.steady:
+            self._take_apart(state)
         victim = self._victim()
-        position = self.running.index(victim)
-        del self.running[position]
+        del self.running[victim]
+        del self._loose[victim]
         if victim in state.scheduled:
             state.budget += state.scheduled.pop(victim)
-            state.chunk_of.pop(victim, None)
-        if position < index:
-            index -= 1
+            state.kind_of.pop(victim, None)
+        if victim in due:
+            position = due.index(victim)
+            del due[position]
+            index -= position < index
         self._evict(victim, state)
         return victim, index
 
     def _victim(self) -> Sequence:
         if self._fair is not None:
-            return most_served(self.running, self._fair.served, self._tokens_at_admission)
-        return least_urgent(self.running) if self._by_priority else last_admitted(self.running)
+            return most_served(list(self.running), self._fair.served, self._tokens_at_admission)
+        if self._by_priority:
+            return least_urgent(list(self.running))
+        return last_admitted(self.running)
 
     def _evict(self, victim: Sequence, state: PassState) -> None:
         """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
         host = self._host
         held_tokens = self.kv.allocated_of(victim)
-        swapped = host is not None and self._prefers_swap(victim, self.running) and host.try_store(victim, held_tokens)
+        swapped = (
+            host is not None
+            and self._prefers_swap(victim, list(self.running))
+            and host.try_store(victim, held_tokens)
+        )
         self.kv.free(victim)
+        self._version += 1
+        self.num_computed_tokens -= victim.num_computed_tokens
         if swapped:
             state.swapped_out += held_tokens
             state.preemptions.append(Preemption(victim, 0))
@@ -219,55 +318,90 @@ class ContinuousBatcher:
             self._backlog = len(self.waiting) > 0
 
     def _enter_slot(self, seq: Sequence, state: PassState, computed: int, num_tokens: int, swapped: bool) -> None:
-        self.running.append(seq)
+        self._take_slot(seq)
         self._num_unborn += len(seq.siblings)
         if swapped:
             assert self._host is not None
             state.swapped_in += self._host.release(seq)
-            state.chunk_of[seq] = "S"
+            state.kind_of[seq] = "S"
         else:
-            state.chunk_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
-        if self._fair is not None:
-            self._tokens_at_admission[seq] = seq.num_output_tokens
+            state.kind_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
         seq.phase = Phase.RUNNING
         seq.num_computed_tokens = computed
+        self.num_computed_tokens += computed
         state.scheduled[seq] = num_tokens
         state.budget -= num_tokens
         state.with_prefill |= computed < seq.num_known_tokens - 1
 
+    def _take_slot(self, seq: Sequence) -> None:
+        self.running[seq] = self._loose[seq] = None
+        seq.number = self._num_admitted
+        self._num_admitted += 1
+        self._version += 1
+        if self._fair is not None:
+            self._tokens_at_admission[seq] = seq.num_output_tokens
+
     def _finish_pass(self, state: PassState) -> StepPlan:
-        plan = StepPlan(preemptions=state.preemptions, held_slots=len(self.running))
+        """Advance all counters; who decoded in the step before as well is steady from now on."""
+        plan = StepPlan()
+        plan.preemptions = state.preemptions
+        plan.held_slots = len(self.running)
+        steady, ticks = self._steady, self._ticks
+        if state.steady or state.scheduled:
+            assert state.steady == steady.count, "the steady are scheduled together or not at all"
+            ticks.scheduled += 1
+            if state.steady:
+                plan.num_decode = plan.num_sampled = plan.num_scheduled = state.steady
+                plan.decode_context_sum, plan.decode_context_max = steady.context_sum, steady.context_max
+            if state.with_prefill:
+                self._last_prefill_pass = ticks.scheduled
+            self._open.append(plan)
+        plan.number = ticks.scheduled
+        if self._fair is not None:
+            for seq, num_tokens in state.scheduled.items():
+                self._fair.served[seq.tenant] += num_tokens
+            self._serve_steady(1 if state.steady else 0)
+        all_decode = self._finish_each(plan, state) if state.scheduled else True
+        self.num_computed_tokens += plan.num_scheduled_tokens
+        plan.version = self._version
+        if self._host is not None:
+            self._unpaid_swap_out += state.swapped_out
+            if plan.num_scheduled:  # what leaves in a pass without a step crosses the link during the next one
+                plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
+                plan.swap_out_bytes = self._unpaid_swap_out * self._host.bytes_per_token
+                self._unpaid_swap_out = 0
+        plan.stable = all_decode and self._is_stable(plan)
+        return plan
+
+    def _finish_each(self, plan: StepPlan, state: PassState) -> bool:
+        """Enter in the plan what was scheduled one by one; whether it all could be steady from now on."""
+        plan.explicit, plan.outputs = [], []
+        all_decode = True
         for seq, num_tokens in state.scheduled.items():
             before = seq.num_computed_tokens
             seq.num_computed_tokens = after = before + num_tokens
             seq.num_in_flight_tokens += num_tokens
-            seq.in_prefill = after < seq.num_prompt_tokens + seq.num_output_tokens + seq.num_outstanding_tokens
+            seq.in_prefill = after < seq.num_known_tokens + seq.num_outstanding_tokens
             if not seq.in_prefill:
                 seq.num_outstanding_tokens += 1
-            if seq in state.chunk_of:
-                plan.add_chunk(Chunk(seq, state.chunk_of[seq], before, num_tokens, not seq.in_prefill))
-            else:
-                plan.add_decode(seq, after)
-        plan.add_up()
-        if self._host is not None:
-            self._unpaid_swap_out += state.swapped_out
-            if plan.order:  # what leaves in a pass without a step crosses the link during the next one
-                plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
-                plan.swap_out_bytes = self._unpaid_swap_out * self._host.bytes_per_token
-                self._unpaid_swap_out = 0
-        if self._fair is not None:
-            for seq, num_tokens in state.scheduled.items():
-                self._fair.served[seq.tenant] += num_tokens
-        if plan.order:
-            self._num_passes += 1
-            if state.with_prefill:
-                self._last_prefill_pass = self._num_passes
-        plan.stable = self._is_stable(plan)
-        return plan
+            kind = state.kind_of.get(seq, "D")
+            chunk = Chunk(seq, kind, before, num_tokens, not seq.in_prefill)
+            plan.explicit.append(chunk)
+            plan.add(chunk)
+            follows = kind == "D" and seq.last_step == plan.number - 1 and not seq.siblings
+            if not seq.in_prefill:
+                seq.last_step = plan.number
+            if not (follows and self.kv.can_join(seq)):
+                all_decode = False
+            elif not self._one_by_one:
+                self._join(seq)
+                continue
+            plan.outputs.append(chunk)
+        return all_decode
 
     def _is_stable(self, plan: StepPlan) -> bool:
         """A pass that preempted, holds a prefill or left someone out is stable for one step only."""
-        if plan.chunks or plan.preemptions or plan.num_decode != len(self.running) or not plan.decodes:
+        if plan.preemptions or plan.num_decode != len(self.running) or not plan.num_decode:
             return False
         if not len(self.waiting):
             return True
@@ -275,53 +409,106 @@ class ContinuousBatcher:
             return False  # service counts move with every token, and with them the head
         return self.settings.prefill_schedule_interval == 1
 
+    # --- the steady --------------------------------------------------------------------------------------------------
+
+    def _join(self, seq: Sequence) -> None:
+        """From the next pass on `seq` is scheduled with the steady."""
+        settings = self.settings
+        end = min(seq.num_prompt_tokens + seq.max_tokens, settings.max_model_len) - 1
+        self.kv.join(seq)
+        self._steady.join(seq, end - seq.num_computed_tokens)
+        del self._loose[seq]
+        self.outcome.joined(seq, self._ticks.committed)
+        self._version += 1
+
+    def _loosen(self, seq: Sequence) -> None:
+        """From now on `seq` is looked at by itself again, and so are those of its outputs that are to come."""
+        self._part(seq)
+        self.kv.leave(seq)
+        self.outcome.left(seq)
+        self._loose[seq] = None
+        for plan in self._open:
+            if plan.number >= seq.last_step:
+                plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
+        seq.last_step = self._ticks.scheduled
+
+    def _part(self, seq: Sequence) -> None:
+        self._steady.leave(seq)
+        self._version += 1
+
+    def _dissolve(self) -> None:
+        """Nobody is steady any more."""
+        if self._steady.count:
+            for seq in [seq for seq in self.running if seq.is_steady]:
+                self._loosen(seq)
+            self._loose = dict.fromkeys(self.running)
+
+    def _take_apart(self, state: PassState) -> None:
+        """The steady were scheduled together, but now it matters who they are."""
+        one_by_one = state.scheduled
+        state.scheduled = {seq: 1 for seq in self.running if seq.is_steady}
+        state.scheduled.update(one_by_one)
+        state.steady = 0
+        self._dissolve()
+
+    def _serve_steady(self, num_steps: int) -> None:
+        assert self._fair is not None
+        for tenant, count in self._steady.tenants.items():
+            if count:
+                self._fair.served[tenant] += count * num_steps
+
+    # --- outputs -----------------------------------------------------------------------------------------------------
+
     def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
         """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
         if steps > 1 or scheduled:
-            self._run_ahead(plan, passes=steps - 1 + scheduled, outputs=steps - 1)
-        ended = False
-        for entry in plan.order:
-            if type(entry) is Chunk:
-                seq, num_tokens, samples = entry.seq, entry.num_tokens, entry.samples
-            else:
-                seq, num_tokens, samples = entry, 1, True  # type: ignore[assignment]
-            if seq.phase is Phase.FINISHED:
+            self._run_ahead(passes=steps - 1 + scheduled, outputs=steps - 1)
+        if not plan.num_scheduled:
+            return
+        ticks = self._ticks
+        ticks.committed += 1
+        ending = self.outcome.tokens(ticks.committed) if plan.num_decode else []
+        if not scheduled:
+            self._open.remove(plan)
+        if not (ending or plan.outputs):
+            return
+        outputs: list[Chunk | Sequence] = [*plan.outputs, *ending]
+        outputs.sort(key=_number)
+        for output in outputs:
+            seq = output.seq if type(output) is Chunk else output
+            if seq.phase is Phase.FINISHED:  # type: ignore[union-attr]
                 continue
-            if self._process_output(seq, num_tokens, samples):
-                ended = True
-        if ended:
-            self._ended_since_pass = True
-            self.running = [seq for seq in self.running if seq.phase is not Phase.FINISHED]
+            if type(output) is Chunk:
+                self._process_output(output.seq, output.num_tokens, output.samples)
+            else:
+                self._end(seq)  # type: ignore[arg-type]
 
-    def _run_ahead(self, plan: StepPlan, passes: int, outputs: int) -> None:
-        """Apply further passes, which decide as `plan` did, and the outputs that came in before the last of them."""
-        in_flight = passes - outputs
-        for seq in plan.decodes:
-            seq.num_output_tokens += outputs
-        self.kv.grow_run(plan.decodes, passes)
-        for seq in plan.decodes:
-            seq.num_computed_tokens += passes
-            seq.num_in_flight_tokens += in_flight
-            seq.num_outstanding_tokens += in_flight
-        self._num_passes += passes
+    def _run_ahead(self, passes: int, outputs: int) -> None:
+        """Apply further passes, which only let the steady decode, and the outputs that came in before the last."""
+        count = self._steady.count
+        self._ticks.committed += outputs
+        grown = self.kv.grow_all(passes, self._known)
+        assert grown, "steps_until_full promised this memory"
+        self._ticks.scheduled += passes
+        self.num_computed_tokens += passes * count
         if self._fair is not None:
-            for seq in plan.decodes:
-                self._fair.served[seq.tenant] += passes
+            self._serve_steady(passes)
 
-    def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> bool:
+    def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> None:
         stale = seq.num_stale_tokens > 0
         if stale:
             seq.num_stale_tokens -= num_tokens
         else:
-            seq.num_in_flight_tokens -= num_tokens
+            seq.num_in_flight_tokens -= num_tokens - seq.is_steady
         if not samples:
-            return False
-        seq.num_output_tokens += 1
-        if not stale:
-            seq.num_outstanding_tokens -= 1
-            if self.settings.async_scheduling and seq.kv is not None:
-                # A token that was not known at allocation may complete a block, the last token of a sequence too.
-                self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
+            return
+        if not seq.is_steady:
+            seq.num_output_tokens += 1
+            if not stale:
+                seq.num_outstanding_tokens -= 1
+        if not stale and self.settings.async_scheduling and seq.kv is not None:
+            # A token that was not known at allocation may complete a block, the last token of a sequence too.
+            self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
         ends = (
             seq.num_output_tokens >= seq.max_tokens
             or seq.num_prompt_tokens + seq.num_output_tokens >= self.settings.max_model_len
@@ -329,16 +516,25 @@ class ContinuousBatcher:
         if seq.siblings:
             self._give_birth(seq, ends)
         if self.outcome.token(seq, ends):
-            self._leave(seq)
-            self.outcome.released(seq)
-            return True
-        return False
+            self._end(seq)
+
+    def _end(self, seq: Sequence) -> None:
+        self._leave(seq)
+        self._ended_since_pass = True
+        self.outcome.released(seq)
 
     def _leave(self, seq: Sequence) -> None:
-        """Take a sequence that ends or is aborted out of whatever holds it, except the running list."""
+        """Take a sequence that ends or is aborted out of whatever holds it."""
         if seq.phase is Phase.RUNNING:
+            if seq.is_steady:
+                self._part(seq)
+            else:
+                del self._loose[seq]
+            del self.running[seq]
+            self.num_computed_tokens -= seq.num_computed_tokens
             self.kv.free(seq)
             self._num_unborn -= len(seq.siblings)
+            self._version += 1
         else:
             self.waiting.remove(seq)
             if self._host is not None and self._host.holds(seq):
@@ -351,32 +547,32 @@ class ContinuousBatcher:
 
         A sample for which there is no memory starts like a preempted one.
         """
-        born, parent.siblings = parent.siblings, []
+        born, parent.siblings = parent.siblings, ()
         if parent.phase is Phase.RUNNING:
             self._num_unborn -= len(born)
         for child in born:
             child.num_output_tokens = parent.num_output_tokens
             if parent.phase is Phase.RUNNING and self.kv.try_fork(parent, child):
                 child.num_computed_tokens = parent.num_prompt_tokens
+                self.num_computed_tokens += child.num_computed_tokens
                 child.in_prefill = False
                 child.phase = Phase.RUNNING
-                self.running.append(child)
-                if self._fair is not None:
-                    self._tokens_at_admission[child] = child.num_output_tokens
+                child.last_step = self._ticks.committed
+                self._take_slot(child)
             else:
                 child.phase = Phase.PREEMPTED
                 self.waiting.push_preempted(child)
             if self.outcome.token(child, ends):
-                self._leave(child)
-                self.outcome.released(child)
+                self._end(child)
 
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""
-        if seq.phase is Phase.RUNNING:
-            self.running.remove(seq)
-        self._leave(seq)
-        self._ended_since_pass = True
-        self.outcome.released(seq)
+        self.outcome.left(seq)
+        self._end(seq)
         for unborn in seq.siblings:
             unborn.phase = Phase.FINISHED
             self.outcome.released(unborn)
+
+
+def _number(output: Chunk | Sequence) -> int:
+    return output.seq.number if type(output) is Chunk else output.number  # type: ignore[union-attr]

@@ -3,19 +3,19 @@ protocol of queues."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from simkit.batching.ordering import WaitingQueue
 from simkit.sequence import Sequence
 from simkit.types import StepShapes
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Prefill work: `num_tokens` of `seq` on top of `num_computed_tokens` that are there already.
+class Chunk(NamedTuple):
+    """Work of one sequence: `num_tokens` of `seq` on top of `num_computed_tokens` that are there already.
 
-    `kind` is N (first admission), R (admission after a preemption) or C (a running sequence goes on);
+    `kind` is N (first admission), R (admission after a preemption), S (back from the host pool), C (a running sequence
+    goes on with its prompt) or D (a decode of a sequence that is not steady, or was not when its output came);
     `samples` tells that the chunk reaches the last known token, so that the step yields a token.
     """
 
@@ -26,111 +26,110 @@ class Chunk:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Preemption:
+class Preemption(NamedTuple):
     """A sequence that lost its memory in this pass and the computed tokens it lost."""
 
     seq: Sequence
     lost_tokens: int
 
 
-@dataclass(slots=True)
 class StepPlan:
-    """One pass. `decodes` and `chunks` together are the schedule; `order()` interleaves them as the scheduler did.
+    """One pass: O(changes), not O(batch).
 
+    `explicit` lists what was scheduled for one sequence at a time, in schedule order; besides, every steady sequence
+    decodes one token. `outputs` are those entries whose output has to be processed one by one at the commit.
     `decode_context_*` count each decode sequence's tokens with the new one. `held_slots` counts the sequences that sit
     in a slot, `dead_slots` those of them that compute for nothing (finished members of a static batch). `padded_tokens`
-    are prompt tokens computed only because of padding.
+    are prompt tokens computed only because of padding. `number` counts the plans with a step.
     `stable` tells that the next pass decides the same unless something arrives, ends or runs short of memory.
+    `version` is the same for two plans of a replica exactly when nobody joined or left a slot or the steady in between.
     """
 
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
-    order: list[Sequence | Chunk] = field(default_factory=list)
-    num_decode: int = 0
-    decode_context_sum: int = 0
-    decode_context_max: int = 0
-    prefill_tokens: int = 0
-    prefill_context_tokens: int = 0
-    prefill_pairs: int = 0
-    num_sampled: int = 0
-    padded_tokens: int = 0
-    dead_slots: int = 0
-    held_slots: int = 0
-    num_scheduled: int = 0
-    num_scheduled_tokens: int = 0
-    context_tokens: int = 0
-    swap_in_bytes: int = 0
-    swap_out_bytes: int = 0
-    stable: bool = False
+    explicit: list[Chunk] | tuple[()] = ()
+    outputs: list[Chunk] | tuple[()] = ()
+    preemptions: list[Preemption] | tuple[()] = ()
+    number = 0
+    version = 0
+    num_decode = 0
+    decode_context_sum = 0
+    decode_context_max = 0
+    prefill_tokens = 0
+    prefill_context_tokens = 0
+    prefill_pairs = 0
+    num_sampled = 0
+    padded_tokens = 0
+    dead_slots = 0
+    held_slots = 0
+    num_scheduled = 0
+    swap_in_bytes = 0
+    swap_out_bytes = 0
+    stable = False
 
-    def add_chunk(self, chunk: Chunk) -> None:
-        """Schedule prefill work."""
-        self.chunks.append(chunk)
-        self.order.append(chunk)
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that sequences of this step have computed when it ends."""
+        return self.decode_context_sum + self.prefill_context_tokens + self.prefill_tokens
 
-    def add_decode(self, seq: Sequence, context_tokens: int) -> None:
-        """Schedule one token of `seq`, the last of `context_tokens`."""
-        self.decodes.append(seq)
-        self.order.append(seq)
-        self.decode_context_sum += context_tokens
-        if context_tokens > self.decode_context_max:
-            self.decode_context_max = context_tokens
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.num_decode + self.prefill_tokens
 
-    def add_up(self) -> None:
-        """Fill in the totals once everything is scheduled."""
-        for chunk in self.chunks:
-            n, before = chunk.num_tokens, chunk.num_computed_tokens
-            self.prefill_tokens += n
-            self.prefill_context_tokens += before
-            self.prefill_pairs += n * before + n * (n + 1) // 2
-            self.num_sampled += chunk.samples
-        self.num_decode = len(self.decodes)
-        self.num_sampled += self.num_decode
-        self.context_tokens = self.decode_context_sum + self.prefill_context_tokens + self.prefill_tokens
-        self.num_scheduled = len(self.order)
-        self.num_scheduled_tokens = self.num_decode + self.prefill_tokens
+    def add(self, chunk: Chunk) -> None:
+        """Schedule a chunk of a prompt or a decode of its own."""
+        seq, kind, before, n, samples = chunk
+        self.num_scheduled += 1
+        self.num_sampled += samples
+        if kind == "D":
+            self.num_decode += 1
+            self.decode_context_sum += before + 1
+            self.decode_context_max = max(self.decode_context_max, before + 1)
+            return
+        self.prefill_tokens += n
+        self.prefill_context_tokens += before
+        self.prefill_pairs += n * before + n * (n + 1) // 2
 
     def shapes(self, num_steps: int) -> StepShapes:
         """Shapes of `num_steps` equal steps, each with one more context token per decode sequence."""
-        if num_steps == 1:
-            return StepShapes.single(
+        if num_steps > 1:
+            return StepShapes.run(
+                num_steps,
                 self.num_decode,
                 self.decode_context_sum,
                 self.decode_context_max,
-                self.prefill_tokens,
-                self.prefill_context_tokens,
-                self.prefill_pairs,
                 self.num_sampled,
-                self.padded_tokens,
                 self.dead_slots,
-                self.swap_in_bytes,
-                self.swap_out_bytes,
             )
-        return StepShapes.run(
-            num_steps,
+        return StepShapes.single(
             self.num_decode,
             self.decode_context_sum,
             self.decode_context_max,
+            self.prefill_tokens,
+            self.prefill_context_tokens,
+            self.prefill_pairs,
             self.num_sampled,
+            self.padded_tokens,
             self.dead_slots,
+            self.swap_in_bytes,
+            self.swap_out_bytes,
         )
 
 
 class PassState:
-    """The state of one scheduling pass while it is being made."""
+    """The state of one scheduling pass while it is being made; `steady` were scheduled together, the rest one by one."""
 
     __slots__ = (
-        "budget", "cap", "chunk_of", "hold", "preemptions", "scheduled", "swapped_in", "swapped_out", "with_prefill",
+        "budget", "cap", "hold", "kind_of", "preemptions", "scheduled", "steady", "swapped_in", "swapped_out",
+        "with_prefill",
     )  # fmt: skip
 
     def __init__(self, budget: int, cap: int, hold: bool) -> None:
         self.budget = budget
         self.cap = cap
         self.hold = hold
+        self.steady = 0
         self.scheduled: dict[Sequence, int] = {}
-        self.chunk_of: dict[Sequence, str] = {}
+        self.kind_of: dict[Sequence, str] = {}
         self.preemptions: list[Preemption] = []
         self.with_prefill = False
         self.swapped_in = 0
@@ -151,6 +150,16 @@ class Outcome(Protocol):
     def token(self, seq: Sequence, ends: bool) -> bool:
         """`seq` produced a token, its last one if `ends` (a limit that everybody sees); True when it ends here."""
 
+    def joined(self, seq: Sequence, commit: int) -> None:
+        """`seq` is steady: it gets a token with each commit from number `commit` + 1 on, until it `left` or ends."""
+
+    def left(self, seq: Sequence) -> None:
+        """`seq` is steady no more; its tokens are told one by one again."""
+
+    def tokens(self, commit: int) -> list[Sequence]:
+        """Commit number `commit`: each steady sequence got a token. Those for which it was the last, in any order;
+        they are steady no more."""
+
     def released(self, seq: Sequence) -> None:
         """`seq` gave back its slot and memory."""
 
@@ -161,6 +170,10 @@ class Batcher(Protocol):
     @property
     def waiting(self) -> WaitingQueue:
         """The sequences that wait."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Computed tokens of all members."""
 
     def add(self, seq: Sequence) -> bool:
         """A sequence arrives. True when the next pass may decide otherwise because of it."""
@@ -185,3 +198,6 @@ class Batcher(Protocol):
 
     def members(self) -> list[Sequence]:
         """Sequences that hold a slot, in order of admission."""
+
+    def num_members(self) -> int:
+        """How many hold a slot."""

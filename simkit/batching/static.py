@@ -5,9 +5,11 @@ Owns the batch that holds the engine, its padding and its dead slots. Knows no c
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from simkit.batching.ordering import QUEUES, WaitingQueue
 from simkit.batching.plan import Chunk, Hold, Outcome, StepPlan
-from simkit.sequence import Phase, Sequence
+from simkit.sequence import Phase, Sequence, Ticks
 from simkit.types import KVAllocator
 
 
@@ -35,13 +37,21 @@ class StaticBatcher:
         self.kv = kv
         self.outcome = outcome
         self.waiting: WaitingQueue = QUEUES[policy]()
+        self.num_computed_tokens = 0
         self._batch: list[Sequence] = []
+        self._live: dict[Sequence, None] = {}
+        self._ticks = Ticks()
+        self._version = 0
         self._padded_prompt_tokens = 0
         self._num_generated = 0
 
     def members(self) -> list[Sequence]:
         """The batch, dead members included."""
         return self._batch
+
+    def num_members(self) -> int:
+        """How many the batch holds, dead members included."""
+        return len(self._batch)
 
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue; nobody joins a batch after its launch."""
@@ -66,16 +76,25 @@ class StaticBatcher:
         batch, padded = self._form()
         assert batch, "what can never fit is rejected on arrival"
         self._batch, self._padded_prompt_tokens, self._num_generated = batch, padded, 0
-        plan = StepPlan(held_slots=len(batch), num_scheduled=len(batch), num_sampled=len(batch))
-        for seq in batch:
+        self._live = dict.fromkeys(batch)
+        plan = self._next_plan()
+        plan.num_scheduled = plan.num_sampled = len(batch)
+        for number, seq in enumerate(batch):
             seq.phase = Phase.RUNNING
             seq.in_prefill = False
+            seq.number = number
             seq.num_computed_tokens = seq.num_prompt_tokens
-            plan.chunks.append(Chunk(seq, "N", 0, seq.num_prompt_tokens, samples=True))
+            self.num_computed_tokens += seq.num_prompt_tokens
             plan.padded_tokens += padded - seq.num_prompt_tokens
-        plan.order.extend(plan.chunks)
-        plan.prefill_tokens = plan.num_scheduled_tokens = plan.context_tokens = padded * len(batch)
+        plan.explicit = plan.outputs = [Chunk(seq, "N", 0, seq.num_prompt_tokens, True) for seq in batch]
+        plan.prefill_tokens = padded * len(batch)
         plan.prefill_pairs = len(batch) * (padded * (padded + 1) // 2)
+        return plan
+
+    def _next_plan(self) -> StepPlan:
+        self._ticks.scheduled += 1
+        plan = StepPlan()
+        plan.number, plan.version, plan.held_slots = self._ticks.scheduled, self._version, len(self._batch)
         return plan
 
     def _form(self) -> tuple[list[Sequence], int]:
@@ -116,44 +135,58 @@ class StaticBatcher:
         return True
 
     def _decode(self) -> StepPlan:
-        batch = self._batch
-        live = [seq for seq in batch if seq.phase is Phase.RUNNING]
+        count, live = len(self._batch), len(self._live)
         context = self._padded_prompt_tokens + self._num_generated
-        plan = StepPlan(decodes=live, held_slots=len(batch), num_scheduled=len(batch), stable=True)
-        plan.order.extend(live)
-        plan.num_decode = plan.num_sampled = plan.num_scheduled_tokens = len(batch)
-        plan.dead_slots = len(batch) - len(live)
-        plan.decode_context_sum = plan.context_tokens = context * len(batch)
+        plan = self._next_plan()
+        plan.num_decode = plan.num_sampled = plan.num_scheduled = count
+        plan.dead_slots = count - live
+        plan.decode_context_sum = context * count
         plan.decode_context_max = context
-        for seq in live:
-            seq.num_computed_tokens += 1
+        plan.stable = True
+        self.num_computed_tokens += live
         return plan
 
     def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
         """Everybody alive gets its tokens; when the last one has ended the whole batch leaves."""
         assert scheduled == 0, "a batch that runs to completion does not schedule ahead"
-        if steps > 1:
-            for seq in plan.decodes:
-                seq.num_computed_tokens += steps - 1
-                seq.num_output_tokens += steps - 1
+        self._ticks.scheduled += steps - 1
+        self._ticks.committed += steps
         self._num_generated += steps
-        for entry in plan.order:
-            seq = entry.seq if isinstance(entry, Chunk) else entry
+        if plan.outputs:
+            self._commit_first_tokens(plan)
+        else:
+            self.num_computed_tokens += (steps - 1) * len(self._live)
+            for seq in sorted(self.outcome.tokens(self._ticks.committed), key=_NUMBER):
+                self._die(seq)
+        self._leave_together()
+
+    def _commit_first_tokens(self, plan: StepPlan) -> None:
+        """Whoever does not end at once counts by the ticks from now on, since every step brings it a token."""
+        for seq in [output.seq for output in plan.outputs]:
             if seq.phase is Phase.FINISHED:
                 continue
             seq.num_output_tokens += 1
-            ends = (
-                seq.num_output_tokens >= seq.max_tokens
-                or seq.num_prompt_tokens + seq.num_output_tokens >= self.max_model_len
-            )
+            ends = seq.max_tokens <= 1 or seq.num_prompt_tokens + 1 >= self.max_model_len
             if self.outcome.token(seq, ends):
-                seq.phase = Phase.FINISHED
-        self._leave_together()
+                self._die(seq)
+            else:
+                seq.counts_by(self._ticks)
+                self.outcome.joined(seq, self._ticks.committed)
+
+    def _die(self, seq: Sequence) -> None:
+        """`seq` has ended, and keeps slot and memory until the others have."""
+        if seq.is_steady:
+            seq.counts_alone()
+        seq.phase = Phase.FINISHED
+        del self._live[seq]
+        self._version += 1
 
     def _leave_together(self) -> None:
-        if any(seq.phase is Phase.RUNNING for seq in self._batch):
+        if self._live:
             return
         batch, self._batch = self._batch, []
+        self.num_computed_tokens = 0
+        self._version += 1
         for seq in batch:
             self.kv.free(seq)
             self.outcome.released(seq)
@@ -161,9 +194,13 @@ class StaticBatcher:
     def abort(self, seq: Sequence) -> None:
         """A client left: a waiting sequence goes, a member of the batch turns into a dead slot."""
         if seq.phase is Phase.RUNNING:
-            seq.phase = Phase.FINISHED
+            self.outcome.left(seq)
+            self._die(seq)
             self._leave_together()
         else:
             self.waiting.remove(seq)
             seq.phase = Phase.FINISHED
             self.outcome.released(seq)
+
+
+_NUMBER = attrgetter("number")

@@ -5,7 +5,7 @@ Each rule names the sequence that loses its slot; it may be the one in need. Tie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Reversible
 from collections.abc import Sequence as Seq
 
 from simkit.sequence import Sequence
@@ -14,9 +14,9 @@ FAIR_FLOOR_TOKENS = 32
 """Under `fair`, tokens a sequence may generate after each admission before it becomes a victim, while others can be."""
 
 
-def last_admitted(running: Seq[Sequence]) -> Sequence:
+def last_admitted(running: Reversible[Sequence]) -> Sequence:
     """fcfs: the last of the list (scheduler specification, section 4)."""
-    return running[-1]
+    return next(reversed(running))
 
 
 def least_urgent(running: Seq[Sequence]) -> Sequence:

@@ -17,6 +17,7 @@ from simkit.batching.static import StaticBatcher
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec, load_gpu
 from simkit.kv.contiguous import ContiguousAllocator
+from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
 from simkit.latency.rates import dtype_peak
@@ -299,16 +300,18 @@ def reserve_tokens(engine: Engine, request: Request) -> int:
     return min(request.prompt_tokens + output_tokens, max_model_len)
 
 
-def make_kv(setup: Setup) -> KVAllocator:
-    """An empty KV pool of one replica."""
+def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVAllocator:
+    """An empty KV pool of one replica; unless `count_blocks`, blocks have names even where nobody asks for them."""
     engine = setup.scenario.engine
     if engine.kv_allocator == "contiguous":
         return ContiguousAllocator(setup.capacity_tokens, engine.placement)
+    if count_blocks and not setup.prefix_caching and setup.samples == 1:
+        return CountedAllocator(setup.num_gpu_blocks, engine.block_size, engine.watermark)
     return PagedAllocator(setup.num_gpu_blocks, engine.block_size, engine.watermark, setup.prefix_caching)
 
 
-def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome) -> Batcher:
-    """The batcher of one replica."""
+def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome, *, one_by_one: bool = False) -> Batcher:
+    """The batcher of one replica; with `one_by_one` continuous batching looks at every sequence in every pass."""
     engine = setup.scenario.engine
     policy = "fcfs" if engine.policy == "fair" and engine.batching != "continuous" else engine.policy
     if engine.batching == "static":
@@ -332,9 +335,9 @@ def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome) -> Batcher:
         async_scheduling=setup.async_scheduling,
     )
     if not setup.swaps:
-        return ContinuousBatcher(settings, kv, outcome)
+        return ContinuousBatcher(settings, kv, outcome, one_by_one=one_by_one)
     rule = _cheaper_to_swap(setup) if engine.preemption == "auto" else None
-    return ContinuousBatcher(settings, kv, outcome, _host_pool(setup), rule)
+    return ContinuousBatcher(settings, kv, outcome, _host_pool(setup), rule, one_by_one=one_by_one)
 
 
 def _host_pool(setup: Setup) -> HostPool:

@@ -23,9 +23,9 @@ PLAN = 3
 class _At(Event):
     """An event that happens by itself at a given time, with a rank among those of one instant."""
 
-    def __init__(self, env: simpy.Environment, delay_ns: int, rank: int, action: Callable[[], None]) -> None:
+    def __init__(self, env: simpy.Environment, delay_ns: int, rank: int, happens: Callable[[Event], None]) -> None:
         self.env = env
-        self.callbacks = [lambda _event: action()]
+        self.callbacks = [happens]
         self._value = None
         self._ok = True
         self._defused = False
@@ -33,22 +33,37 @@ class _At(Event):
 
 
 class Clock:
-    """Int-nanosecond clock; `at` books an action, `run` lets time pass until nothing is booked."""
+    """Int-nanosecond clock; `at` books an action, `run` lets time pass until nothing is booked.
+
+    Whoever acts may go on to a later instant by itself as long as nothing is booked before (`advance`): the same as to
+    book that instant and return, without the booking.
+    """
 
     def __init__(self) -> None:
         self._env = simpy.Environment(initial_time=0)
-
-    @property
-    def now_ns(self) -> int:
+        self.now_ns = 0
         """Simulated time."""
-        now: int = self._env.now  # type: ignore[assignment]
-        return now
 
     def at(self, time_ns: int, rank: int, action: Callable[[], None]) -> None:
         """Do `action` at `time_ns`, after everything of a lower rank at that instant, else in order of booking."""
-        now = self.now_ns
-        assert time_ns >= now, f"{time_ns} ns lies before {now} ns"
-        _At(self._env, time_ns - now, rank, action)
+        assert time_ns >= self.now_ns, f"{time_ns} ns lies before {self.now_ns} ns"
+
+        def happens(_event: Event) -> None:
+            self.now_ns = time_ns
+            action()
+
+        _At(self._env, time_ns - self._env.now, rank, happens)  # type: ignore[arg-type]
+
+    def advance(self, time_ns: int) -> bool:
+        """Go on to `time_ns`; False, and nothing is done, when something is booked until then."""
+        if self._env.peek() <= time_ns:
+            return False
+        self.now_ns = time_ns
+        return True
+
+    def nothing_else_now(self) -> bool:
+        """Whether nothing more is booked for this instant."""
+        return self._env.peek() > self.now_ns
 
     def run(self) -> None:
         """Let time pass until nothing is booked any more."""

@@ -14,7 +14,8 @@ class Customer:
 
     `generated_*` are when the engine made the tokens, `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the
     present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
-    them got (`total_*`) and is done when `num_parts` is 0.
+    them got (`total_*`) and is done when `num_parts` is 0. `internal_tokens` of its memory will never be filled, from
+    step `internal_from` on.
     """
 
     __slots__ = (
@@ -28,9 +29,11 @@ class Customer:
         "generated_last_ns",
         "held_last_ns",
         "high_water_tokens",
-        "lead",
+        "internal_from",
+        "internal_tokens",
         "measured",
         "num_parts",
+        "other_lead",
         "prefill_end_ns",
         "replica",
         "request",
@@ -57,35 +60,33 @@ class Customer:
         self.measured = measured
         self.true_output_tokens = true_output_tokens
         self.final_tokens = request.prompt_tokens + true_output_tokens - 1
-        self.lead: Customer = self if lead is None else lead
-        self.sequences: list[Sequence] = []
-        self.num_parts = 0
-        self.total_tokens = 0
-        self.total_preemptions = 0
-        self.total_first_ns = -1
-        self.total_last_ns = -1
-        self.first_scheduled_ns = -1
-        self.generated_first_ns = -1
-        self.generated_last_ns = -1
-        self.admitted_ns = -1
-        self.prefill_end_ns = -1
-        self.held_last_ns = -1
-        self.cached_tokens = 0
-        self.high_water_tokens = 0
+        self.other_lead = lead
+        self.sequences: tuple[Sequence, ...] = ()
+        self.num_parts = self.total_tokens = self.total_preemptions = 0
+        self.cached_tokens = self.high_water_tokens = self.internal_tokens = self.internal_from = 0
+        self.total_first_ns = self.total_last_ns = self.first_scheduled_ns = -1
+        self.generated_first_ns = self.generated_last_ns = -1
+        self.admitted_ns = self.prefill_end_ns = self.held_last_ns = -1
         self.abandoned = False
+
+    @property
+    def lead(self) -> Customer:
+        """The first sample of the request; itself for most."""
+        return self.other_lead or self
 
     def add_part(self, part: Customer, seq: Sequence, delivered_tokens: int) -> None:
         """A sample has ended, with `delivered_tokens` for the client."""
         self.num_parts -= 1
         self.total_tokens += delivered_tokens
         self.total_preemptions += seq.num_preemptions
-        if part.generated_first_ns >= 0:
-            self.total_first_ns = min(filter(_known, (self.total_first_ns, part.generated_first_ns)))
+        first = part.generated_first_ns
+        if first >= 0:
+            self.total_first_ns = first if self.total_first_ns < 0 else min(self.total_first_ns, first)
             self.total_last_ns = max(self.total_last_ns, part.generated_last_ns)
 
     def row(self, status: int, reason: int, left_ns: int, stream: bool) -> tuple[int, ...]:
         """A row of the request table, as in REQUEST_COLUMNS. Without streaming everything is delivered at the end."""
-        request = self.request
+        request, samples = self.request, max(1, len(self.sequences))
         delivered = self.total_tokens > 0
         first, last = (self.total_first_ns, self.total_last_ns) if stream else (left_ns, left_ns)
         return (
@@ -98,8 +99,8 @@ class Customer:
             self.total_last_ns,
             request.prompt_tokens,
             self.total_tokens,
-            request.output_tokens * max(1, len(self.sequences)),
-            max(1, len(self.sequences)),
+            request.output_tokens * samples,
+            samples,
             self.total_preemptions,
             self.cached_tokens,
             status,
@@ -110,6 +111,3 @@ class Customer:
             left_ns,
         )
 
-
-def _known(time_ns: int) -> bool:
-    return time_ns >= 0

@@ -1,97 +1,155 @@
-"""The books of one replica: who is inside, when tokens came, who sat in which slot, what each step held.
+"""The books of one replica: who is inside, when tokens came, who sat in which slot, how much memory is never filled.
 
 Implements `Outcome` for the batcher and turns what happens into facts for the record. Owns no time and no decisions.
-Imports batching.plan, metrics.record and the engine's values; never the clock.
+Imports batching, metrics.record and the engine's values; never the clock.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Sequence as Seq
+from typing import NoReturn, Protocol
 
+from simkit.batching.ends import Ends
 from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.customer import Customer
-from simkit.engine.kv_split import KVSplit
+from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.metrics import record as rec
-from simkit.metrics.record import Record, StepFacts
+from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
-from simkit.types import Ints
+from simkit.types import KVAllocator
 
 MAX_IDLE_PASSES = 10_000
 """Non-empty passes without a token or a new high-water mark of computed tokens after which a run is a livelock."""
 
 
-class Ledger:
-    """Customers of a replica and what happened to them. `left` is told of everybody who leaves.
+class Launched(Protocol):
+    """A run in flight, as far as gaps between tokens go."""
 
-    While outputs are committed `begin_commit` says when the steps ended; `token` and `released` are then called back.
+    plan: StepPlan
+    num_gaps_last: int
+
+
+class Ledger:
+    """Customers of a replica and what happened to them. `left_system` is told of everybody who leaves.
+
+    While outputs are committed `begin_commit` says when the steps ended; `token`, `tokens` and `released` are then
+    called back. Steady sequences get no call for each token: their gaps are those between the ends of steps. Unless it
+    `counts_memory`, somebody else tells the log about internal fragmentation.
     """
 
     def __init__(
-        self, replica: int, record: Record, left: Callable[[Customer, int], None], *, stream: bool, settings: str
+        self,
+        replica: int,
+        record: Record,
+        log: StepLog,
+        kv: KVAllocator,
+        left_system: Callable[[Customer, int], None],
+        *,
+        stream: bool,
+        settings: str,
+        counts_memory: bool = True,
     ) -> None:
-        self.customers: dict[Sequence, Customer] = {}
         self.num_outstanding = 0
+        self.num_steady_measured = 0
+        self.ends = Ends()
+        self.in_flight: Seq[Launched] = ()
         self._replica = replica
         self._record = record
-        self._left = left
+        self._log = log
+        self._kv = kv
+        self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else None
+        self._left_system = left_system
         self._stream = stream
+        self._counts_memory = counts_memory
         self._settings = settings
         self._first_end_ns = 0
         self._end_ns = 0
-        self._gaps: Counter[int] = Counter()
-        self._measured_gaps = 0
-        self._tokens_now = 0
+        self._last_end_ns = 0
+        self._number = 0
+        self._tokens_now = False
         self._idle_passes = 0
         self._preemptions_without_step = 0
-        self._last_members: tuple[object, ...] | None = None
 
-    def enter(self, customers: list[Customer]) -> None:
-        """A request comes in; `customers` are its samples, the first of them the lead."""
-        for customer, seq in zip(customers, customers[0].sequences, strict=True):
-            self.customers[seq] = customer
+    def enter(self) -> None:
+        """A request comes in."""
         self.num_outstanding += 1
 
     # --- outcome -----------------------------------------------------------------------------------------------------
 
-    def begin_commit(self, first_end_ns: int, end_ns: int) -> None:
-        """Outputs of equal steps follow: the first of them ended at `first_end_ns`, the last at `end_ns`."""
-        self._first_end_ns, self._end_ns = first_end_ns, end_ns
-        self._tokens_now = self._measured_gaps = 0
+    def begin_commit(self, first_end_ns: int, end_ns: int, number: int) -> None:
+        """Outputs of equal steps follow: the first of them ended at `first_end_ns`, the last at `end_ns`.
 
-    def end_commit(self, later_durations_ns: Ints) -> None:
-        """All outputs are in. Whoever got a token in each step had gaps as long as the steps after the first."""
-        for gap, count in self._gaps.items():
-            self._record.itl.add(gap, count)
-        self._gaps.clear()
-        if len(later_durations_ns) and self._measured_gaps:
-            self._record.itl.add_many(later_durations_ns, self._measured_gaps)
+        All steps up to `number` have been scheduled.
+        """
+        self._first_end_ns, self._end_ns = first_end_ns, end_ns
+        self._last_end_ns = end_ns
+        self._number = max(self._number, number)
+        self._tokens_now = False
 
     def token(self, seq: Sequence, ends: bool) -> bool:
         """A token of `seq` exists: stamp it, and say whether the true length is reached."""
         now = self._end_ns
-        customer = self.customers[seq]
-        self._tokens_now += 1
+        customer: Customer = seq.owner
+        self._tokens_now = True
         if customer.generated_first_ns < 0:
             customer.generated_first_ns = now
             if customer.admitted_ns < 0 and seq.phase is Phase.RUNNING:
                 customer.admitted_ns = now  # a sample that starts from the prompt of another
+                self._fill(seq, customer, self._number + 1)
         elif self._stream and customer.measured:
-            self._gaps[self._first_end_ns - customer.generated_last_ns] += 1
-            self._measured_gaps += 1
+            self._record.itl.add(self._first_end_ns - customer.generated_last_ns, 1)
         if customer.prefill_end_ns < 0:
             customer.prefill_end_ns = now
         customer.generated_last_ns = customer.held_last_ns = now
         return ends or seq.num_output_tokens >= customer.true_output_tokens
 
+    def joined(self, seq: Sequence, commit: int) -> None:
+        """`seq` gets a token with every commit after number `commit`."""
+        customer: Customer = seq.owner
+        self.ends.follow(seq, commit + customer.true_output_tokens - seq.num_output_tokens)
+        if customer.measured and self._stream:
+            self.num_steady_measured += 1
+
+    def left(self, seq: Sequence) -> None:
+        """`seq` is steady no more, if it was: what it got so far it got with the last step."""
+        if self.ends.drop(seq):
+            self._part(seq)
+            customer: Customer = seq.owner
+            customer.generated_last_ns = customer.held_last_ns = self._last_end_ns
+            if customer.internal_from > self._number:
+                self._log.internal(customer.internal_from, -customer.internal_tokens)
+                customer.internal_tokens = 0
+
+    def tokens(self, commit: int) -> list[Sequence]:
+        """Every steady sequence got a token: those for which it was the last one."""
+        self._tokens_now = True
+        ending = self.ends.take(commit)
+        for seq in ending:
+            self._part(seq)
+            if seq.last_step <= commit:  # else it joined meanwhile, and its token will be told
+                customer: Customer = seq.owner
+                customer.generated_last_ns = customer.held_last_ns = self._end_ns
+        return ending
+
+    def _part(self, seq: Sequence) -> None:
+        """The gap before an output that is still to come is not one of the pooled gaps."""
+        if self._stream and seq.owner.measured:
+            self.num_steady_measured -= 1
+            for run in self.in_flight:
+                if run.plan.number >= seq.last_step:
+                    run.num_gaps_last -= 1
+
     def released(self, seq: Sequence) -> None:
         """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the customer go."""
         now = self._end_ns
-        customer = self.customers.pop(seq)
+        customer: Customer = seq.owner
+        if self.ends.drop(seq):
+            self._part(seq)
         lead = customer.lead
+        self._free(customer, self._number + 1)
         if customer.admitted_ns >= 0:
             self._residency(customer, now, 2 if lead.abandoned else 0)
         lead.add_part(customer, seq, seq.num_output_tokens if self._stream or not lead.abandoned else 0)
@@ -102,13 +160,15 @@ class Ledger:
         record.leave(now, lead.arrival_ns)
         status = rec.ABORTED if lead.abandoned else rec.FINISHED
         record.requests.append(lead.row(status, 0, now, self._stream))
+        lead.sequences = ()  # they know their customers: without this, they would wait for the garbage collector
         self.num_outstanding -= 1
-        self._left(lead, now)
+        self._left_system(lead, now)
 
     def gives_up(self, customer: Customer) -> bool:
         """The client of `customer` gives up; False when it has everything already."""
-        generated_all = all(seq.phase is Phase.FINISHED for seq in customer.sequences)
-        if not customer.num_parts or (generated_all and self._stream):
+        if not customer.num_parts:
+            return False
+        if self._stream and all(seq.phase is Phase.FINISHED for seq in customer.sequences):
             return False
         customer.abandoned = True
         return True
@@ -117,20 +177,25 @@ class Ledger:
         """Clients give up at `now_ns`; `released` follows for each of their sequences."""
         self._end_ns = now_ns
 
-    # --- slots -------------------------------------------------------------------------------------------------------
+    # --- slots and memory --------------------------------------------------------------------------------------------
 
     def planned(self, plan: StepPlan, now_ns: int, start_ns: int) -> int:
         """A pass made at `now_ns`, whose step starts at `start_ns`, preempted and admitted.
 
         Returns the preemptions to tell with its step: its own and those of passes before it that had no step.
         """
+        first = plan.number if plan.num_scheduled else plan.number + 1
         for preemption in plan.preemptions:
-            self._residency(self.customers[preemption.seq], now_ns, 1)
+            customer: Customer = preemption.seq.owner
+            self._residency(customer, now_ns, 1)
+            self._free(customer, first)
+        self._number = plan.number
         self._preemptions_without_step += len(plan.preemptions)
-        for chunk in plan.chunks:
-            if chunk.kind == "C":
+        for chunk in plan.explicit:
+            customer = chunk.seq.owner
+            self._fill(chunk.seq, customer, plan.number)
+            if chunk.kind in "CD":
                 continue
-            customer = self.customers[chunk.seq]
             customer.admitted_ns = start_ns
             customer.prefill_end_ns = customer.held_last_ns = -1
             if customer.first_scheduled_ns < 0:
@@ -155,45 +220,31 @@ class Ledger:
         )
         customer.admitted_ns = customer.prefill_end_ns = customer.held_last_ns = -1
 
-    # --- steps -------------------------------------------------------------------------------------------------------
+    def _fill(self, seq: Sequence, customer: Customer, number: int) -> None:
+        """What of the memory of `seq` is never filled, from step `number` on; and later, if it is steady."""
+        if not self._counts_memory:
+            return
+        final = customer.final_tokens
+        internal = max(self._kv.allocated_of(seq) - final, 0)
+        if internal != customer.internal_tokens:
+            self._log.internal(number, internal - customer.internal_tokens)
+            customer.internal_tokens = internal
+        customer.internal_from = number
+        if not internal and seq.is_steady and self._block_size is not None:
+            # Its last block; without slack in it, the block that a token beyond the end would begin.
+            slack = -final % self._block_size
+            begins = final - self._block_size + slack + 1 if slack else final + 1
+            customer.internal_tokens = slack or self._block_size
+            customer.internal_from = number + begins - seq.num_computed_tokens
+            self._log.internal(customer.internal_from, customer.internal_tokens)
 
-    def steps(
-        self,
-        plan: StepPlan,
-        start_ns: int,
-        durations_ns: Ints,
-        split: KVSplit,
-        capacity_tokens: int,
-        external_tokens: int,
-        waiting: int,
-        num_preemptions: int,
-    ) -> None:
-        """Equal steps were made; `split` has one entry a step."""
-        members = (tuple(seq.id for seq in plan.decodes), plan.dead_slots)
-        continues = plan.stable and members == self._last_members and not num_preemptions
-        self._last_members = members if plan.stable else None
-        self._record.steps(
-            StepFacts(
-                replica=self._replica,
-                start_ns=start_ns,
-                durations_ns=durations_ns,
-                num_decode=plan.num_decode,
-                prefill_tokens=plan.prefill_tokens,
-                padded_tokens=plan.padded_tokens,
-                context_tokens=plan.context_tokens,
-                live_slots=plan.num_scheduled - plan.dead_slots,
-                held_slots=plan.held_slots,
-                dead_slots=plan.dead_slots,
-                waiting=waiting,
-                num_preemptions=num_preemptions,
-                kv_capacity_tokens=capacity_tokens,
-                kv_allocated=split.allocated_tokens,
-                kv_used=split.used_tokens,
-                kv_internal=split.internal_tokens,
-                kv_external_tokens=external_tokens,
-                continues=continues,
-            )
-        )
+    def _free(self, customer: Customer, number: int) -> None:
+        """Its memory is free from step `number` on."""
+        if customer.internal_tokens:
+            self._log.internal(max(number, customer.internal_from), -customer.internal_tokens)
+            customer.internal_tokens = 0
+
+    # --- progress ----------------------------------------------------------------------------------------------------
 
     def watch_progress(self, plan: StepPlan, batcher: Batcher) -> None:
         """Raise CheckError when passes go on and on without a token or a new high-water mark of computed tokens."""
@@ -201,10 +252,10 @@ class Ledger:
             self._idle_passes = 0
             return
         self._idle_passes += 1
-        for chunk in plan.chunks:
-            customer = self.customers.get(chunk.seq)
+        for chunk in plan.explicit:
+            customer: Customer = chunk.seq.owner
             reached = chunk.num_computed_tokens + chunk.num_tokens
-            if customer is not None and reached > customer.high_water_tokens:
+            if chunk.seq.phase is not Phase.FINISHED and reached > customer.high_water_tokens:
                 customer.high_water_tokens = reached
                 self._idle_passes = 0
         if self._idle_passes >= MAX_IDLE_PASSES:
@@ -212,10 +263,11 @@ class Ledger:
 
     def no_progress(self, what: str, batcher: Batcher) -> NoReturn:
         """Raise CheckError naming the sequences that are stuck and the settings that made them so."""
-        running = ", ".join(str(seq.id) for seq in batcher.members()[:8]) or "none"
+        members = batcher.members()
+        running = ", ".join(str(seq.id) for seq in members[:8]) or "none"
         head = head_of(batcher.waiting)
         raise CheckError(
-            f"no progress: replica {self._replica} at {self._end_ns} ns: {what}; {len(batcher.members())} running "
+            f"no progress: replica {self._replica} at {self._end_ns} ns: {what}; {len(members)} running "
             f"(requests {running}), {len(batcher.waiting)} waiting "
             f"(first: {'none' if head is None else f'request {head.id}'}); settings: {self._settings}"
         )

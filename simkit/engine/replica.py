@@ -1,17 +1,15 @@
 """One serving engine: asks its batcher for passes, lets their steps take time, hands the outputs back.
 
-Owns the steps in flight and the customers of one replica. Between two changes it asks for many equal steps at once
-(macro-stepping) and, woken earlier, keeps those whose end has been reached. Imports clock, batching, metrics.record.
+Owns the steps in flight of one replica. Between two changes it asks for many equal steps at once (macro-stepping) and,
+woken earlier, keeps those that were scheduled by then. Imports clock, batching, metrics.record.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ordering import head_of
@@ -19,13 +17,14 @@ from simkit.batching.plan import Batcher, Hold, Outcome, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
-from simkit.engine.kv_split import KVState, Tail
+from simkit.engine.kv_books import KVBooks
 from simkit.engine.ledger import Ledger
-from simkit.engine.work_meter import WorkMeter
+from simkit.engine.pricing import Pricer
+from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
-from simkit.types import Ints, KVAllocator, LatencyModel, StepShapes
+from simkit.types import KVAllocator, LatencyModel
 
 MAX_EMPTY_PASSES = 1000
 """Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
@@ -37,6 +36,10 @@ MAX_RUN_STEPS = 4096
 class Surroundings(Protocol):
     """What a replica asks of the system around it."""
 
+    @property
+    def next_arrival_ns(self) -> int | None:
+        """When the next request comes, as far as that is known: a hint, which changes no result."""
+
     def no_arrival_pending(self) -> bool:
         """Whether no further request can reach any replica before one of those in the system ends."""
 
@@ -44,26 +47,28 @@ class Surroundings(Protocol):
         """A customer has left, served or not."""
 
 
-@dataclass(slots=True)
 class _Run:
-    """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over."""
+    """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
 
-    plan: StepPlan
-    shapes: StepShapes
-    start_ns: int
-    durations_ns: Ints
-    ends_ns: Ints
-    steps: int
-    kv: KVState | None
-    external_tokens: int
-    waiting: int
-    num_preemptions: int
-    done: int = 0
+    `facts` are those of StepLog; `num_gaps_last` counts the gaps that the last step to be kept brings the steady.
+    """
+
+    __slots__ = ("done", "ends_ns", "facts", "growth", "num_gaps", "num_gaps_last", "plan", "start_ns", "steps")
+
+    def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int]) -> None:
+        self.plan = plan
+        self.start_ns = start_ns
+        self.ends_ns = ends_ns
+        self.steps = len(ends_ns)
+        self.done = 0
+        self.facts: tuple[int, ...] = ()
+        self.growth: list[int] | None = None
+        self.num_gaps = self.num_gaps_last = 0
 
     @property
     def end_ns(self) -> int:
         """When the last step to be kept ends."""
-        return int(self.ends_ns[self.steps - 1]) if self.steps else self.start_ns
+        return self.ends_ns[self.steps - 1] if self.steps else self.start_ns
 
 
 class Replica:
@@ -87,23 +92,28 @@ class Replica:
     ) -> None:
         self.index = index
         self.kv = kv
-        self.ledger = Ledger(index, record, surroundings.left, stream=stream, settings=settings)
+        block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
+        self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size)
+        self._in_flight: deque[_Run] = deque()
+        self.ledger = Ledger(
+            index, record, self._log, kv, surroundings.left, stream=stream, settings=settings,
+            counts_memory=not single_step,
+        )  # fmt: skip
+        self.ledger.in_flight = self._in_flight
         self.batcher = make_batcher(self.ledger)
+        self._books = KVBooks(kv, self.batcher, self.ledger, self._log, look=single_step)
         self._clock = clock
-        self._latency = latency
-        self._record = record
-        self._meter = WorkMeter(latency)
+        self._pricer = Pricer(latency)
         self._surroundings = surroundings
         self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
-        self._grows = isinstance(self.batcher, ContinuousBatcher) and kv.num_gpu_blocks is not None
-        self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
-        self._in_flight: deque[_Run] = deque()
+        self._grows = isinstance(self.batcher, ContinuousBatcher)
         self._pass_booked = False
         self._holding = False
         self._wake = 0
         self._device_free_ns = 0
+        self._last_version = -1
         self._leaving: list[Sequence] = []
         self._num_empty_passes = 0
 
@@ -114,10 +124,10 @@ class Replica:
         """Requests here that have not left."""
         return self.ledger.num_outstanding
 
-    def arrive(self, customers: list[Customer]) -> None:
-        """A request joins this replica now; `customers` are its samples, the first of them the lead."""
-        self.ledger.enter(customers)
-        seq = customers[0].sequences[0]
+    def arrive(self, seq: Sequence) -> None:
+        """A request joins this replica now; the owner of `seq` is the customer, who knows its further samples."""
+        self.ledger.enter()
+        self._books.has_samples = seq.samples > 1
         # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
         if self.batcher.add(seq) or (self.kv.num_gpu_blocks is None and head_of(self.batcher.waiting) is seq):
             self._cut_run()
@@ -126,7 +136,7 @@ class Replica:
 
     def abandon(self, customer: Customer) -> None:
         """The client gives up: what waits leaves now, what runs when the step in progress ends."""
-        unborn = customer.sequences[0].siblings
+        unborn = customer.sequences[0].siblings if customer.sequences else ()
         alive = [seq for seq in customer.sequences if seq.phase is not Phase.FINISHED and seq not in unborn]
         if not self.ledger.gives_up(customer) or not alive:
             return
@@ -141,12 +151,11 @@ class Replica:
             self._book_pass()
 
     def close(self) -> None:
-        """The run is over: check the memory and hand over the sums of work."""
+        """The run is over: check the memory and hand over what was noted."""
         self.kv.check_integrity()
-        self._meter.flush()
-        self._record.totals.add_work(self._meter.gpu_ns, self._meter.flops, self._meter.moved_bytes)
+        self._log.close()
 
-    # --- passes and steps --------------------------------------------------------------------------------------------
+    # --- passes ------------------------------------------------------------------------------------------------------
 
     def arrivals_ended(self) -> None:
         """No arrival is pending any more: a held batch may launch."""
@@ -156,28 +165,32 @@ class Replica:
     def _book_pass(self) -> None:
         if not self._pass_booked:
             self._pass_booked = True
-            self._clock.at(self._clock.now_ns, ranks.PLAN + self.index, self._pass)
+            self._clock.at(self._clock.now_ns, ranks.PLAN + self.index, self._pass_event)
 
-    def _pass(self) -> None:
+    def _pass_event(self) -> None:
         self._pass_booked = False
-        if len(self._in_flight) >= self._depth:
-            return
+        if len(self._in_flight) < self._depth and self._make_passes():
+            self._go_on()
+
+    def _make_passes(self) -> bool:
+        """Plan until nothing more can be in flight; whether a step is going to end."""
+        in_flight, batcher = self._in_flight, self.batcher
         self._holding = False
-        plan = self.batcher.plan(closed=self._surroundings.no_arrival_pending())
-        if isinstance(plan, Hold):
-            plan = self._hold(plan)
-        if plan is not None:
+        while True:
+            plan = batcher.plan(closed=self._surroundings.no_arrival_pending())
+            if isinstance(plan, Hold):
+                plan = self._hold(plan)
+            if plan is None:
+                break
             self._launch(plan)
-            if len(self._in_flight) < self._depth and (plan.num_scheduled or self.batcher.has_work()):
-                self._book_pass()
-                return
-        if self._in_flight:
-            self._book_step_end()
-        elif len(self.batcher.waiting) and not self._holding:
+            if len(in_flight) >= self._depth or not (plan.num_scheduled or batcher.has_work()):
+                break
+        if not in_flight and len(batcher.waiting) and not self._holding:
             raise CheckError(
                 f"broken invariant: replica {self.index} is idle at {self._clock.now_ns} ns while "
-                f"{self.batcher.waiting.peek()!r} waits"
+                f"{batcher.waiting.peek()!r} waits"
             )
+        return bool(in_flight)
 
     def _hold(self, hold: Hold) -> StepPlan | None:
         self._holding = True
@@ -200,29 +213,55 @@ class Replica:
         now = self._clock.now_ns
         if not plan.num_scheduled:
             self._watch_empty_passes()
-            empty = np.zeros(0, dtype=np.int64)
             self.ledger.planned(plan, now, now)
-            self._in_flight.append(_Run(plan, plan.shapes(1), now, empty, empty, 0, None, 0, 0, 0))
+            self._in_flight.append(_Run(plan, now, []))
             return
         self._num_empty_passes = 0
-        start = max(now, self._device_free_ns)
-        shapes = plan.shapes(self._run_length(plan))
-        durations = self._latency.step_ns(shapes)
-        ends = start + np.cumsum(durations)
-        run = _Run(
-            plan=plan,
-            shapes=shapes,
-            start_ns=start,
-            durations_ns=durations,
-            ends_ns=ends,
-            steps=len(durations),
-            kv=self._kv_state(plan),
-            external_tokens=self._external_tokens(),
-            waiting=len(self.batcher.waiting),
-            num_preemptions=self.ledger.planned(plan, now, start),
-        )
+        start = self._device_free_ns
+        if start < now:
+            start = now
+        num_preemptions = self.ledger.planned(plan, now, start)
+        num_steps = self._run_length(plan) if plan.stable else 1
+        if num_steps == 1:
+            ends = [self._pricer.end_ns(plan, start)]
+        else:
+            ends = self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns)
+        run = _Run(plan, start, ends)
+        self._note_facts(run, num_preemptions)
         self._in_flight.append(run)
-        self._device_free_ns = run.end_ns
+        self._device_free_ns = ends[-1]
+
+    def _note_facts(self, run: _Run, num_preemptions: int) -> None:
+        """What holds when the first step of `run` begins."""
+        plan, batcher = run.plan, self.batcher
+        continues = plan.stable and plan.version == self._last_version and not num_preemptions
+        self._last_version = plan.version if plan.stable else -1
+        if run.steps > 1:
+            run.growth = self.kv.growth() if self._grows else None
+        run.num_gaps = run.num_gaps_last = self.ledger.num_steady_measured
+        allocated, used = self._books.now(plan)
+        run.facts = (
+            plan.number,
+            continues,
+            plan.num_decode,
+            plan.decode_context_sum,
+            plan.decode_context_max,
+            plan.prefill_tokens,
+            plan.prefill_context_tokens,
+            plan.prefill_pairs,
+            plan.num_sampled,
+            plan.padded_tokens,
+            plan.dead_slots,
+            plan.swap_in_bytes,
+            plan.swap_out_bytes,
+            plan.held_slots,
+            plan.num_scheduled - plan.dead_slots,
+            len(batcher.waiting),
+            num_preemptions,
+            allocated,
+            used,
+            self._external_tokens(),
+        )
 
     def _watch_empty_passes(self) -> None:
         self._num_empty_passes += 1
@@ -230,135 +269,98 @@ class Replica:
             self.ledger.no_progress(f"{MAX_EMPTY_PASSES} passes in a row scheduled nothing", self.batcher)
 
     def _run_length(self, plan: StepPlan) -> int:
-        """Steps until the first finish, memory shortfall or change of mind, whichever comes first.
+        """Steps of a stable plan until the first finish or memory shortfall, whichever comes first.
 
-        Asynchronously the pass after a run is made one step before the run ends, and a run can only follow a step of
-        the same sequences, whose outputs then bring no first and no last token.
+        Asynchronously the pass after a run is made one step before the run ends, and nobody may end with the step that
+        is in flight before it.
         """
-        if self._single_step or not plan.stable:
+        if self._single_step or len(self._in_flight) < self._depth - 1:
             return 1
-        ahead = self._depth - 1
-        if ahead and not self._follows_its_like(plan):
-            return 1
-        customers = self.ledger.customers
-        limit = min(customers[s].true_output_tokens - s.num_output_tokens for s in plan.decodes) - ahead
-        limit = min(limit, MAX_RUN_STEPS)
+        limit = min(self.ledger.ends.next() - plan.number + 1, MAX_RUN_STEPS)  # commits are numbered as plans are
         if limit > 1 and self._grows:
-            limit = 1 + self.kv.steps_until_full(plan.decodes, limit - 1)
+            limit = 1 + self.kv.steps_until_full(limit - 1)
         return max(1, limit)
 
-    def _follows_its_like(self, plan: StepPlan) -> bool:
-        if len(self._in_flight) != 1:
-            return False
-        before = self._in_flight[0].plan
-        return before.stable and before.decodes == plan.decodes
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _due_ns(self) -> int:
+        """When the next pass is due: at the end of the oldest step, or of the last but one of a run."""
+        run = self._in_flight[-1]
+        due = run.ends_ns[run.steps - 2] if self._depth > 1 and run.steps > 1 else self._in_flight[0].end_ns
+        return max(self._clock.now_ns, due)
 
     def _book_step_end(self) -> None:
-        """Wake when the next pass is due: at the end of the oldest step, or of the last but one of a run."""
         self._wake += 1
         wake = self._wake
-        run = self._in_flight[-1]
-        end = self._in_flight[0].end_ns
-        if len(self._in_flight) > 1 and run.steps > 1:
-            end = int(run.ends_ns[run.steps - 2])
-        self._clock.at(max(self._clock.now_ns, end), ranks.STEP_END, lambda: self._step_end(wake))
+        self._clock.at(self._due_ns(), ranks.STEP_END, lambda: self._step_event(wake))
+
+    def _step_event(self, wake: int) -> None:
+        if wake == self._wake:
+            self._end_step()
+            self._go_on(pass_is_due=True)
+
+    def _go_on(self, pass_is_due: bool = False) -> None:
+        """Step after step for as long as nothing else is booked; then book what comes next."""
+        clock = self._clock
+        while True:
+            if pass_is_due:
+                if not clock.nothing_else_now():
+                    self._book_pass()
+                    return
+                if not self._make_passes():
+                    return
+            if not clock.advance(self._due_ns()):
+                self._book_step_end()
+                return
+            self._end_step()
+            pass_is_due = True
 
     def _cut_run(self) -> None:
-        """Something happened that the next pass must see: keep the step in progress and what is scheduled already."""
-        if not self._in_flight or self._in_flight[-1].steps - self._in_flight[-1].done <= 1:
+        """Something happened that the next pass must see: keep the steps that are scheduled already."""
+        in_flight = self._in_flight
+        if not in_flight or in_flight[-1].steps - in_flight[-1].done <= 1:
             return
-        run, now = self._in_flight[-1], self._clock.now_ns
-        in_progress = int(np.searchsorted(run.ends_ns, now, side="left"))
-        if self._depth == 1:
-            steps = in_progress + 1
-        else:
-            steps = 1 if now <= self._in_flight[0].end_ns else in_progress + 2
+        run = in_flight[-1]
+        # Number of steps that began before now; asynchronously one more is scheduled when a step begins.
+        now = self._clock.now_ns
+        begun = 1 + bisect_left(run.ends_ns, now, 0, run.steps) if run.start_ns < now else 0
+        steps = max(1, begun + self._depth - 1)
         if steps < run.steps:
             run.steps = steps
             self._device_free_ns = run.end_ns
             self._book_step_end()
 
-    def _step_end(self, wake: int) -> None:
-        if wake != self._wake:
-            return
-        oldest = self._in_flight.popleft()
+    def _end_step(self) -> None:
+        in_flight = self._in_flight
+        oldest = in_flight.popleft()
         if oldest.steps:
             self._commit(oldest, oldest.steps)
         else:
             self.batcher.commit(oldest.plan, 0)
-        if self._in_flight and self._in_flight[0].steps > 1:
-            self._commit(self._in_flight[0], self._in_flight[0].steps - 1)
-        leaving, self._leaving = self._leaving, []
-        self.ledger.aborting(self._clock.now_ns)
-        for seq in leaving:
-            if seq.phase is not Phase.FINISHED:
-                self.batcher.abort(seq)
-        self._book_pass()
+        if in_flight and in_flight[0].steps > 1:
+            self._commit(in_flight[0], in_flight[0].steps - 1)
+        if self._leaving:
+            leaving, self._leaving = self._leaving, []
+            self.ledger.aborting(self._clock.now_ns)
+            for seq in leaving:
+                if seq.phase is not Phase.FINISHED:
+                    self.batcher.abort(seq)
 
     def _commit(self, run: _Run, upto: int) -> None:
-        """Record the steps from `run.done` up to `upto`, then process their outputs (`token`, `released` call back)."""
-        first, part = run.done, slice(run.done, upto)
-        assert run.kv is not None
-        self._meter.add(run.shapes, first, upto)
-        self.ledger.steps(
-            run.plan,
-            run.start_ns if first == 0 else int(run.ends_ns[first - 1]),
-            run.durations_ns[part],
-            run.kv.over(upto).part(first, upto),
-            self.kv.capacity_tokens,
-            run.external_tokens,
-            run.waiting,
-            run.num_preemptions if first == 0 else 0,
-        )
-        run.done = upto
-        self.ledger.begin_commit(int(run.ends_ns[first]), int(run.ends_ns[upto - 1]))
+        """Process the outputs of the steps from `run.done` up to `upto` (`token`, `released` call back)."""
+        first, run.done = run.done, upto
+        ledger = self.ledger
+        if upto == run.steps:
+            facts = (run.start_ns, upto, *run.facts, run.num_gaps, run.num_gaps_last)
+            self._log.add(facts, run.ends_ns[:upto], run.growth)
+        ledger.begin_commit(run.ends_ns[first], run.ends_ns[upto - 1], run.plan.number + run.steps - 1)
         self.batcher.commit(run.plan, upto - first, run.steps - upto)
-        self.ledger.end_commit(run.durations_ns[first + 1 : upto])
-        self.ledger.watch_progress(run.plan, self.batcher)
-
-    # --- memory ------------------------------------------------------------------------------------------------------
-
-    def _kv_state(self, plan: StepPlan) -> KVState:
-        members = self.batcher.members()
-        customers = self.ledger.customers
-        kv = self.kv
-        allocated = np.array([kv.allocated_of(s) for s in members], dtype=np.int64)
-        usage = kv.usage()
-        if usage.allocated_tokens + usage.free_tokens != usage.capacity_tokens:
-            raise CheckError(
-                f"broken invariant: replica {self.index} at {self._clock.now_ns} ns: {usage.allocated_tokens} KV "
-                f"tokens allocated and {usage.free_tokens} free in a pool of {usage.capacity_tokens}"
-            )
-        return KVState(
-            computed=np.array([s.num_computed_tokens for s in members], dtype=np.int64),
-            final=np.array([customers[s].final_tokens for s in members], dtype=np.int64),
-            allocated=allocated,
-            num_growing=len(plan.decodes),
-            block_size=self._block_size if self._grows else None,
-            shared_tokens=int(allocated.sum()) - usage.allocated_tokens,
-            tails=self._shared_tails(members),
-        )
-
-    def _shared_tails(self, members: list[Sequence]) -> tuple[Tail, ...]:
-        """Blocks that several samples of a prompt share and have not filled."""
-        if not members or members[0].samples == 1:
-            return ()
-        tails = []
-        for seq in members:
-            start = seq.num_prompt_tokens // self._block_size * self._block_size
-            if start == seq.num_prompt_tokens or seq.num_computed_tokens < seq.num_prompt_tokens:
-                continue
-            block = self.kv.block_at(seq, start)
-            if block is not None:
-                final = self.ledger.customers[seq].final_tokens
-                filled = [min(tokens - start, self._block_size) for tokens in (seq.num_computed_tokens, final)]
-                tails.append(Tail(block, min(filled), filled[1]))
-        counts = Counter(tail.block for tail in tails)
-        return tuple(tail for tail in tails if counts[tail.block] > 1)
+        ledger.watch_progress(run.plan, self.batcher)
 
     def _external_tokens(self) -> int:
+        if self.kv.num_gpu_blocks is not None:
+            return 0
         head = head_of(self.batcher.waiting)
-        waits_for_memory = head is not None and len(self.batcher.members()) < self._max_slots
-        if head is None or not waits_for_memory or self.kv.num_gpu_blocks is not None:
+        if head is None or self.batcher.num_members() >= self._max_slots:
             return 0
         return self.kv.external_tokens(max(head.reserve_tokens, head.num_known_tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simkit.engine import clock as ranks
 from simkit.engine.build import Setup, describe, make_batcher, make_kv, reserve_tokens
@@ -71,6 +71,8 @@ class _System:
         scenario = setup.scenario
         self.record = Record(keep_slots)
         self._setup = setup
+        self._max_model_len = setup.max_model_len
+        self._num_samples = setup.samples
         self._clock = Clock()
         self._workload = workload
         self._requests: Iterator[Request] = workload.requests
@@ -86,16 +88,17 @@ class _System:
         self._turned_away_ns = -1
         self._turned_away_at_once = 0
         self._source_ended = False
+        self.next_arrival_ns: int | None = None
         self._replicas = [self._make_replica(index, single_step) for index in range(scenario.replicas)]
 
     def _make_replica(self, index: int, single_step: bool) -> Replica:
-        kv = make_kv(self._setup)
+        kv = make_kv(self._setup, count_blocks=not single_step)
         return Replica(
             index,
             self._clock,
             kv,
             self._setup.latency,
-            lambda outcome: make_batcher(self._setup, kv, outcome),
+            lambda outcome: make_batcher(self._setup, kv, outcome, one_by_one=single_step),
             self.record,
             self,
             max_slots=self._setup.max_num_active_seqs,
@@ -121,7 +124,6 @@ class _System:
         self._clock.run()
         for replica in self._replicas:
             replica.close()
-        self.record.close()
 
     # --- the source --------------------------------------------------------------------------------------------------
 
@@ -129,8 +131,10 @@ class _System:
         request = next(self._requests, None)
         if request is None:
             self._source_ended = True
+            self.next_arrival_ns = None
             return
         assert request.arrival_ns >= now_ns, "requests come in arrival order"
+        self.next_arrival_ns = request.arrival_ns
         self._num_booked += 1
         self._clock.at(request.arrival_ns, ranks.ARRIVAL, lambda: self._arrive_open(request))
 
@@ -153,7 +157,7 @@ class _System:
 
     def _arrive_closed(self, request: Request) -> None:
         self._num_booked -= 1
-        self._arrive(replace(request, arrival_ns=self._clock.now_ns))
+        self._arrive(request._replace(arrival_ns=self._clock.now_ns))
         self._tell_if_arrivals_ended()
 
     def no_arrival_pending(self) -> bool:
@@ -180,25 +184,28 @@ class _System:
         if self._queue_limit is not None and len(replica.batcher.waiting) >= self._queue_limit:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
-        customers = self._samples(request, index)
-        replica.arrive(customers)
+        customer = self._customer(request, index)
+        replica.arrive(customer.sequences[0])
         if self._timeout_ns is not None:
-            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customers[0]))
+            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customer))
 
-    def _samples(self, request: Request, replica: int) -> list[Customer]:
-        """The request as the engine sees it: a customer and a sequence for each sample, ready to join a replica."""
+    def _customer(self, request: Request, replica: int) -> Customer:
+        """The request as the engine sees it, with a sequence for each sample, ready to join a replica."""
         setup, now = self._setup, self._clock.now_ns
-        true_output = min(request.output_tokens, request.max_tokens, setup.max_model_len - request.prompt_tokens)
+        true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
         measured = self._measure(request, now)
-        lead = Customer(request, now, replica, measured, true_output)
-        lead.num_parts = setup.samples
-        customers = [lead]
-        for _ in range(1, setup.samples):
-            customers.append(Customer(request, now, replica, measured, true_output, lead))
         reserve = reserve_tokens(setup.scenario.engine, request)
-        lead.sequences = [Sequence(request, reserve, self._identity(request, n)) for n in range(setup.samples)]
-        lead.sequences[0].siblings = lead.sequences[1:]
-        return customers
+        lead = Customer(request, now, replica, measured, true_output)
+        lead.num_parts = self._num_samples
+        first = Sequence(request, reserve, self._identity(request, 0), lead)
+        if self._num_samples == 1:
+            lead.sequences = (first,)
+            return lead
+        for sample in range(1, self._num_samples):
+            customer = Customer(request, now, replica, measured, true_output, lead)
+            first.siblings += (Sequence(request, reserve, self._identity(request, sample), customer),)
+        lead.sequences = (first, *first.siblings)
+        return lead
 
     def _identity(self, request: Request, sample: int) -> GroupedTokens | None:
         if not self._setup.prefix_caching:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from simkit.errors import InputError, nearest
@@ -15,7 +16,6 @@ from simkit.types import KVUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Sequence as Seq
 
     from simkit.sequence import Sequence
 
@@ -147,10 +147,12 @@ class ContiguousAllocator:
     `first_fit` takes the lowest hole that is large enough, `best_fit` the smallest, `buddy` rounds every size up to a
     power of two (the rounding counts as allocated) and takes the smallest free block. A region stands in `seq.kv`,
     never moves, and lengthens only into a hole right behind it (never with `buddy`).
-    `usage().used_tokens` is the sum over regions of the tokens last named in `try_admit`, `try_reserve`, `try_grow` or
-    `grow_run`: a claim of the caller, not a measurement.
+    `usage().used_tokens` is the sum over regions of the tokens last named in `try_admit`, `try_reserve` or `try_grow`,
+    and those of `grow_all`: a claim of the caller, not a measurement.
     Raises InputError for an unknown placement or a capacity below 1.
     """
+
+    shared_tokens = 0
 
     def __init__(self, capacity_tokens: int, placement: str) -> None:
         if placement not in _SPACES:
@@ -163,6 +165,10 @@ class ContiguousAllocator:
         self._regions: dict[int, Region] = {}  # by start
         self._allocated = 0
         self._used = 0
+        self._num_grown = self._num_joined = 0
+        # Who joined: steps grown before, and steps after which the region is full.
+        self._growing: dict[Sequence, tuple[int, int]] = {}
+        self._full: list[tuple[int, int, Sequence]] = []
 
     @property
     def capacity_tokens(self) -> int:
@@ -219,6 +225,8 @@ class ContiguousAllocator:
         """Return the region of `seq`; nothing happens when it holds none."""
         if seq.kv is None:
             return
+        if seq in self._growing:
+            self.leave(seq)
         region = self._region(seq)
         del self._regions[region.start]
         self._space.give(region.start, region.size)
@@ -226,21 +234,47 @@ class ContiguousAllocator:
         self._used -= region.used
         seq.kv = None
 
-    def steps_until_full(self, seqs: Seq[Sequence], limit: int) -> int:
-        """How many further one-token steps keep every sequence inside its region as it is, at most `limit`.
+    def can_join(self, seq: Sequence) -> bool:
+        """Nothing is shared: yes."""
+        return True
 
-        A sequence holds `seq.num_computed_tokens` now. Lengthening into a hole is left to `try_grow`.
+    def join(self, seq: Sequence) -> None:
+        """`seq` grows with the others for as long as its region is large enough."""
+        region = self._region(seq)
+        full = self._num_grown + region.size - seq.num_computed_tokens
+        self._growing[seq] = (self._num_grown, full)
+        heappush(self._full, (full, self._num_joined, seq))
+        self._num_joined += 1
+
+    def leave(self, seq: Sequence) -> None:
+        """`seq` grows alone again."""
+        joined, _ = self._growing.pop(seq)
+        self._region(seq).used += self._num_grown - joined
+
+    def grow_all(self, num_steps: int, known: int) -> bool:
+        """Note `num_steps` further tokens of everybody who joined; False when a region would have to be lengthened."""
+        if self.steps_until_full(num_steps) < num_steps:
+            return False
+        self._num_grown += num_steps
+        self._used += num_steps * len(self._growing)
+        return True
+
+    def steps_until_full(self, limit: int) -> int:
+        """How many further one-token steps keep all who joined inside their regions as they are, at most `limit`.
+
+        Lengthening into a hole is left to `try_grow`.
         """
-        room = min((self._region(seq).size - seq.num_computed_tokens for seq in seqs), default=limit)
-        return max(0, min(limit, room))
+        heap = self._full
+        while heap:
+            full, _, seq = heap[0]
+            if seq in self._growing and self._growing[seq][1] == full:
+                return max(0, min(limit, full - self._num_grown))
+            heappop(heap)
+        return limit
 
-    def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
-        """Note `num_steps` further tokens of every sequence; the regions hold them already (asserted)."""
-        for seq in seqs:
-            region = self._region(seq)
-            num_tokens = seq.num_computed_tokens + num_steps
-            assert num_tokens <= region.size, f"{num_steps} steps of {seq!r} leave its region of {region.size} tokens"
-            self._tell(region, num_tokens)
+    def growth(self) -> list[int] | None:
+        """None: what a region holds was set aside at admission."""
+        return None
 
     def allocated_of(self, seq: Sequence) -> int:
         """Tokens `seq` holds, rounding included; 0 without memory."""
@@ -255,6 +289,11 @@ class ContiguousAllocator:
             free_tokens=self._capacity - self._allocated,
             largest_free_tokens=max((size for _, size in self._space.holes()), default=0),
         )
+
+    @property
+    def allocated_tokens(self) -> int:
+        """Tokens of all regions."""
+        return self._allocated
 
     def external_tokens(self, need_tokens: int) -> int:
         """External fragmentation for a request of `need_tokens`: free - sum over holes of floor(hole/need) x need.
@@ -279,7 +318,8 @@ class ContiguousAllocator:
             position += size
         assert position == self._capacity, f"pieces end at {position}, the space at {self._capacity}"
         assert self._allocated == sum(region.size for region in regions), "allocated tokens do not add up"
-        assert self._used == sum(region.used for region in regions), "used tokens do not add up"
+        grown = sum(self._num_grown - joined for joined, _ in self._growing.values())
+        assert self._used == sum(region.used for region in regions) + grown, "used tokens do not add up"
         self._space.check()
 
     def _place(self, seq: Sequence, need_tokens: int, num_tokens: int) -> bool:

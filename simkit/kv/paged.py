@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-
-import numpy as np
+from operator import attrgetter
 
 from simkit.kv.prefix import PrefixCache
 from simkit.sequence import Sequence
@@ -18,13 +17,17 @@ from simkit.types import KVUsage
 
 
 class BlockTable:
-    """Blocks of one sequence in order; the first `num_entered` of them were offered to the prefix cache."""
+    """Blocks of one sequence in order; the first `num_entered` of them were offered to the prefix cache.
 
-    __slots__ = ("blocks", "num_entered")
+    `residue` tells when a sequence that joined needs its next block, -1 for others.
+    """
+
+    __slots__ = ("blocks", "num_entered", "residue")
 
     def __init__(self, blocks: list[int]) -> None:
         self.blocks = blocks
         self.num_entered = 0
+        self.residue = -1
 
 
 class FreeStack:
@@ -80,6 +83,9 @@ class FreeStack:
         assert shared == self._more_users, "user counts differ from table occurrences"
 
 
+_NUMBER = attrgetter("number")
+
+
 class PagedAllocator:
     """`KVAllocator` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
 
@@ -96,7 +102,11 @@ class PagedAllocator:
         self.cache = PrefixCache(num_gpu_blocks, block_size) if enable_prefix_caching else None
         self._free: FreeStack | PrefixCache = self.cache or FreeStack(num_gpu_blocks)
         self._held: dict[Sequence, None] = {}
+        self._num_entries = 0
         self._forked = False
+        self._num_grown = 0
+        # Who joined, by the number of steps (modulo the block size) after which they begin a block.
+        self._growing: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
         self._hits: tuple[Sequence | None, list[int]] = (None, [])
 
     @property
@@ -158,6 +168,7 @@ class PagedAllocator:
         if self.cache is not None:
             self.cache.touch(hits)
         seq.kv = BlockTable(hits + self._free.take(needed - len(hits)))
+        self._num_entries += needed
         seq.kv.num_entered = len(hits)
         self._held[seq] = None
         self.enter(seq, num_tokens)
@@ -177,6 +188,7 @@ class PagedAllocator:
             if needed > len(self._free):
                 return False
             table += self._free.take(needed)
+            self._num_entries += needed
         if self.cache is not None:
             self.enter(seq, num_tokens)
         return True
@@ -188,6 +200,7 @@ class PagedAllocator:
         shared = parent.kv.blocks[: -(-parent.num_prompt_tokens // self.block_size)]
         self._free.touch(shared)
         child.kv = BlockTable(shared)
+        self._num_entries += len(shared)
         child.kv.num_entered = min(parent.kv.num_entered, parent.num_prompt_tokens // self.block_size)
         self._held[child] = None
         self._forked = True
@@ -218,47 +231,79 @@ class PagedAllocator:
 
     def free(self, seq: Sequence) -> None:
         """Return the table of `seq`."""
-        self._free.release(seq.kv.blocks)
+        table: BlockTable = seq.kv
+        if table.residue >= 0:
+            self.leave(seq)
+        self._num_entries -= len(table.blocks)
+        self._free.release(table.blocks)
         del self._held[seq]
         seq.kv = None
 
-    def steps_until_full(self, seqs: Seq[Sequence], limit: int) -> int:
-        """Largest s <= limit such that s further tokens of each sequence fit the free blocks."""
-        free = len(self._free)
-        block_size = self.block_size
-        if len(seqs) * -(-limit // block_size) <= free:
+    def can_join(self, seq: Sequence) -> bool:
+        """Whether the block that `seq` writes to next is its own."""
+        if not self._forked:
+            return True
+        blocks, index = seq.kv.blocks, seq.num_computed_tokens // self.block_size
+        return index >= len(blocks) or self._free.may_write(blocks[index])
+
+    def join(self, seq: Sequence) -> None:
+        """`seq` grows with the others."""
+        table: BlockTable = seq.kv
+        table.residue = (self._num_grown - seq.num_computed_tokens) % self.block_size
+        self._growing[table.residue][seq] = None
+
+    def leave(self, seq: Sequence) -> None:
+        """`seq` grows alone again."""
+        table: BlockTable = seq.kv
+        del self._growing[table.residue][seq]
+        table.residue = -1
+
+    def grow_all(self, num_steps: int, known: int) -> bool:
+        """One more block for everybody who begins one, step by step, and the full ones entered in the cache."""
+        block_size, growing, first = self.block_size, self._growing, self._num_grown
+        steps = range(first, first + num_steps)
+        if sum([len(growing[step % block_size]) for step in steps]) > len(self._free):
+            return False
+        for step in steps:
+            beginning = growing[step % block_size]
+            if beginning:
+                self._begin_blocks(beginning)
+            if self.cache is not None:
+                for seq in growing[(step + known) % block_size]:
+                    table = seq.kv
+                    if known or table.num_entered < len(table.blocks) - 1:
+                        index = table.num_entered
+                        self.cache.enter(table.blocks[index], seq.tokens.block_key(index))
+                        table.num_entered = index + 1
+        self._num_grown = first + num_steps
+        return True
+
+    def _begin_blocks(self, beginning: dict[Sequence, None]) -> None:
+        blocks = self._free.take(len(beginning))
+        self._num_entries += len(blocks)
+        # Joined later does not mean admitted later.
+        seqs = sorted(beginning, key=_NUMBER) if len(blocks) > 1 else beginning
+        for seq, block in zip(seqs, blocks, strict=True):
+            seq.kv.blocks.append(block)
+
+    def steps_until_full(self, limit: int) -> int:
+        """Largest number of steps <= limit whose blocks are free."""
+        free, growing, block_size = len(self._free), self._growing, self.block_size
+        per_round = sum(map(len, growing))
+        if per_round * -(-limit // block_size) <= free:
             return limit
-        slack = np.array([len(s.kv.blocks) * block_size - s.num_computed_tokens for s in seqs], dtype=np.int64)
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if int(np.sum(-(np.minimum(slack - middle, 0) // block_size))) <= free:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        steps, free = free // per_round * block_size, free % per_round
+        while steps < limit:
+            free -= len(growing[(self._num_grown + steps) % block_size])
+            if free < 0:
+                break
+            steps += 1
+        return min(steps, limit)
 
-    def grow_run(self, seqs: Seq[Sequence], num_steps: int) -> None:
-        """Grow every sequence by `num_steps` tokens, one token of each a step.
-
-        With prefix caching, where it matters which block is taken, in (step, position) order.
-        """
-        block_size = self.block_size
-        if self.cache is None:
-            for seq in seqs:
-                grown = self._extend(seq, seq.num_computed_tokens + num_steps)
-                assert grown, "steps_until_full promised these blocks"
-            return
-        events = []
-        for position, seq in enumerate(seqs):
-            computed = seq.num_computed_tokens
-            for remainder in {0, 1 % block_size}:  # a block gets full, a new one is begun
-                first = (remainder - computed - 1) % block_size + 1
-                events += [(step, position) for step in range(first, num_steps + 1, block_size)]
-        for step, position in sorted(events):
-            seq = seqs[position]
-            grown = self._extend(seq, seq.num_computed_tokens + step)
-            assert grown, "steps_until_full promised these blocks"
+    def growth(self) -> list[int] | None:
+        """Blocks of the next `block_size` steps; from then on they repeat."""
+        first = self._num_grown % self.block_size
+        return [len(seqs) for seqs in self._growing[first:] + self._growing[:first]]
 
     def block_at(self, seq: Sequence, token: int) -> int | None:
         """The block of token number `token` (from 0), None when the table ends before it."""
@@ -275,10 +320,22 @@ class PagedAllocator:
         allocated = self.capacity_tokens - free
         return KVUsage(self.capacity_tokens, allocated, allocated, free, free)
 
+    @property
+    def allocated_tokens(self) -> int:
+        """Tokens of the blocks that some table holds."""
+        return (self._num_gpu_blocks - 1 - len(self._free)) * self.block_size
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of table entries beyond the first of each block."""
+        return self._num_entries * self.block_size - self.allocated_tokens
+
     def external_tokens(self, need_tokens: int) -> int:
         """Blocks are interchangeable, so nothing free is ever out of reach: 0."""
         return 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError when reference counts, tables and the free queue do not agree."""
-        self._free.check([seq.kv.blocks for seq in self._held], self._num_gpu_blocks)
+        tables = [seq.kv.blocks for seq in self._held]
+        self._free.check(tables, self._num_gpu_blocks)
+        assert sum(map(len, tables)) == self._num_entries, "table entries were counted wrongly"

@@ -11,6 +11,7 @@ elementwise, so k steps at once give the same bytes as k single calls.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ from simkit.latency.rates import (
     dtype_peak,
 )
 from simkit.models import ModelSpec
-from simkit.types import Floats, Ints, StepShapes
+from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 
 HOST_FIXED_NS = 500_000
@@ -52,7 +53,11 @@ HOST_PER_SEQ_NS = 0
 TABLE_ROWS = 16_384
 """Rows (tokens, sequences) up to which times are looked up; beyond they are computed by the same formula."""
 
+SCALAR_STEPS = 48
+"""Steps of a run up to which Python's own arithmetic is faster than arrays."""
+
 RowNs = Callable[[Floats], Floats]
+Work = tuple[Floats, Floats]
 
 
 class Roofline:
@@ -93,6 +98,7 @@ class Roofline:
         peak = dtype_peak(gpu, dtype)
         self._gemms = layer_gemms(model, ranks, fmt)
         self._elementwise = layer_elementwise(model, ranks, fmt)
+        self._layer_kernels = [*self._gemms, *self._elementwise]
         self._head, self._sampler = head_gemm(model, ranks, fmt), sampler(model, fmt)
         self._attention = attention_shape(model, ranks, fmt)
         quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
@@ -113,6 +119,11 @@ class Roofline:
         self.peak_bytes_per_s: float | None = ranks * gpu.hbm_bytes_per_s
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._token_table, self._sample_table = self._token_ns(rows), self._sample_ns(rows)
+        # Python floats: faster one by one than numpy's, and equal to them.
+        self._token_list, self._sample_list = self._token_table.tolist(), self._sample_table.tolist()
+        self._token_work, self._sample_work = self._row_work(self._layer_kernels, rows), self._row_work(
+            [self._head, self._sampler], rows
+        )
         self._attention_costs = _AttentionCosts(self._attention, self._rates)
 
     def step_ns(self, shapes: StepShapes) -> Ints:
@@ -125,6 +136,36 @@ class Roofline:
         total = total + (shapes.swap_in_bytes + shapes.swap_out_bytes) * self._swap_ns_per_byte
         return _to_ns(total)
 
+    def one_ns(self, step: OneStep) -> int:
+        """`step_ns` of one step without arrays, the same operations in the same order."""
+        rows, samples = step.num_decode + step.prefill_tokens, step.num_sampled
+        if rows > TABLE_ROWS or samples > TABLE_ROWS:
+            return int(self.step_ns(step.shapes(1))[0])
+        gpu = self._token_list[rows] + self._sample_list[samples] + self._attention_costs.one(step)
+        host = self._one_host_ns(step)
+        total = max(gpu, host) if self._async else gpu + host
+        return max(round(total + (step.swap_in_bytes + step.swap_out_bytes) * self._swap_ns_per_byte), 1)
+
+    def decode_ns(self, step: OneStep, num_steps: int) -> list[int]:
+        """`step_ns` of `step.shapes(num_steps)`, as a list; short runs without arrays."""
+        costs, seqs, context = self._attention_costs, step.num_decode, step.decode_context_sum
+        if num_steps > SCALAR_STEPS or not costs.is_line or max(seqs, step.num_sampled) > TABLE_ROWS:
+            return self.step_ns(step.shapes(num_steps)).tolist()  # type: ignore[no-any-return]
+        base = self._token_list[seqs] + self._sample_list[step.num_sampled]
+        host = self._one_host_ns(step)
+        slope, floor, layers = costs.context_ns, ATTENTION_FLOOR_NS, costs.full_layers
+        contexts = range(context, context + seqs * num_steps, seqs)
+        if not self._async:
+            return [max(round(base + max(c * slope - floor, 0.0) * layers + host), 1) for c in contexts]
+        if base >= max(host, 1.0) and context * slope >= floor:  # and so is every step that follows
+            return [round(base + (c * slope - floor) * layers) for c in contexts]
+        return [max(round(max(base + max(c * slope - floor, 0.0) * layers, host)), 1) for c in contexts]
+
+    def _one_host_ns(self, step: OneStep) -> float:
+        if self._host_per_seq_ns:
+            return self._host_fixed_ns + self._host_per_seq_ns * max(step.num_decode, step.num_sampled)
+        return self._host_fixed_ns
+
     def gpu_ns(self, shapes: StepShapes) -> Ints:
         """Time in which the GPU computes, int64[k] >= 1; copies over PCIe do not count."""
         return _to_ns(self._gpu_float_ns(shapes))
@@ -132,14 +173,9 @@ class Roofline:
     def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
         """(FLOPs, bytes) of each step, float64[k], all ranks together: matrix products and attention as computed
         (padding and dead slots included); weights, activations, KV and swapped bytes."""
-        tokens = (shapes.decode_seqs + shapes.prefill_tokens).astype(np.float64)
-        samples = shapes.sampled_seqs.astype(np.float64)
-        flops, moved = np.zeros(len(tokens)), np.zeros(len(tokens))
-        for gemm, rows in [*((g, tokens) for g in self._gemms), (self._head, samples)]:
-            flops = flops + gemm.layers * gemm.flops * rows
-            moved = moved + gemm.layers * (gemm.weight_bytes * self._share_read(gemm, rows) + gemm.row_bytes * rows)
-        for kernel, rows in [*((e, tokens) for e in self._elementwise), (self._sampler, samples)]:
-            moved = moved + kernel.layers * kernel.row_bytes * rows
+        flops, moved = self._work_of(self._token_work, self._layer_kernels, shapes.decode_seqs + shapes.prefill_tokens)
+        sample_flops, sample_moved = self._work_of(self._sample_work, [self._head, self._sampler], shapes.sampled_seqs)
+        flops, moved = flops + sample_flops, moved + sample_moved
         shape = self._attention
         for layers, window in ((shape.full_layers, 0), (shape.sliding_layers, shape.window)):
             if layers:
@@ -147,6 +183,21 @@ class Roofline:
                 flops = flops + layers * shape.flops_per_pair * (context + pairs)
                 moved = moved + layers * shape.kv_bytes_per_token * (context + cached)
         return flops * self._ranks, moved * self._ranks + shapes.swap_in_bytes + shapes.swap_out_bytes
+
+    def _work_of(self, tables: Work, kernels: Seq[Gemm | Elementwise], rows: Ints) -> Work:
+        """FLOPs and bytes of passes of `rows` rows, from the tables where these cover every row."""
+        if len(rows) and rows.max() > TABLE_ROWS:
+            return self._row_work(kernels, rows.astype(np.float64))
+        return tables[0][rows], tables[1][rows]
+
+    def _row_work(self, kernels: Seq[Gemm | Elementwise], rows: Floats) -> Work:
+        flops, moved = np.zeros(len(rows)), np.zeros(len(rows))
+        for kernel in kernels:
+            if isinstance(kernel, Gemm):
+                flops = flops + kernel.layers * kernel.flops * rows
+                moved = moved + kernel.layers * kernel.weight_bytes * self._share_read(kernel, rows)
+            moved = moved + kernel.layers * kernel.row_bytes * rows
+        return flops, moved
 
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = _look_up(self._token_table, self._token_ns, shapes.decode_seqs + shapes.prefill_tokens)
@@ -198,8 +249,26 @@ class _AttentionCosts:
         self._shape = shape
         flop_ns = shape.flops_per_pair * rates.attention_ns_per_flop
         kv_ns = shape.kv_bytes_per_token * rates.decode_ns_per_byte
-        self._context_ns = max(kv_ns, flop_ns)
+        self.context_ns = max(kv_ns, flop_ns)
+        self.full_layers = shape.full_layers
+        self.is_line = not shape.sliding_layers
         self._pair_ns, self._cached_ns = flop_ns, kv_ns
+
+    def one(self, step: OneStep) -> float:
+        """`ns` of one step without arrays."""
+        shape, tokens, before = self._shape, step.prefill_tokens, step.prefill_context_tokens
+        context, pairs = step.decode_context_sum, step.prefill_pairs
+        full = self._one_layer(context, pairs, before + tokens)
+        if self.is_line:
+            return full * shape.full_layers
+        reach = tokens * shape.window
+        context, pairs = min(context, step.num_decode * shape.window), min(pairs, reach)
+        sliding = self._one_layer(context, pairs, min(before, reach) + tokens)
+        return full * shape.full_layers + sliding * shape.sliding_layers
+
+    def _one_layer(self, context: int, pairs: int, cached: int) -> float:
+        prefill = max(pairs * self._pair_ns, cached * self._cached_ns)
+        return max(context * self.context_ns + prefill - ATTENTION_FLOOR_NS, 0.0)
 
     def ns(self, shapes: StepShapes) -> Floats:
         shape = self._shape
@@ -212,7 +281,7 @@ class _AttentionCosts:
     def _layer_ns(self, shapes: StepShapes, window: int) -> Floats:
         context, pairs, cached = _attended(shapes, window)
         prefill = np.maximum(pairs * self._pair_ns, cached * self._cached_ns)
-        over: Floats = np.maximum(context * self._context_ns + prefill - ATTENTION_FLOOR_NS, 0.0)
+        over: Floats = np.maximum(context * self.context_ns + prefill - ATTENTION_FLOOR_NS, 0.0)
         return over
 
 

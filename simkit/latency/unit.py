@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.types import Floats, Ints, StepShapes
+from simkit.types import Floats, Ints, OneStep, StepShapes
 
 UNIT_NS = 1_000_000
 
@@ -19,6 +19,14 @@ class Unit:
     def step_ns(self, shapes: StepShapes) -> Ints:
         """1,000,000 for each step, int64[k]."""
         return np.full(len(shapes), UNIT_NS, dtype=np.int64)
+
+    def one_ns(self, step: OneStep) -> int:
+        """1,000,000."""
+        return UNIT_NS
+
+    def decode_ns(self, step: OneStep, num_steps: int) -> list[int]:
+        """1,000,000 for each step."""
+        return [UNIT_NS] * num_steps
 
     def gpu_ns(self, shapes: StepShapes) -> Ints:
         """The same as `step_ns`: a unit step is all GPU."""

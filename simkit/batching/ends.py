@@ -1,0 +1,64 @@
+"""A calendar of who gets the last token with which step. Imports `sequence` only.
+
+Whoever listens to a batcher keeps one: it knows how many tokens are left, the batcher does not.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from simkit.sequence import Sequence
+
+NEVER = 1 << 62
+
+
+class Ends:
+    """Steady sequences by the number of the commit that brings their last token."""
+
+    __slots__ = ("_at", "_numbers", "_when")
+
+    def __init__(self) -> None:
+        self._at: dict[int, dict[Sequence, None]] = {}
+        self._numbers: list[int] = []
+        self._when: dict[Sequence, int] = {}
+
+    def follow(self, seq: Sequence, commit: int) -> None:
+        """The last token of `seq` comes with commit number `commit`, unless it is dropped before."""
+        self._when[seq] = commit
+        there = self._at.get(commit)
+        if there is None:
+            self._at[commit] = {seq: None}
+            heappush(self._numbers, commit)
+        else:
+            there[seq] = None
+
+    def drop(self, seq: Sequence) -> bool:
+        """Forget `seq`; False when it was not followed."""
+        commit = self._when.pop(seq, None)
+        if commit is None:
+            return False
+        there = self._at[commit]
+        del there[seq]
+        if not there:
+            del self._at[commit]
+        return True
+
+    def num_at(self, commit: int) -> int:
+        """How many end with commit number `commit`."""
+        return len(self._at.get(commit, ()))
+
+    def take(self, commit: int) -> list[Sequence]:
+        """Who ends with commit number `commit`; they are forgotten."""
+        ending = self._at.pop(commit, None)
+        if ending is None:
+            return []
+        for seq in ending:
+            del self._when[seq]
+        return list(ending)
+
+    def next(self) -> int:
+        """Number of the next commit that ends somebody, `NEVER` when nobody is followed."""
+        numbers, at = self._numbers, self._at
+        while numbers and numbers[0] not in at:
+            heappop(numbers)
+        return numbers[0] if numbers else NEVER

@@ -1,0 +1,89 @@
+"""How much KV memory a replica holds and uses when a step begins. Imports batching.plan and the engine's values.
+
+The sums that the batcher and the allocator keep anyway are put together; or, to check them, every sequence is looked
+at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from simkit.batching.plan import Batcher, StepPlan
+from simkit.engine.kv_split import Holding, KVSplit, Tail, add_up, unshare
+from simkit.engine.ledger import Ledger
+from simkit.engine.step_log import StepLog
+from simkit.sequence import Sequence
+from simkit.types import KVAllocator
+
+
+class KVBooks:
+    """`now` tells (allocated, used) tokens; with `look` by looking, which also tells the log what is internal."""
+
+    def __init__(self, kv: KVAllocator, batcher: Batcher, ledger: Ledger, log: StepLog, *, look: bool) -> None:
+        self._kv = kv
+        self._batcher = batcher
+        self._ledger = ledger
+        self._log = log
+        self._look = look
+        self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
+        self.has_samples = False
+        """Whether requests have several samples, which may share blocks that are not full."""
+        self._internal = 0
+        self._internal_shared = 0
+
+    def now(self, plan: StepPlan) -> tuple[int, int]:
+        """As after the pass that made `plan`."""
+        if self._look:
+            return self._by_looking(plan)
+        kv = self._kv
+        allocated, shared = kv.allocated_tokens, kv.shared_tokens
+        used = self._batcher.num_computed_tokens - self._num_beyond_the_end(plan)
+        if not shared:
+            if self._internal_shared:
+                self._tell_shared(plan, 0)
+            return allocated, used
+        split = unshare(KVSplit(allocated + shared, used, 0), shared, self._tails(), self._block_size)
+        if split.internal + self._internal_shared:
+            self._tell_shared(plan, -split.internal)
+        return split.allocated, split.used
+
+    def _tell_shared(self, plan: StepPlan, internal_shared: int) -> None:
+        self._log.internal(plan.number, self._internal_shared - internal_shared)
+        self._internal_shared = internal_shared
+
+    def _num_beyond_the_end(self, plan: StepPlan) -> int:
+        """Tokens that asynchronous scheduling computes for sequences that end with the step before: one each."""
+        loose = sum(
+            1
+            for chunk in plan.explicit
+            if not chunk.seq.is_steady and chunk.seq.num_computed_tokens > chunk.seq.owner.final_tokens
+        )
+        return loose + self._ledger.ends.num_at(plan.number - 1)
+
+    def _by_looking(self, plan: StepPlan) -> tuple[int, int]:
+        kv, members = self._kv, self._batcher.members()
+        split = add_up([Holding(s.num_computed_tokens, s.owner.final_tokens, kv.allocated_of(s)) for s in members])
+        shared = split.allocated - kv.usage().allocated_tokens
+        split = unshare(split, shared, self._tails(), self._block_size)
+        self._log.internal(plan.number, split.internal - self._internal)
+        self._internal = split.internal
+        return split.allocated, split.used
+
+    def _tails(self) -> tuple[Tail, ...]:
+        """Blocks that several samples of a prompt share and have not filled."""
+        if not self.has_samples:
+            return ()
+        tails = [tail for tail in map(self._tail, self._batcher.members()) if tail is not None]
+        counts = Counter(tail.block for tail in tails)
+        return tuple(tail for tail in tails if counts[tail.block] > 1)
+
+    def _tail(self, seq: Sequence) -> Tail | None:
+        start = seq.num_prompt_tokens // self._block_size * self._block_size
+        if start == seq.num_prompt_tokens or seq.num_computed_tokens < seq.num_prompt_tokens:
+            return None
+        block = self._kv.block_at(seq, start)
+        if block is None:
+            return None
+        final = seq.owner.final_tokens
+        filled = [min(tokens - start, self._block_size) for tokens in (seq.num_computed_tokens, final)]
+        return Tail(block, min(filled), filled[1])

@@ -1,0 +1,265 @@
+"""The steps of one replica: noted run by run while they are made, added up thousands at a time.
+
+Owns what a run of equal steps means for spans, totals, token gaps and work. Everything is a sum of ints, so the result
+does not depend on how steps were grouped. Imports metrics.record, `types` and numpy; knows no batcher and no clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkit.errors import CheckError
+from simkit.metrics.record import SPAN_COLUMNS, Record
+from simkit.types import Ints, LatencyModel, StepShapes
+
+RUN_COLUMNS = (
+    "t_start_ns",
+    "num_steps",
+    "number",
+    "continues",
+    "num_decode",
+    "context_sum",
+    "context_max",
+    "prefill_tokens",
+    "prefill_context_tokens",
+    "prefill_pairs",
+    "num_sampled",
+    "padded_tokens",
+    "dead_slots",
+    "swap_in_bytes",
+    "swap_out_bytes",
+    "held_slots",
+    "live_slots",
+    "waiting",
+    "num_preemptions",
+    "kv_allocated_tokens",
+    "kv_used_tokens",
+    "kv_external_tokens",
+    "num_gaps",
+    "num_gaps_last",
+    "growth",
+)
+"""A run: when it starts, the number of its first step, what each of its steps holds (contexts and memory: the first),
+how many sequences had a token in the step before as well (of the last step apart), and which growth it has (-1: none).
+"""
+
+FLUSH_STEPS = 1 << 13
+_LOW_BITS = 20
+_LOW_MASK = (1 << _LOW_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Runs unrolled: one entry a step."""
+
+    run: Ints
+    offset: Ints
+    durations_ns: Ints
+    gaps_ns: Ints
+
+
+class StepLog:
+    """Steps of replica `replica`; `growth_period` is the block size of the pool (1 without blocks)."""
+
+    def __init__(
+        self, replica: int, record: Record, latency: LatencyModel, capacity_tokens: int, growth_period: int
+    ) -> None:
+        self._replica = replica
+        self._record = record
+        self._latency = latency
+        self._capacity_tokens = capacity_tokens
+        self._period = growth_period
+        self._runs = array("q")
+        self._ends = array("q")
+        self._growths: list[list[int]] = []
+        self._internal_changes: dict[int, int] = {}
+        self._internal_tokens = 0
+        self._last_end_ns = 0
+        self._open_span: Ints | None = None
+
+    def internal(self, number: int, change_tokens: int) -> None:
+        """From step `number` on (not yet noted) internal fragmentation is larger by `change_tokens`."""
+        changes = self._internal_changes
+        changes[number] = changes.get(number, 0) + change_tokens
+
+    def add(self, run: tuple[int, ...], ends_ns: list[int], growth: list[int] | None) -> None:
+        """Note a run, values in the order of RUN_COLUMNS but for the last, whose steps ended at `ends_ns`.
+
+        `growth` tells how many blocks its second and further steps take, and repeats; None if they take none.
+        """
+        self._runs.extend(run)
+        if growth is None:
+            self._runs.append(-1)
+        else:
+            self._runs.append(len(self._growths))
+            self._growths.append(growth)
+        self._ends.extend(ends_ns)
+        if len(self._ends) >= FLUSH_STEPS:
+            self.flush()
+
+    def close(self) -> None:
+        """The run is over."""
+        self.flush()
+        if self._open_span is not None:
+            self._record.spans.extend(self._open_span[None, :])
+
+    def flush(self) -> None:
+        """Add up what was noted."""
+        if not self._ends:
+            return
+        table = np.frombuffer(self._runs, dtype=np.int64).reshape(-1, len(RUN_COLUMNS))
+        runs = {name: table[:, i] for i, name in enumerate(RUN_COLUMNS)}
+        ends = np.frombuffer(self._ends, dtype=np.int64)
+        first = np.cumsum(runs["num_steps"]) - runs["num_steps"]
+        steps = self._unroll(runs, ends, first)
+        allocated = self._allocated(runs, steps)
+        used = runs["kv_used_tokens"][steps.run] + (runs["num_decode"] - runs["dead_slots"])[steps.run] * steps.offset
+        internal = self._internal(int(runs["number"][0]), len(ends))
+        self._check(allocated, used, internal, ends)
+        self._add_totals(runs, steps, first, allocated, used, internal)
+        self._add_gaps(runs, steps)
+        self._add_work(runs, steps)
+        self._add_spans(runs, ends, first, allocated, used, internal)
+        self._last_end_ns = int(ends[-1])
+        self._runs, self._ends, self._growths = array("q"), array("q"), []
+
+    def _unroll(self, runs: dict[str, Ints], ends: Ints, first: Ints) -> _Steps:
+        counts = runs["num_steps"]
+        run = np.repeat(np.arange(len(counts)), counts)
+        before = np.empty_like(ends)
+        before[1:], before[0] = ends[:-1], self._last_end_ns
+        gaps = ends - before
+        before[first] = runs["t_start_ns"]
+        return _Steps(run, np.arange(len(ends)) - first[run], ends - before, gaps)
+
+    def _allocated(self, runs: dict[str, Ints], steps: _Steps) -> Ints:
+        """Tokens allocated in each step: what the run began with, and a block for everybody who began one since."""
+        allocated = runs["kv_allocated_tokens"][steps.run]
+        if not self._growths:
+            return allocated
+        growths = np.array(self._growths, dtype=np.int64)
+        before = np.cumsum(growths, axis=1) - growths
+        growth = runs["growth"][steps.run]
+        grows = np.flatnonzero((growth >= 0) & (steps.offset > 0))
+        rounds, rest = np.divmod(steps.offset[grows], self._period)
+        growth = growth[grows]
+        allocated[grows] += self._period * (rounds * growths.sum(axis=1)[growth] + before[growth, rest])
+        return allocated
+
+    def _internal(self, number: int, num_steps: int) -> Ints:
+        """Internal fragmentation in each step; step `number` is the first."""
+        level = np.zeros(num_steps, dtype=np.int64)
+        level[0] = self._internal_tokens
+        changes = self._internal_changes
+        for step in [step for step in changes if step < number + num_steps]:
+            level[max(step - number, 0)] += changes.pop(step)
+        level = np.cumsum(level)
+        self._internal_tokens = int(level[-1])
+        return level
+
+    def _check(self, allocated: Ints, used: Ints, internal: Ints, ends: Ints) -> None:
+        right = (used >= 0) & (internal >= 0) & (used + internal <= allocated) & (allocated <= self._capacity_tokens)
+        if not right.all():
+            step = int(np.argmin(right))
+            raise CheckError(
+                f"broken invariant: replica {self._replica}, step that ends at {int(ends[step])} ns: KV used "
+                f"{int(used[step])}, internal {int(internal[step])}, allocated {int(allocated[step])} tokens in a pool "
+                f"of {self._capacity_tokens}"
+            )
+
+    def _add_totals(
+        self, runs: dict[str, Ints], steps: _Steps, first: Ints, allocated: Ints, used: Ints, internal: Ints
+    ) -> None:
+        totals, durations = self._record.totals, steps.durations_ns
+        run_ns = np.add.reduceat(durations, first)
+        totals.busy_ns += int(run_ns.sum())
+        totals.num_steps += len(durations)
+        totals.live_slot_ns += _dot(runs["live_slots"], run_ns)
+        totals.held_slot_ns += _dot(runs["held_slots"], run_ns)
+        totals.kv_external_ns += _dot(runs["kv_external_tokens"], run_ns)
+        totals.kv_allocated_ns += _dot(allocated, durations)
+        totals.kv_used_ns += _dot(used, durations)
+        totals.kv_internal_ns += _dot(internal, durations)
+        totals.kv_peak_tokens = max(totals.kv_peak_tokens, int(allocated.max()))
+        totals.prefill_tokens += int(runs["prefill_tokens"].sum())
+        totals.padded_tokens += int(runs["padded_tokens"].sum())
+
+    def _add_gaps(self, runs: dict[str, Ints], steps: _Steps) -> None:
+        counts = runs["num_gaps"][steps.run]
+        counts[np.cumsum(runs["num_steps"]) - 1] = runs["num_gaps_last"]
+        some = counts > 0
+        self._record.itl.add_many(steps.gaps_ns[some], counts[some])
+
+    def _add_work(self, runs: dict[str, Ints], steps: _Steps) -> None:
+        run, offset = steps.run, steps.offset
+        decode_seqs = runs["num_decode"][run]
+        shapes = StepShapes(
+            decode_seqs=decode_seqs,
+            decode_context_sum=runs["context_sum"][run] + decode_seqs * offset,
+            decode_context_max=runs["context_max"][run] + np.where(decode_seqs > 0, offset, 0),
+            prefill_tokens=runs["prefill_tokens"][run],
+            prefill_context_tokens=runs["prefill_context_tokens"][run],
+            prefill_pairs=runs["prefill_pairs"][run],
+            sampled_seqs=runs["num_sampled"][run],
+            padded_tokens=runs["padded_tokens"][run],
+            dead_slots=runs["dead_slots"][run],
+            swap_in_bytes=runs["swap_in_bytes"][run],
+            swap_out_bytes=runs["swap_out_bytes"][run],
+        )
+        flops, moved_bytes = self._latency.work(shapes)
+        # Rounded to ints: float sums would depend on how steps were grouped.
+        self._record.totals.add_work(
+            int(self._latency.gpu_ns(shapes).sum()),
+            _total(np.rint(flops).astype(np.int64)),
+            _total(np.rint(moved_bytes).astype(np.int64)),
+        )
+
+    def _add_spans(
+        self, runs: dict[str, Ints], ends: Ints, first: Ints, allocated: Ints, used: Ints, internal: Ints
+    ) -> None:
+        """A span is a run and those that continue it; the last one stays open."""
+        heads = np.flatnonzero(runs["continues"] == 0)
+        if self._open_span is not None and (not len(heads) or heads[0] > 0):
+            upto = int(heads[0]) if len(heads) else len(first)
+            self._open_span[_END] = ends[first[upto] - 1] if upto < len(first) else ends[-1]
+            self._open_span[_STEPS] += int(runs["num_steps"][:upto].sum())
+        if not len(heads):
+            return
+        at = first[heads]
+        last = np.append(at[1:], len(ends)) - 1
+        columns = {name: column[heads] for name, column in runs.items()} | {
+            "replica": np.full(len(heads), self._replica),
+            "t_end_ns": ends[last],
+            "num_steps": last + 1 - at,
+            "running": runs["held_slots"][heads],
+            "kv_allocated_tokens": allocated[at],
+            "kv_used_tokens": used[at],
+            "kv_internal_tokens": internal[at],
+            "kv_reserved_tokens": allocated[at] - used[at] - internal[at],
+            "kv_free_tokens": self._capacity_tokens - allocated[at],
+        }
+        columns["context_tokens"] = (
+            columns["context_sum"] + columns["prefill_context_tokens"] + columns["prefill_tokens"]
+        )
+        rows = np.stack([columns[name] for name in SPAN_COLUMNS], axis=1)
+        if self._open_span is not None:
+            self._record.spans.append(tuple(self._open_span.tolist()))
+        self._open_span = rows[-1].copy()
+        self._record.spans.extend(rows[:-1])
+
+
+_END, _STEPS = SPAN_COLUMNS.index("t_end_ns"), SPAN_COLUMNS.index("num_steps")
+
+
+def _dot(values: Ints, durations_ns: Ints) -> int:
+    """Sum of values x durations, exactly: a day at a million tokens does not fit 64 bits."""
+    high, low = durations_ns >> _LOW_BITS, durations_ns & _LOW_MASK
+    return (int(np.dot(values, high)) << _LOW_BITS) + int(np.dot(values, low))
+
+
+def _total(values: Ints) -> int:
+    """Sum of values, exactly: the FLOPs of some thousand large steps do not fit 64 bits."""
+    return (int((values >> _LOW_BITS).sum()) << _LOW_BITS) + int((values & _LOW_MASK).sum())
