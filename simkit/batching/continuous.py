@@ -48,6 +48,7 @@ class ContinuousBatcher:
         self._ticks = Ticks()
         self._steady = Steady(self._ticks)
         self._loose: dict[Sequence, None] = {}
+        self._followers: list[Sequence] = []
         self._open: list[StepPlan] = []
         self._version = 0
         self._num_admitted = 0
@@ -99,6 +100,8 @@ class ContinuousBatcher:
 
     def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | None:
         """One scheduling pass (section 3), applied."""
+        if self._followers:
+            self._let_join()
         if self._is_quiet() and self.kv.grow_all(1, self._known):
             return self._quiet_pass()
         if not self.has_work():
@@ -342,7 +345,7 @@ class ContinuousBatcher:
             self._tokens_at_admission[seq] = seq.num_output_tokens
 
     def _finish_pass(self, state: PassState) -> StepPlan:
-        """Advance all counters; who decoded in the step before as well is steady from now on."""
+        """Advance all counters."""
         plan = StepPlan()
         plan.preemptions = state.preemptions
         plan.held_slots = len(self.running)
@@ -374,8 +377,8 @@ class ContinuousBatcher:
         return plan
 
     def _finish_each(self, plan: StepPlan, state: PassState) -> bool:
-        """Enter in the plan what was scheduled one by one; whether it all could be steady from now on."""
-        plan.explicit, plan.outputs = [], []
+        """Enter in the plan what was scheduled one by one; whether all of it goes on from the step before."""
+        plan.explicit = []
         all_decode = True
         for seq, num_tokens in state.scheduled.items():
             before = seq.num_computed_tokens
@@ -388,15 +391,12 @@ class ContinuousBatcher:
             chunk = Chunk(seq, kind, before, num_tokens, not seq.in_prefill)
             plan.explicit.append(chunk)
             plan.add(chunk)
-            follows = kind == "D" and seq.last_step == plan.number - 1 and not seq.siblings
-            if not seq.in_prefill:
+            all_decode &= kind == "D" and seq.last_step == plan.number - 1 and self.kv.can_join(seq)
+            if chunk.samples:
                 seq.last_step = plan.number
-            if not (follows and self.kv.can_join(seq)):
-                all_decode = False
-            elif not self._one_by_one:
-                self._join(seq)
-                continue
-            plan.outputs.append(chunk)
+                if not self._one_by_one:
+                    self._followers.append(seq)
+        plan.outputs = plan.explicit
         return all_decode
 
     def _is_stable(self, plan: StepPlan) -> bool:
@@ -411,30 +411,28 @@ class ContinuousBatcher:
 
     # --- the steady --------------------------------------------------------------------------------------------------
 
-    def _join(self, seq: Sequence) -> None:
-        """From the next pass on `seq` is scheduled with the steady."""
-        settings = self.settings
-        end = min(seq.num_prompt_tokens + seq.max_tokens, settings.max_model_len) - 1
-        self.kv.join(seq)
-        self._steady.join(seq, end - seq.num_computed_tokens)
-        del self._loose[seq]
-        self.outcome.joined(seq, self._ticks.committed)
-        self._version += 1
+    def _let_join(self) -> None:
+        """Whoever sampled a token in the last step decodes from now on, with the steady."""
+        followers, self._followers = self._followers, []
+        max_model_len = self.settings.max_model_len
+        for seq in followers:
+            if seq.phase is Phase.RUNNING and not seq.siblings and self.kv.can_join(seq):
+                self.kv.join(seq)
+                end = min(seq.num_prompt_tokens + seq.max_tokens, max_model_len) - 1
+                self._steady.join(seq, end - seq.num_computed_tokens)
+                del self._loose[seq]
+                self.outcome.joined(seq, self._ticks.committed)
 
     def _loosen(self, seq: Sequence) -> None:
         """From now on `seq` is looked at by itself again, and so are those of its outputs that are to come."""
-        self._part(seq)
+        self._steady.leave(seq)
         self.kv.leave(seq)
         self.outcome.left(seq)
         self._loose[seq] = None
         for plan in self._open:
-            if plan.number >= seq.last_step:
+            if plan.number > seq.last_step:
                 plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
         seq.last_step = self._ticks.scheduled
-
-    def _part(self, seq: Sequence) -> None:
-        self._steady.leave(seq)
-        self._version += 1
 
     def _dissolve(self) -> None:
         """Nobody is steady any more."""
@@ -527,7 +525,7 @@ class ContinuousBatcher:
         """Take a sequence that ends or is aborted out of whatever holds it."""
         if seq.phase is Phase.RUNNING:
             if seq.is_steady:
-                self._part(seq)
+                self._steady.leave(seq)
             else:
                 del self._loose[seq]
             del self.running[seq]

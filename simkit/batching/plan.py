@@ -42,7 +42,7 @@ class StepPlan:
     in a slot, `dead_slots` those of them that compute for nothing (finished members of a static batch). `padded_tokens`
     are prompt tokens computed only because of padding. `number` counts the plans with a step.
     `stable` tells that the next pass decides the same unless something arrives, ends or runs short of memory.
-    `version` is the same for two plans of a replica exactly when nobody joined or left a slot or the steady in between.
+    `version` is the same for two plans of a batcher exactly when nobody took or left a slot in between.
     """
 
     explicit: list[Chunk] | tuple[()] = ()

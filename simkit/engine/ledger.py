@@ -56,6 +56,8 @@ class Ledger:
         self.num_steady_measured = 0
         self.ends = Ends()
         self.in_flight: Seq[Launched] = ()
+        self.grows = False
+        """Whether sequences take further blocks while they decode."""
         self._replica = replica
         self._record = record
         self._log = log
@@ -69,6 +71,7 @@ class Ledger:
         self._end_ns = 0
         self._last_end_ns = 0
         self._number = 0
+        self._committed = 0
         self._tokens_now = False
         self._idle_passes = 0
         self._preemptions_without_step = 0
@@ -79,14 +82,16 @@ class Ledger:
 
     # --- outcome -----------------------------------------------------------------------------------------------------
 
-    def begin_commit(self, first_end_ns: int, end_ns: int, number: int) -> None:
+    def begin_commit(self, first_end_ns: int, end_ns: int, committed: int, scheduled: int) -> None:
         """Outputs of equal steps follow: the first of them ended at `first_end_ns`, the last at `end_ns`.
 
-        All steps up to `number` have been scheduled.
+        Steps up to number `committed` are then over, and those up to `scheduled` have been scheduled.
         """
+        self._committed = committed
         self._first_end_ns, self._end_ns = first_end_ns, end_ns
         self._last_end_ns = end_ns
-        self._number = max(self._number, number)
+        if scheduled > self._number:
+            self._number = scheduled
         self._tokens_now = False
 
     def token(self, seq: Sequence, ends: bool) -> bool:
@@ -112,13 +117,15 @@ class Ledger:
         self.ends.follow(seq, commit + customer.true_output_tokens - seq.num_output_tokens)
         if customer.measured and self._stream:
             self.num_steady_measured += 1
+        self._fill_later(seq, customer)
 
     def left(self, seq: Sequence) -> None:
         """`seq` is steady no more, if it was: what it got so far it got with the last step."""
         if self.ends.drop(seq):
             self._part(seq)
             customer: Customer = seq.owner
-            customer.generated_last_ns = customer.held_last_ns = self._last_end_ns
+            if self._committed > seq.last_step:
+                customer.generated_last_ns = customer.held_last_ns = self._last_end_ns
             if customer.internal_from > self._number:
                 self._log.internal(customer.internal_from, -customer.internal_tokens)
                 customer.internal_tokens = 0
@@ -129,7 +136,7 @@ class Ledger:
         ending = self.ends.take(commit)
         for seq in ending:
             self._part(seq)
-            if seq.last_step <= commit:  # else it joined meanwhile, and its token will be told
+            if seq.last_step < commit:  # else it joined meanwhile, and its token will be told
                 customer: Customer = seq.owner
                 customer.generated_last_ns = customer.held_last_ns = self._end_ns
         return ending
@@ -139,7 +146,7 @@ class Ledger:
         if self._stream and seq.owner.measured:
             self.num_steady_measured -= 1
             for run in self.in_flight:
-                if run.plan.number >= seq.last_step:
+                if run.plan.number > seq.last_step:
                     run.num_gaps_last -= 1
 
     def released(self, seq: Sequence) -> None:
@@ -221,7 +228,7 @@ class Ledger:
         customer.admitted_ns = customer.prefill_end_ns = customer.held_last_ns = -1
 
     def _fill(self, seq: Sequence, customer: Customer, number: int) -> None:
-        """What of the memory of `seq` is never filled, from step `number` on; and later, if it is steady."""
+        """What of the memory of `seq` is never filled, from step `number` on."""
         if not self._counts_memory:
             return
         final = customer.final_tokens
@@ -230,13 +237,17 @@ class Ledger:
             self._log.internal(number, internal - customer.internal_tokens)
             customer.internal_tokens = internal
         customer.internal_from = number
-        if not internal and seq.is_steady and self._block_size is not None:
-            # Its last block; without slack in it, the block that a token beyond the end would begin.
-            slack = -final % self._block_size
-            begins = final - self._block_size + slack + 1 if slack else final + 1
-            customer.internal_tokens = slack or self._block_size
-            customer.internal_from = number + begins - seq.num_computed_tokens
-            self._log.internal(customer.internal_from, customer.internal_tokens)
+
+    def _fill_later(self, seq: Sequence, customer: Customer) -> None:
+        """A steady sequence begins its last block; or, without slack in it, the block for a token beyond the end."""
+        if customer.internal_tokens or self._block_size is None or not self.grows:
+            return
+        final = customer.final_tokens
+        slack = -final % self._block_size
+        begins = final - self._block_size + slack + 1 if slack else final + 1
+        customer.internal_tokens = slack or self._block_size
+        customer.internal_from = self._number + begins - seq.num_computed_tokens
+        self._log.internal(customer.internal_from, customer.internal_tokens)
 
     def _free(self, customer: Customer, number: int) -> None:
         """Its memory is free from step `number` on."""

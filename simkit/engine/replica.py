@@ -108,7 +108,7 @@ class Replica:
         self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
-        self._grows = isinstance(self.batcher, ContinuousBatcher)
+        self._grows = self.ledger.grows = isinstance(self.batcher, ContinuousBatcher)
         self._pass_booked = False
         self._holding = False
         self._wake = 0
@@ -274,7 +274,7 @@ class Replica:
         Asynchronously the pass after a run is made one step before the run ends, and nobody may end with the step that
         is in flight before it.
         """
-        if self._single_step or len(self._in_flight) < self._depth - 1:
+        if self._single_step or plan.outputs or len(self._in_flight) < self._depth - 1:
             return 1
         limit = min(self.ledger.ends.next() - plan.number + 1, MAX_RUN_STEPS)  # commits are numbered as plans are
         if limit > 1 and self._grows:
@@ -353,7 +353,8 @@ class Replica:
         if upto == run.steps:
             facts = (run.start_ns, upto, *run.facts, run.num_gaps, run.num_gaps_last)
             self._log.add(facts, run.ends_ns[:upto], run.growth)
-        ledger.begin_commit(run.ends_ns[first], run.ends_ns[upto - 1], run.plan.number + run.steps - 1)
+        before = run.plan.number - 1
+        ledger.begin_commit(run.ends_ns[first], run.ends_ns[upto - 1], before + upto, before + run.steps)
         self.batcher.commit(run.plan, upto - first, run.steps - upto)
         ledger.watch_progress(run.plan, self.batcher)
 
