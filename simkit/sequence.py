@@ -31,6 +31,21 @@ class Ticks:
         self.committed = 0
 
 
+class StoppedTicks:
+    """Of whoever is scheduled no more, but whose last token is to come."""
+
+    __slots__ = ("_ticks", "scheduled")
+
+    def __init__(self, ticks: Ticks) -> None:
+        self._ticks = ticks
+        self.scheduled = ticks.scheduled
+
+    @property
+    def committed(self) -> int:
+        """Steps committed so far."""
+        return self._ticks.committed
+
+
 _STILL = Ticks()
 """The ticks of whoever is counted one by one; they never move."""
 
@@ -97,7 +112,7 @@ class Sequence:
         self.owner = owner
         self.kv: Any = None
         self.in_prefill = True
-        self.ticks = _STILL
+        self.ticks: Ticks | StoppedTicks = _STILL
         self.number = self.last_step = -1
         self._computed = self._output = self._outstanding = self._in_flight = 0
         self.num_stale_tokens = self.num_preemptions = 0
@@ -112,6 +127,11 @@ class Sequence:
         self._outstanding -= ahead
         self.ticks = ticks
 
+    def stops(self) -> None:
+        """Be scheduled no more; the tokens that are under way still count by the ticks."""
+        assert isinstance(self.ticks, Ticks), f"{self!r} stopped before"
+        self.ticks = StoppedTicks(self.ticks)
+
     def counts_alone(self) -> None:
         """Be steady no more; the counters stay what they are."""
         ticks = self.ticks
@@ -124,8 +144,18 @@ class Sequence:
 
     @property
     def is_steady(self) -> bool:
-        """Whether every step brings it a token."""
+        """Whether it counts by ticks."""
         return self.ticks is not _STILL
+
+    def schedule(self, num_tokens: int) -> bool:
+        """`num_tokens` of it are scheduled; whether these reach the last known token, so that one is sampled."""
+        self._computed += num_tokens
+        self._in_flight += num_tokens
+        self.in_prefill = self.num_computed_tokens < self.num_known_tokens + self.num_outstanding_tokens
+        if self.in_prefill:
+            return False
+        self._outstanding += 1
+        return True
 
     @property
     def num_computed_tokens(self) -> int:

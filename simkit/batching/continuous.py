@@ -48,6 +48,7 @@ class ContinuousBatcher:
         self._ticks = Ticks()
         self._steady = Steady(self._ticks)
         self._loose: dict[Sequence, None] = {}
+        self._stopped: dict[Sequence, None] = {}
         self._followers: list[Sequence] = []
         self._open: list[StepPlan] = []
         self._version = 0
@@ -60,6 +61,7 @@ class ContinuousBatcher:
         self._num_unborn = 0
         self._unpaid_swap_out = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
+        self._budget = settings.max_num_batched_tokens
         self._known = 0 if settings.async_scheduling else 1
         self._plain = self._fair is None and settings.prefill_schedule_interval == 1
         self._ended_since_pass = False
@@ -76,8 +78,7 @@ class ContinuousBatcher:
 
     def schedule(self, plan: StepPlan) -> list[Chunk]:
         """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
-        explicit = {chunk.seq for chunk in plan.explicit}
-        steady = [seq for seq in self.running if seq.is_steady and seq not in explicit] if plan.num_scheduled else []
+        steady = [seq for seq in self.running if seq in self._steady] if plan.num_scheduled else []
         decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in steady]
         return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
 
@@ -102,13 +103,13 @@ class ContinuousBatcher:
         """One scheduling pass (section 3), applied."""
         if self._followers:
             self._let_join()
+        if self._ticks.scheduled in self._steady.stops:
+            self._let_stop()
         if self._is_quiet() and self.kv.grow_all(1, self._known):
             return self._quiet_pass()
         if not self.has_work():
             return None
         self._ended_since_pass = False
-        if self._steady.count:
-            self._let_stop()
         state = self._begin_pass()
         if self.settings.prefill_first:
             self._schedule_loose_prefills(state)
@@ -123,14 +124,12 @@ class ContinuousBatcher:
         return self._finish_pass(state)
 
     def _is_quiet(self) -> bool:
-        """Whether this pass only lets everybody decode: all are steady and nobody can be admitted."""
-        steady = self._steady
+        """Whether this pass only lets the steady decode: nobody else is to be looked at, and nobody can be admitted."""
         return (
             not self._loose
-            and 0 < steady.count <= self.settings.max_num_batched_tokens
+            and 0 < self._steady.count <= self._budget
             and self._plain
-            and (not len(self.waiting) or steady.count >= self._max_running)
-            and not steady.someone_stops()
+            and (not len(self.waiting) or len(self.running) >= self._max_running)
         )
 
     def _quiet_pass(self) -> StepPlan:
@@ -141,10 +140,10 @@ class ContinuousBatcher:
         count = steady.count
         plan.number = ticks.scheduled
         plan.version = self._version
-        plan.num_decode = plan.num_sampled = plan.num_scheduled = plan.held_slots = count
-        plan.decode_context_sum = steady.context_sum
-        plan.decode_context_max = steady.context_max
-        plan.stable = True
+        plan.num_decode = plan.num_sampled = plan.num_scheduled = count
+        plan.held_slots = len(self.running)
+        plan.decode_context_sum, plan.decode_context_max = steady.contexts()
+        plan.stable = not self._stopped
         self.num_computed_tokens += count
         self._open.append(plan)
         return plan
@@ -161,26 +160,30 @@ class ContinuousBatcher:
             elif settings.long_prefill_token_threshold_adaptive:
                 cap = max(cap, settings.max_num_batched_tokens // num_requests)
         interval = settings.prefill_schedule_interval
-        hold = (
+        hold = bool(
             interval > 1
             and not self._backlog
             and self._ticks.scheduled + 1 - self._last_prefill_pass < interval
-            and (self._steady.count > 0 or any(not seq.in_prefill for seq in self._loose))
+            and (self._steady.count or self._stopped or any(not seq.in_prefill for seq in self._loose))
         )
         return PassState(settings.max_num_batched_tokens, cap, hold)
 
     def _let_stop(self) -> None:
-        """Whoever has its last token under way, or is as long as the model allows, is steady no more."""
-        for seq in self._steady.stopping():
-            self._loosen(seq)
+        """Whoever has its last token under way, or is as long as the model allows, is scheduled no more."""
+        for seq in self._steady.stop():
+            self.kv.leave(seq)
+            self._stopped[seq] = None
+            self.outcome.stopped(seq)
 
     def _schedule_running(self, state: PassState) -> None:
         """Section 3a: the steady together if their order does not matter, then the others one by one."""
         steady = self._steady
-        due = [seq for seq in self._loose if self._is_due(seq, state)]
-        due.sort(key=_number)
+        due = [seq for seq in self._loose if self._is_due(seq, state)] if self._loose else []
+        if len(due) > 1:
+            due.sort(key=_number)
         if not steady.count:
-            self._schedule_each(state, due, 0)
+            if due:
+                self._schedule_each(state, due, 0)
             return
         in_order = not due or due[0].number > steady.newest
         if not (in_order and steady.count <= state.budget and self.kv.grow_all(1, self._known)):
@@ -189,7 +192,8 @@ class ContinuousBatcher:
             return
         state.steady = steady.count
         state.budget -= steady.count
-        self._schedule_each(state, due, 0)
+        if due:
+            self._schedule_each(state, due, 0)
 
     def _is_due(self, seq: Sequence, state: PassState) -> bool:
         """Whether the pass has to look at a running sequence: not one that is held or whose last token is under way."""
@@ -242,6 +246,8 @@ class ContinuousBatcher:
         """Section 4: choose and evict a victim; returns it and the position in `due` to go on from."""
         if state.steady:
             self._take_apart(state)
+        elif self._stopped:
+            self._dissolve()
         victim = self._victim()
         del self.running[victim]
         del self._loose[victim]
@@ -355,7 +361,7 @@ class ContinuousBatcher:
             ticks.scheduled += 1
             if state.steady:
                 plan.num_decode = plan.num_sampled = plan.num_scheduled = state.steady
-                plan.decode_context_sum, plan.decode_context_max = steady.context_sum, steady.context_max
+                plan.decode_context_sum, plan.decode_context_max = steady.contexts()
             if state.with_prefill:
                 self._last_prefill_pass = ticks.scheduled
             self._open.append(plan)
@@ -382,17 +388,14 @@ class ContinuousBatcher:
         all_decode = True
         for seq, num_tokens in state.scheduled.items():
             before = seq.num_computed_tokens
-            seq.num_computed_tokens = after = before + num_tokens
-            seq.num_in_flight_tokens += num_tokens
-            seq.in_prefill = after < seq.num_known_tokens + seq.num_outstanding_tokens
-            if not seq.in_prefill:
-                seq.num_outstanding_tokens += 1
+            samples = seq.schedule(num_tokens)
             kind = state.kind_of.get(seq, "D")
-            chunk = Chunk(seq, kind, before, num_tokens, not seq.in_prefill)
+            chunk = Chunk(seq, kind, before, num_tokens, samples)
             plan.explicit.append(chunk)
             plan.add(chunk)
-            all_decode &= kind == "D" and seq.last_step == plan.number - 1 and self.kv.can_join(seq)
-            if chunk.samples:
+            if kind != "D" or seq.last_step != plan.number - 1 or not self.kv.can_join(seq):
+                all_decode = False
+            if samples:
                 seq.last_step = plan.number
                 if not self._one_by_one:
                     self._followers.append(seq)
@@ -425,8 +428,12 @@ class ContinuousBatcher:
 
     def _loosen(self, seq: Sequence) -> None:
         """From now on `seq` is looked at by itself again, and so are those of its outputs that are to come."""
-        self._steady.leave(seq)
-        self.kv.leave(seq)
+        if seq in self._stopped:
+            del self._stopped[seq]
+            seq.counts_alone()
+        else:
+            self._steady.leave(seq)
+            self.kv.leave(seq)
         self.outcome.left(seq)
         self._loose[seq] = None
         for plan in self._open:
@@ -436,7 +443,7 @@ class ContinuousBatcher:
 
     def _dissolve(self) -> None:
         """Nobody is steady any more."""
-        if self._steady.count:
+        if self._steady.count or self._stopped:
             for seq in [seq for seq in self.running if seq.is_steady]:
                 self._loosen(seq)
             self._loose = dict.fromkeys(self.running)
@@ -444,7 +451,7 @@ class ContinuousBatcher:
     def _take_apart(self, state: PassState) -> None:
         """The steady were scheduled together, but now it matters who they are."""
         one_by_one = state.scheduled
-        state.scheduled = {seq: 1 for seq in self.running if seq.is_steady}
+        state.scheduled = {seq: 1 for seq in self.running if seq in self._steady}
         state.scheduled.update(one_by_one)
         state.steady = 0
         self._dissolve()
@@ -467,7 +474,8 @@ class ContinuousBatcher:
         ticks.committed += 1
         ending = self.outcome.tokens(ticks.committed) if plan.num_decode else []
         if not scheduled:
-            self._open.remove(plan)
+            assert self._open[0] is plan, "plans are committed in order"
+            del self._open[0]
         if not (ending or plan.outputs):
             return
         outputs: list[Chunk | Sequence] = [*plan.outputs, *ending]
@@ -524,7 +532,9 @@ class ContinuousBatcher:
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence that ends or is aborted out of whatever holds it."""
         if seq.phase is Phase.RUNNING:
-            if seq.is_steady:
+            if seq in self._stopped:
+                del self._stopped[seq]
+            elif seq.is_steady:
                 self._steady.leave(seq)
             else:
                 del self._loose[seq]

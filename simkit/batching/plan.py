@@ -153,6 +153,9 @@ class Outcome(Protocol):
     def joined(self, seq: Sequence, commit: int) -> None:
         """`seq` is steady: it gets a token with each commit from number `commit` + 1 on, until it `left` or ends."""
 
+    def stopped(self, seq: Sequence) -> None:
+        """`seq`, steady, is scheduled no more: its last token comes with the commit of the last plan made."""
+
     def left(self, seq: Sequence) -> None:
         """`seq` is steady no more; its tokens are told one by one again."""
 

@@ -13,7 +13,7 @@ from simkit.sequence import Sequence, Ticks
 class Steady:
     """The steady sequences of a batcher. Contexts are as after the steps scheduled so far."""
 
-    __slots__ = ("_computed", "_longest", "_stops", "_when", "count", "newest", "tenants", "ticks")
+    __slots__ = ("_computed", "_longest", "_when", "count", "newest", "stops", "tenants", "ticks")
 
     def __init__(self, ticks: Ticks) -> None:
         self.ticks = ticks
@@ -23,24 +23,22 @@ class Steady:
         self.tenants: dict[int, int] = {}
         self._computed = 0
         self._longest: list[tuple[int, int, Sequence]] = []
-        self._stops: dict[int, list[Sequence]] = {}
+        self.stops: dict[int, list[Sequence]] = {}
+        """Who is to `stop`, by the number of the last step that schedules them."""
         self._when: dict[Sequence, tuple[int, int]] = {}
 
-    @property
-    def context_sum(self) -> int:
-        """Computed tokens of all of them."""
-        return self._computed + self.count * self.ticks.scheduled
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq in self._when
 
-    @property
-    def context_max(self) -> int:
-        """Most computed tokens of one of them; 0 without any."""
-        longest, when = self._longest, self._when
+    def contexts(self) -> tuple[int, int]:
+        """Computed tokens of all of them: (sum, maximum); 0 without any."""
+        scheduled, longest, when = self.ticks.scheduled, self._longest, self._when
         while longest:
             least, _, seq = longest[0]
             if seq in when and when[seq][0] == -least:
-                return self.ticks.scheduled - least
+                return self._computed + self.count * scheduled, scheduled - least
             heappop(longest)
-        return 0
+        return 0, 0
 
     def join(self, seq: Sequence, num_steps: int) -> None:
         """`seq` is steady from now on; after `num_steps` further scheduled steps a limit that everybody sees stops it."""
@@ -50,7 +48,11 @@ class Steady:
         self.count += 1
         self._computed += base
         stop = ticks.scheduled + num_steps
-        self._stops.setdefault(stop, []).append(seq)
+        stopping = self.stops.get(stop)
+        if stopping is None:
+            self.stops[stop] = [seq]
+        else:
+            stopping.append(seq)
         self._when[seq] = (base, stop)
         if len(self._longest) > 64 + 2 * self.count:
             self._longest = [entry for entry in self._longest if entry[2] in self._when]
@@ -63,23 +65,26 @@ class Steady:
 
     def leave(self, seq: Sequence) -> None:
         """`seq` counts alone again."""
+        stop = self._drop(seq)
+        stopping = self.stops[stop]
+        stopping.remove(seq)
+        if not stopping:
+            del self.stops[stop]
+        seq.counts_alone()
+
+    def stop(self) -> list[Sequence]:
+        """Let those go whom a limit keeps from being scheduled from now on; what is under way still comes."""
+        stopping = self.stops.pop(self.ticks.scheduled)
+        for seq in stopping:
+            self._drop(seq)
+            seq.stops()
+        return stopping
+
+    def _drop(self, seq: Sequence) -> int:
         base, stop = self._when.pop(seq)
-        stopping = self._stops.get(stop)
-        if stopping is not None:
-            stopping.remove(seq)
-            if not stopping:
-                del self._stops[stop]
         self.count -= 1
         self._computed -= base
         self.tenants[seq.tenant] -= 1
         if not self.count:
             self.newest = -1
-        seq.counts_alone()
-
-    def someone_stops(self) -> bool:
-        """Whether `stopping` would tell anybody."""
-        return self.ticks.scheduled in self._stops
-
-    def stopping(self) -> list[Sequence]:
-        """Those that a limit keeps from being scheduled from now on; they are still members."""
-        return self._stops.pop(self.ticks.scheduled, [])
+        return stop

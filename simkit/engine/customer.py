@@ -14,7 +14,8 @@ class Customer:
 
     `generated_*` are when the engine made the tokens, `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the
     present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
-    them got (`total_*`) and is done when `num_parts` is 0. `internal_tokens` of its memory will never be filled, from
+    them got (`total_*`) and is done when `num_parts` is 0. `stopped` tells that a steady sequence only waits for its
+    last token. `internal_tokens` of its memory will never be filled, from
     step `internal_from` on.
     """
 
@@ -38,6 +39,7 @@ class Customer:
         "replica",
         "request",
         "sequences",
+        "stopped",
         "total_first_ns",
         "total_last_ns",
         "total_preemptions",
@@ -67,7 +69,7 @@ class Customer:
         self.total_first_ns = self.total_last_ns = self.first_scheduled_ns = -1
         self.generated_first_ns = self.generated_last_ns = -1
         self.admitted_ns = self.prefill_end_ns = self.held_last_ns = -1
-        self.abandoned = False
+        self.abandoned = self.stopped = False
 
     @property
     def lead(self) -> Customer:

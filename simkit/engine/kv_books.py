@@ -58,7 +58,7 @@ class KVBooks:
             for chunk in plan.explicit
             if not chunk.seq.is_steady and chunk.seq.num_computed_tokens > chunk.seq.owner.final_tokens
         )
-        return loose + self._ledger.ends.num_at(plan.number - 1)
+        return loose + self._ledger.ends.num_at(plan.number - 1) - self._ledger.num_stopped
 
     def _by_looking(self, plan: StepPlan) -> tuple[int, int]:
         kv, members = self._kv, self._batcher.members()

@@ -54,6 +54,7 @@ class Ledger:
     ) -> None:
         self.num_outstanding = 0
         self.num_steady_measured = 0
+        self.num_stopped = 0
         self.ends = Ends()
         self.in_flight: Seq[Launched] = ()
         self.grows = False
@@ -119,6 +120,14 @@ class Ledger:
             self.num_steady_measured += 1
         self._fill_later(seq, customer)
 
+    def stopped(self, seq: Sequence) -> None:
+        """`seq` is scheduled no more; the gap before its last token is still one of the pooled ones."""
+        customer: Customer = seq.owner
+        self.num_stopped += 1
+        customer.stopped = True
+        self.num_steady_measured -= self._stream and customer.measured
+        self._forget_later(customer)
+
     def left(self, seq: Sequence) -> None:
         """`seq` is steady no more, if it was: what it got so far it got with the last step."""
         if self.ends.drop(seq):
@@ -126,16 +135,17 @@ class Ledger:
             customer: Customer = seq.owner
             if self._committed > seq.last_step:
                 customer.generated_last_ns = customer.held_last_ns = self._last_end_ns
-            if customer.internal_from > self._number:
-                self._log.internal(customer.internal_from, -customer.internal_tokens)
-                customer.internal_tokens = 0
+            self._forget_later(customer)
 
     def tokens(self, commit: int) -> list[Sequence]:
         """Every steady sequence got a token: those for which it was the last one."""
         self._tokens_now = True
         ending = self.ends.take(commit)
         for seq in ending:
-            self._part(seq)
+            if seq.owner.stopped:
+                self.num_stopped -= 1
+            else:
+                self._part(seq)
             if seq.last_step < commit:  # else it joined meanwhile, and its token will be told
                 customer: Customer = seq.owner
                 customer.generated_last_ns = customer.held_last_ns = self._end_ns
@@ -143,7 +153,12 @@ class Ledger:
 
     def _part(self, seq: Sequence) -> None:
         """The gap before an output that is still to come is not one of the pooled gaps."""
-        if self._stream and seq.owner.measured:
+        customer: Customer = seq.owner
+        if customer.stopped:
+            customer.stopped = False
+            self.num_stopped -= 1
+            self.num_steady_measured += self._stream and customer.measured
+        if self._stream and customer.measured:
             self.num_steady_measured -= 1
             for run in self.in_flight:
                 if run.plan.number > seq.last_step:
@@ -248,6 +263,12 @@ class Ledger:
         customer.internal_tokens = slack or self._block_size
         customer.internal_from = self._number + begins - seq.num_computed_tokens
         self._log.internal(customer.internal_from, customer.internal_tokens)
+
+    def _forget_later(self, customer: Customer) -> None:
+        """It takes no further block by itself."""
+        if customer.internal_from > self._number:
+            self._log.internal(customer.internal_from, -customer.internal_tokens)
+            customer.internal_tokens = 0
 
     def _free(self, customer: Customer, number: int) -> None:
         """Its memory is free from step `number` on."""
