@@ -11,6 +11,7 @@ the order among them matters (a block is missing, the budget is short) they are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.plan import Chunk, Outcome, PassState, Preemption, StepPlan
@@ -180,7 +181,7 @@ class ContinuousBatcher:
         steady = self._steady
         due = [seq for seq in self._loose if self._is_due(seq, state)] if self._loose else []
         if len(due) > 1:
-            due.sort(key=_number)
+            due.sort(key=_NUMBER)
         if not steady.count:
             if due:
                 self._schedule_each(state, due, 0)
@@ -203,7 +204,7 @@ class ContinuousBatcher:
 
     def _schedule_loose_prefills(self, state: PassState) -> None:
         due = [seq for seq in self._loose if seq.in_prefill and not state.hold]
-        due.sort(key=_number)
+        due.sort(key=_NUMBER)
         if due:
             self._dissolve()  # none of the others takes part in this pass
             self._schedule_each(state, due, 0)
@@ -428,13 +429,13 @@ class ContinuousBatcher:
 
     def _loosen(self, seq: Sequence) -> None:
         """From now on `seq` is looked at by itself again, and so are those of its outputs that are to come."""
+        self.outcome.left(seq)
         if seq in self._stopped:
             del self._stopped[seq]
             seq.counts_alone()
         else:
             self._steady.leave(seq)
             self.kv.leave(seq)
-        self.outcome.left(seq)
         self._loose[seq] = None
         for plan in self._open:
             if plan.number > seq.last_step:
@@ -472,22 +473,24 @@ class ContinuousBatcher:
             return
         ticks = self._ticks
         ticks.committed += 1
-        ending = self.outcome.tokens(ticks.committed) if plan.num_decode else []
+        ending = self.outcome.tokens(ticks.committed)
         if not scheduled:
             assert self._open[0] is plan, "plans are committed in order"
             del self._open[0]
         if not (ending or plan.outputs):
             return
-        outputs: list[Chunk | Sequence] = [*plan.outputs, *ending]
-        outputs.sort(key=_number)
-        for output in outputs:
-            seq = output.seq if type(output) is Chunk else output
-            if seq.phase is Phase.FINISHED:  # type: ignore[union-attr]
+        outputs = [(chunk.seq.number, 0, chunk.seq, chunk) for chunk in plan.outputs]
+        outputs += [(seq.number, 1, seq, None) for seq in ending]
+        if len(outputs) > 1:
+            outputs.sort(key=_FIRST_TWO)
+        for _, _, seq, chunk in outputs:
+            if seq.phase is Phase.FINISHED:
                 continue
-            if type(output) is Chunk:
-                self._process_output(output.seq, output.num_tokens, output.samples)
+            if chunk is not None:
+                self._process_output(seq, chunk.num_tokens, chunk.samples)
             else:
-                self._end(seq)  # type: ignore[arg-type]
+                self._enter_output(seq)
+                self._end(seq)
 
     def _run_ahead(self, passes: int, outputs: int) -> None:
         """Apply further passes, which only let the steady decode, and the outputs that came in before the last."""
@@ -512,9 +515,8 @@ class ContinuousBatcher:
             seq.num_output_tokens += 1
             if not stale:
                 seq.num_outstanding_tokens -= 1
-        if not stale and self.settings.async_scheduling and seq.kv is not None:
-            # A token that was not known at allocation may complete a block, the last token of a sequence too.
-            self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
+        if not stale:
+            self._enter_output(seq)
         ends = (
             seq.num_output_tokens >= seq.max_tokens
             or seq.num_prompt_tokens + seq.num_output_tokens >= self.settings.max_model_len
@@ -523,6 +525,11 @@ class ContinuousBatcher:
             self._give_birth(seq, ends)
         if self.outcome.token(seq, ends):
             self._end(seq)
+
+    def _enter_output(self, seq: Sequence) -> None:
+        """A token that was not known at allocation may complete a block, the last token of a sequence too."""
+        if self.settings.async_scheduling and seq.kv is not None:
+            self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
 
     def _end(self, seq: Sequence) -> None:
         self._leave(seq)
@@ -582,5 +589,5 @@ class ContinuousBatcher:
             self.outcome.released(unborn)
 
 
-def _number(output: Chunk | Sequence) -> int:
-    return output.seq.number if type(output) is Chunk else output.number  # type: ignore[union-attr]
+_NUMBER = attrgetter("number")
+_FIRST_TWO = itemgetter(0, 1)

@@ -160,8 +160,7 @@ class Outcome(Protocol):
         """`seq` is steady no more; its tokens are told one by one again."""
 
     def tokens(self, commit: int) -> list[Sequence]:
-        """Commit number `commit`: each steady sequence got a token. Those for which it was the last, in any order;
-        they are steady no more."""
+        """Commit number `commit`: each steady sequence got a token. Those for which it was the last, in any order."""
 
     def released(self, seq: Sequence) -> None:
         """`seq` gave back its slot and memory."""

@@ -139,7 +139,6 @@ class Ledger:
 
     def tokens(self, commit: int) -> list[Sequence]:
         """Every steady sequence got a token: those for which it was the last one."""
-        self._tokens_now = True
         ending = self.ends.take(commit)
         for seq in ending:
             if seq.owner.stopped:
@@ -161,15 +160,13 @@ class Ledger:
         if self._stream and customer.measured:
             self.num_steady_measured -= 1
             for run in self.in_flight:
-                if run.plan.number > seq.last_step:
+                if seq.last_step < run.plan.number <= seq.ticks.scheduled:
                     run.num_gaps_last -= 1
 
     def released(self, seq: Sequence) -> None:
         """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the customer go."""
         now = self._end_ns
         customer: Customer = seq.owner
-        if self.ends.drop(seq):
-            self._part(seq)
         lead = customer.lead
         self._free(customer, self._number + 1)
         if customer.admitted_ns >= 0:
@@ -280,7 +277,7 @@ class Ledger:
 
     def watch_progress(self, plan: StepPlan, batcher: Batcher) -> None:
         """Raise CheckError when passes go on and on without a token or a new high-water mark of computed tokens."""
-        if self._tokens_now:
+        if self._tokens_now or plan.num_decode:
             self._idle_passes = 0
             return
         self._idle_passes += 1
