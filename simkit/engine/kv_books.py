@@ -53,12 +53,12 @@ class KVBooks:
 
     def _num_beyond_the_end(self, plan: StepPlan) -> int:
         """Tokens that asynchronous scheduling computes for sequences that end with the step before: one each."""
-        loose = sum(
-            1
-            for chunk in plan.explicit
-            if not chunk.seq.is_steady and chunk.seq.num_computed_tokens > chunk.seq.owner.final_tokens
-        )
-        return loose + self._ledger.ends.num_at(plan.number - 1) - self._ledger.num_stopped
+        beyond = self._ledger.ends.num_at(plan.number - 1) - self._ledger.num_stopped
+        for chunk in plan.explicit:
+            seq = chunk.seq
+            if not seq.is_steady and seq.num_computed_tokens > seq.owner.final_tokens:
+                beyond += 1
+        return beyond
 
     def _by_looking(self, plan: StepPlan) -> tuple[int, int]:
         kv, members = self._kv, self._batcher.members()

@@ -203,6 +203,9 @@ class Ledger:
 
         Returns the preemptions to tell with its step: its own and those of passes before it that had no step.
         """
+        if not (plan.explicit or plan.preemptions or self._preemptions_without_step):
+            self._number = plan.number
+            return 0
         first = plan.number if plan.num_scheduled else plan.number + 1
         for preemption in plan.preemptions:
             customer: Customer = preemption.seq.owner

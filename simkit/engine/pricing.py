@@ -14,24 +14,27 @@ class Pricer:
     def __init__(self, latency: LatencyModel) -> None:
         self._latency = latency
         self._scalar = latency if isinstance(latency, ScalarLatency) else None
-
-    def end_ns(self, plan: StepPlan, start_ns: int) -> int:
-        """When the one step of `plan` ends that starts at `start_ns`."""
-        if self._scalar is not None:
-            return start_ns + self._scalar.one_ns(plan)
-        return start_ns + int(self._latency.step_ns(plan.shapes(1))[0])
+        self._last_ns = 1
 
     def ends_ns(self, plan: StepPlan, start_ns: int, num_steps: int, until_ns: int | None) -> list[int]:
-        """When up to `num_steps` equal steps end; steps that start well after `until_ns` are not priced."""
-        first_ns = self.end_ns(plan, start_ns)
-        if until_ns is not None:
-            num_steps = min(num_steps, 2 + max(0, until_ns - start_ns) // (first_ns - start_ns))
+        """When the next steps of `plan` end, at least one and at most `num_steps` of them.
+
+        Steps that are likely to start well after `until_ns` are not priced.
+        """
+        if num_steps > 1 and until_ns is not None:
+            likely = 2 + (until_ns - start_ns) // self._last_ns
+            if likely < num_steps:
+                num_steps = likely if likely > 2 else 2
         if num_steps == 1:
-            return [first_ns]
+            if self._scalar is not None:
+                self._last_ns = duration = self._scalar.one_ns(plan)
+            else:
+                self._last_ns = duration = int(self._latency.step_ns(plan.shapes(1))[0])
+            return [start_ns + duration]
         if self._scalar is not None:
             durations = self._scalar.decode_ns(plan, num_steps)
         else:
             durations = self._latency.step_ns(plan.shapes(num_steps)).tolist()
-        ends = list(accumulate(durations, initial=start_ns))
-        del ends[0]
-        return ends
+        self._last_ns = durations[-1]
+        durations[0] += start_ns
+        return list(accumulate(durations))

@@ -50,10 +50,14 @@ class Surroundings(Protocol):
 class _Run:
     """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
 
-    `facts` are those of StepLog; `num_gaps_last` counts the gaps that the last step to be kept brings the steady.
+    What follows holds when its first step begins. `num_gaps` of the steady had a token in the step before as well; for
+    the last step to be kept there are `num_gaps_last`.
     """
 
-    __slots__ = ("done", "ends_ns", "facts", "growth", "num_gaps", "num_gaps_last", "plan", "start_ns", "steps")
+    __slots__ = (
+        "allocated", "continues", "detail", "done", "ends_ns", "growth", "num_gaps", "num_gaps_last", "plan",
+        "start_ns", "steps", "used", "waiting",
+    )  # fmt: skip
 
     def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int]) -> None:
         self.plan = plan
@@ -61,9 +65,8 @@ class _Run:
         self.ends_ns = ends_ns
         self.steps = len(ends_ns)
         self.done = 0
-        self.facts: tuple[int, ...] = ()
+        self.detail: tuple[int, ...] | None = None
         self.growth: list[int] | None = None
-        self.num_gaps = self.num_gaps_last = 0
 
     @property
     def end_ns(self) -> int:
@@ -108,6 +111,7 @@ class Replica:
         self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
+        self._is_contiguous = kv.num_gpu_blocks is None
         self._grows = self.ledger.grows = isinstance(self.batcher, ContinuousBatcher)
         self._pass_booked = False
         self._holding = False
@@ -129,7 +133,7 @@ class Replica:
         self.ledger.enter()
         self._books.has_samples = seq.samples > 1
         # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
-        if self.batcher.add(seq) or (self.kv.num_gpu_blocks is None and head_of(self.batcher.waiting) is seq):
+        if self.batcher.add(seq) or (self._is_contiguous and head_of(self.batcher.waiting) is seq):
             self._cut_run()
         if not self._in_flight:
             self._book_pass()
@@ -177,7 +181,7 @@ class Replica:
         in_flight, batcher = self._in_flight, self.batcher
         self._holding = False
         while True:
-            plan = batcher.plan(closed=self._surroundings.no_arrival_pending())
+            plan = batcher.plan() if self._grows else batcher.plan(closed=self._surroundings.no_arrival_pending())
             if isinstance(plan, Hold):
                 plan = self._hold(plan)
             if plan is None:
@@ -222,46 +226,35 @@ class Replica:
             start = now
         num_preemptions = self.ledger.planned(plan, now, start)
         num_steps = self._run_length(plan) if plan.stable else 1
-        if num_steps == 1:
-            ends = [self._pricer.end_ns(plan, start)]
-        else:
-            ends = self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns)
-        run = _Run(plan, start, ends)
-        self._note_facts(run, num_preemptions)
+        run = _Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns))
+        self._device_free_ns = run.ends_ns[-1]
+        self._note(run, num_preemptions)
         self._in_flight.append(run)
-        self._device_free_ns = ends[-1]
 
-    def _note_facts(self, run: _Run, num_preemptions: int) -> None:
+    def _note(self, run: _Run, num_preemptions: int) -> None:
         """What holds when the first step of `run` begins."""
-        plan, batcher = run.plan, self.batcher
-        continues = plan.stable and plan.version == self._last_version and not num_preemptions
+        plan = run.plan
+        run.continues = plan.stable and plan.version == self._last_version and not num_preemptions
         self._last_version = plan.version if plan.stable else -1
-        if run.steps > 1:
-            run.growth = self.kv.growth() if self._grows else None
+        if run.steps > 1 and self._grows:
+            run.growth = self.kv.growth()
         run.num_gaps = run.num_gaps_last = self.ledger.num_steady_measured
-        allocated, used = self._books.now(plan)
-        run.facts = (
-            plan.number,
-            continues,
-            plan.num_decode,
-            plan.decode_context_sum,
-            plan.decode_context_max,
-            plan.prefill_tokens,
-            plan.prefill_context_tokens,
-            plan.prefill_pairs,
-            plan.num_sampled,
-            plan.padded_tokens,
-            plan.dead_slots,
-            plan.swap_in_bytes,
-            plan.swap_out_bytes,
-            plan.held_slots,
-            plan.num_scheduled - plan.dead_slots,
-            len(batcher.waiting),
-            num_preemptions,
-            allocated,
-            used,
-            self._external_tokens(),
-        )
+        run.allocated, run.used = self._books.now(plan)
+        run.waiting = len(self.batcher.waiting)
+        external = self._external_tokens() if self._is_contiguous else 0
+        if plan.explicit or external or num_preemptions or plan.swap_out_bytes:
+            run.detail = (
+                plan.prefill_tokens,
+                plan.prefill_context_tokens,
+                plan.prefill_pairs,
+                plan.num_sampled - plan.num_decode,
+                plan.num_scheduled - plan.num_decode,
+                plan.padded_tokens,
+                plan.swap_in_bytes,
+                plan.swap_out_bytes,
+                num_preemptions,
+                external,
+            )
 
     def _watch_empty_passes(self) -> None:
         self._num_empty_passes += 1
@@ -351,16 +344,36 @@ class Replica:
         first, run.done = run.done, upto
         ledger = self.ledger
         if upto == run.steps:
-            facts = (run.start_ns, upto, *run.facts, run.num_gaps, run.num_gaps_last)
-            self._log.add(facts, run.ends_ns[:upto], run.growth)
+            self._log_run(run)
         before = run.plan.number - 1
         ledger.begin_commit(run.ends_ns[first], run.ends_ns[upto - 1], before + upto, before + run.steps)
         self.batcher.commit(run.plan, upto - first, run.steps - upto)
         ledger.watch_progress(run.plan, self.batcher)
 
+    def _log_run(self, run: _Run) -> None:
+        plan, log = run.plan, self._log
+        facts = (
+            run.start_ns,
+            run.steps,
+            plan.number,
+            run.continues,
+            plan.num_decode,
+            plan.decode_context_sum,
+            plan.decode_context_max,
+            plan.dead_slots,
+            plan.held_slots,
+            run.waiting,
+            run.allocated,
+            run.used,
+            run.num_gaps,
+            run.num_gaps_last,
+            -1 if run.detail is None else log.detail(run.detail),
+            -1 if run.growth is None else log.growth(run.growth),
+        )
+        ends = run.ends_ns
+        log.add(facts, ends if len(ends) == run.steps else ends[: run.steps])
+
     def _external_tokens(self) -> int:
-        if self.kv.num_gpu_blocks is not None:
-            return 0
         head = head_of(self.batcher.waiting)
         if head is None or self.batcher.num_members() >= self._max_slots:
             return 0

@@ -23,28 +23,34 @@ RUN_COLUMNS = (
     "num_decode",
     "context_sum",
     "context_max",
-    "prefill_tokens",
-    "prefill_context_tokens",
-    "prefill_pairs",
-    "num_sampled",
-    "padded_tokens",
     "dead_slots",
-    "swap_in_bytes",
-    "swap_out_bytes",
     "held_slots",
-    "live_slots",
     "waiting",
-    "num_preemptions",
     "kv_allocated_tokens",
     "kv_used_tokens",
-    "kv_external_tokens",
     "num_gaps",
     "num_gaps_last",
+    "detail",
     "growth",
 )
 """A run: when it starts, the number of its first step, what each of its steps holds (contexts and memory: the first),
-how many sequences had a token in the step before as well (of the last step apart), and which growth it has (-1: none).
+how many sequences had a token in the step before as well (of the last step apart), and numbers of its detail and its
+growth, -1 for none.
 """
+
+DETAIL_COLUMNS = (
+    "prefill_tokens",
+    "prefill_context_tokens",
+    "prefill_pairs",
+    "num_sampled_prefills",
+    "num_prefills",
+    "padded_tokens",
+    "swap_in_bytes",
+    "swap_out_bytes",
+    "num_preemptions",
+    "kv_external_tokens",
+)
+"""What most runs have none of."""
 
 FLUSH_STEPS = 1 << 13
 _LOW_BITS = 20
@@ -72,30 +78,39 @@ class StepLog:
         self._latency = latency
         self._capacity_tokens = capacity_tokens
         self._period = growth_period
-        self._runs = array("q")
-        self._ends = array("q")
-        self._growths: list[list[int]] = []
+        self._clear()
         self._internal_changes: dict[int, int] = {}
         self._internal_tokens = 0
         self._last_end_ns = 0
         self._open_span: Ints | None = None
+
+    def _clear(self) -> None:
+        self._runs, self._details, self._growths, self._ends = (array("q") for _ in range(4))
+        self._num_details = self._num_growths = 0
 
     def internal(self, number: int, change_tokens: int) -> None:
         """From step `number` on (not yet noted) internal fragmentation is larger by `change_tokens`."""
         changes = self._internal_changes
         changes[number] = changes.get(number, 0) + change_tokens
 
-    def add(self, run: tuple[int, ...], ends_ns: list[int], growth: list[int] | None) -> None:
-        """Note a run, values in the order of RUN_COLUMNS but for the last, whose steps ended at `ends_ns`.
+    def detail(self, values: tuple[int, ...]) -> int:
+        """The number by which a run names these values, in the order of DETAIL_COLUMNS."""
+        self._details.extend(values)
+        self._num_details += 1
+        return self._num_details - 1
 
-        `growth` tells how many blocks its second and further steps take, and repeats; None if they take none.
+    def growth(self, blocks: list[int]) -> int:
+        """The number by which a run names the blocks that its second and further steps take; they repeat."""
+        self._growths.extend(blocks)
+        self._num_growths += 1
+        return self._num_growths - 1
+
+    def add(self, run: tuple[int, ...], ends_ns: list[int]) -> None:
+        """Note a run, values in the order of RUN_COLUMNS, whose steps ended at `ends_ns`.
+
+        Its detail and growth are noted just before.
         """
         self._runs.extend(run)
-        if growth is None:
-            self._runs.append(-1)
-        else:
-            self._runs.append(len(self._growths))
-            self._growths.append(growth)
         self._ends.extend(ends_ns)
         if len(self._ends) >= FLUSH_STEPS:
             self.flush()
@@ -110,8 +125,7 @@ class StepLog:
         """Add up what was noted."""
         if not self._ends:
             return
-        table = np.frombuffer(self._runs, dtype=np.int64).reshape(-1, len(RUN_COLUMNS))
-        runs = {name: table[:, i] for i, name in enumerate(RUN_COLUMNS)}
+        runs = self._table()
         ends = np.frombuffer(self._ends, dtype=np.int64)
         first = np.cumsum(runs["num_steps"]) - runs["num_steps"]
         steps = self._unroll(runs, ends, first)
@@ -124,7 +138,20 @@ class StepLog:
         self._add_work(runs, steps)
         self._add_spans(runs, ends, first, allocated, used, internal)
         self._last_end_ns = int(ends[-1])
-        self._runs, self._ends, self._growths = array("q"), array("q"), []
+        self._clear()
+
+    def _table(self) -> dict[str, Ints]:
+        """Columns of the runs, details included."""
+        table = np.frombuffer(self._runs, dtype=np.int64).reshape(-1, len(RUN_COLUMNS))
+        runs = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(RUN_COLUMNS)}
+        detailed = runs["detail"] >= 0
+        details = np.frombuffer(self._details, dtype=np.int64).reshape(-1, len(DETAIL_COLUMNS))
+        for i, name in enumerate(DETAIL_COLUMNS):
+            runs[name] = np.zeros(len(table), dtype=np.int64)
+            runs[name][detailed] = details[runs["detail"][detailed], i]
+        runs["num_sampled"] = runs["num_decode"] + runs["num_sampled_prefills"]
+        runs["live_slots"] = runs["num_decode"] + runs["num_prefills"] - runs["dead_slots"]
+        return runs
 
     def _unroll(self, runs: dict[str, Ints], ends: Ints, first: Ints) -> _Steps:
         counts = runs["num_steps"]
@@ -140,7 +167,7 @@ class StepLog:
         allocated = runs["kv_allocated_tokens"][steps.run]
         if not self._growths:
             return allocated
-        growths = np.array(self._growths, dtype=np.int64)
+        growths = np.frombuffer(self._growths, dtype=np.int64).reshape(-1, self._period)
         before = np.cumsum(growths, axis=1) - growths
         growth = runs["growth"][steps.run]
         grows = np.flatnonzero((growth >= 0) & (steps.offset > 0))

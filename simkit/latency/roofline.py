@@ -257,6 +257,8 @@ class _AttentionCosts:
     def one(self, step: OneStep) -> float:
         """`ns` of one step without arrays."""
         shape, tokens, before = self._shape, step.prefill_tokens, step.prefill_context_tokens
+        if not tokens and self.is_line:
+            return max(step.decode_context_sum * self.context_ns - ATTENTION_FLOOR_NS, 0.0) * shape.full_layers
         context, pairs = step.decode_context_sum, step.prefill_pairs
         full = self._one_layer(context, pairs, before + tokens)
         if self.is_line:

@@ -160,17 +160,16 @@ class Record:
     def arrive(self, now_ns: int) -> None:
         """A request enters the system."""
         self.num_arrived += 1
-        self._change_population(now_ns, 1)
+        self.in_system_area_ns += self._in_system * (now_ns - self._in_system_since_ns)
+        self._in_system_since_ns = now_ns
+        self._in_system += 1
 
     def leave(self, now_ns: int, arrival_ns: int) -> None:
         """A request leaves the system, served or not."""
-        self._change_population(now_ns, -1)
-        self.sojourn_ns += now_ns - arrival_ns
-
-    def _change_population(self, now_ns: int, change: int) -> None:
         self.in_system_area_ns += self._in_system * (now_ns - self._in_system_since_ns)
         self._in_system_since_ns = now_ns
-        self._in_system += change
+        self._in_system -= 1
+        self.sojourn_ns += now_ns - arrival_ns
 
     def reason(self, text: str) -> int:
         """Number of a reject reason."""
