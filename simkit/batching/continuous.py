@@ -541,6 +541,7 @@ class ContinuousBatcher:
         if seq.phase is Phase.RUNNING:
             if seq in self._stopped:
                 del self._stopped[seq]
+                seq.counts_alone()
             elif seq.is_steady:
                 self._steady.leave(seq)
             else:

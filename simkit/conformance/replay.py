@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
+from simkit.batching.ends import Ends
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.conformance.trace import Trace, TraceRequest
@@ -61,16 +62,34 @@ class SegmentTokens:
 class _Ends:
     """Outcome for the batcher: everybody ends at its visible limit; remembers who ended, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_model_len: int) -> None:
         self.ended: list[int] = []
         self.first_token_ns: dict[int, int] = {}
         self.end_ns: dict[int, int] = {}
         self.now_ns = 0
+        self._max_model_len = max_model_len
+        self._ends = Ends()
 
     def token(self, seq: Sequence, ends: bool) -> bool:
         """Every token is delivered; only the limits end a sequence."""
         self.first_token_ns.setdefault(seq.id, self.now_ns)
         return ends
+
+    def joined(self, seq: Sequence, commit: int) -> None:
+        """`seq` gets a token with every commit from now on."""
+        most = min(seq.max_tokens, self._max_model_len - seq.num_prompt_tokens)
+        self._ends.follow(seq, commit + most - seq.num_output_tokens)
+
+    def stopped(self, seq: Sequence) -> None:
+        """Its last token is under way."""
+
+    def left(self, seq: Sequence) -> None:
+        """`seq` is told of one by one again."""
+        self._ends.drop(seq)
+
+    def tokens(self, commit: int) -> list[Sequence]:
+        """Who reached its limit."""
+        return self._ends.take(commit)
 
     def released(self, seq: Sequence) -> None:
         """`seq` ended."""
@@ -104,7 +123,7 @@ class Replay:
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}
         self._cached_tokens: dict[int, int] = {}
-        self._outcome = _Ends()
+        self._outcome = _Ends(config["max_model_len"])
         self._clock_ns = 0
         self.kv = PagedAllocator(
             config["num_gpu_blocks"], config["block_size"], config["watermark"], config["enable_prefix_caching"]
@@ -171,13 +190,14 @@ class Replay:
         before = {seq.id: len(self.kv.blocks_of(seq)) for seq in self.batcher.members()}
         plan = self.batcher.plan()
         assert plan is not None, "a pass is made only when there is work"
+        schedule = self.batcher.schedule(plan)
         self._note_admissions(plan)
         self.num_preemptions += len(plan.preemptions)
         record: dict[str, Any] = {
             "i": self.num_passes,
             "t": self._clock_ns,
             "a": arrived,
-            "s": [_entry(entry) for entry in plan.order],
+            "s": [_entry(chunk) for chunk in schedule],
             "n": plan.num_scheduled_tokens,
             "c": plan.context_tokens,
             "p": [[preemption.seq.id, preemption.lost_tokens] for preemption in plan.preemptions],
@@ -187,7 +207,7 @@ class Replay:
             "d": self._duration_ns(plan),
         }
         if self._trace.blocks_recorded:
-            record["b"] = self._added_blocks(plan, before)
+            record["b"] = self._added_blocks(schedule, before)
         self.num_passes += 1
         return record, plan
 
@@ -212,16 +232,15 @@ class Replay:
         return arrived
 
     def _note_admissions(self, plan: StepPlan) -> None:
-        for chunk in plan.chunks:
+        for chunk in plan.explicit:
             if chunk.kind == "N":
                 self._cached_tokens[chunk.seq.id] = chunk.num_computed_tokens
 
-    def _added_blocks(self, plan: StepPlan, before: dict[int, int]) -> dict[str, list[int]]:
+    def _added_blocks(self, schedule: list[Chunk], before: dict[int, int]) -> dict[str, list[int]]:
         added = {}
-        for entry in plan.order:
-            seq = entry.seq if isinstance(entry, Chunk) else entry
-            admitted = isinstance(entry, Chunk) and entry.kind in "NR"
-            blocks = self.kv.blocks_of(seq)[0 if admitted else before[seq.id] :]
+        for chunk in schedule:
+            seq = chunk.seq
+            blocks = self.kv.blocks_of(seq)[0 if chunk.kind in "NR" else before[seq.id] :]
             if blocks:
                 added[str(seq.id)] = blocks
         return added
@@ -242,9 +261,8 @@ class Replay:
         return {"f": self._outcome.take(), "fu": self.kv.num_free_blocks}
 
 
-def _entry(entry: Sequence | Chunk) -> int | list[Any]:
-    if isinstance(entry, Chunk):
-        if entry.kind == "C" and entry.num_tokens == 1 and entry.samples:
-            return entry.seq.id  # the traces do not tell the last token of a prompt from a decode
-        return [entry.seq.id, entry.kind, entry.num_computed_tokens, entry.num_tokens]
-    return entry.id
+def _entry(chunk: Chunk) -> int | list[Any]:
+    # The traces do not tell the last token of a prompt from a decode.
+    if chunk.kind == "D" or (chunk.kind == "C" and chunk.num_tokens == 1 and chunk.samples):
+        return chunk.seq.id
+    return [chunk.seq.id, chunk.kind, chunk.num_computed_tokens, chunk.num_tokens]
