@@ -208,6 +208,8 @@ def _spread(
             if task.point not in failed:
                 yield position, work(task, _share(progress, before + position, total, task))
         return
+    if progress is not None:
+        progress(before / total, f"{before} of {total}")
     spread = backends.spread(work, tasks, jobs, dask, lambda position: tasks[position].point not in failed)
     for count, (position, outcome) in enumerate(spread if tasks else (), start=before + 1):
         if progress is not None:

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 (expected messages are easier to read, and to search for, in one piece)
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -414,3 +415,25 @@ def test_run_id_depends_on_each_of_its_four_parts() -> None:
 def test_not_simulated_line() -> None:
     assert console.not_simulated_line([]) is None
     assert console.not_simulated_line(["a", "b"]) == "note: accepted but not simulated yet, run as off: a, b"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_by_itself_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.progress(quiet=False) as progress:
+        assert isinstance(progress, console._Bar)
+        progress._timer.join()  # nothing was reported yet
+        progress(0.5, "1 of 2")
+    for text in ("1 of 2", "50%", "elapsed", "to go"):
+        assert text in sys.stderr.getvalue()  # type: ignore[attr-defined]
+    with console.progress(quiet=True) as progress:
+        assert progress is None
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with console.progress(quiet=False) as progress:
+        assert progress is None

@@ -349,7 +349,7 @@ def test_a_killed_worker_takes_no_other_point_along(monkeypatch: pytest.MonkeyPa
         assert done.results[name].summary == alone.results[name].summary
         assert done.results[name].tables == alone.results[name].tables
     assert seen == sorted(seen)
-    assert seen[0] == pytest.approx(1 / 6)
+    assert seen[:2] == pytest.approx([0, 1 / 6])
 
 
 def heavy_modules(item: int) -> list[str]:
