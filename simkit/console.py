@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -112,32 +113,64 @@ def progress(quiet: bool) -> Iterator[Report | None]:
 
 
 class _Bar:
+    """Opens by itself after a while: a study may be silent until its first simulation is finished."""
+
     def __init__(self) -> None:
         self._start = time.monotonic()
+        self._lock = threading.Lock()
+        self._last: tuple[float, str] = (0.0, "")
         self._bar: Any = None
         self._task: Any = None
+        self._timer = threading.Timer(PROGRESS_AFTER_S, self._open)
+        self._timer.daemon = True
+        self._timer.start()
 
     def __call__(self, done: float, label: str) -> None:
-        if self._bar is None:
-            if time.monotonic() - self._start < PROGRESS_AFTER_S:
-                return
-            self._open()
-        self._bar.update(self._task, completed=min(1.0, max(0.0, done)), description=label)
+        with self._lock:
+            self._last = (min(1.0, max(0.0, done)), label)
+            self._show()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            done, label = self._last
+            self._bar.update(self._task, completed=done, description=label)
 
     def _open(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("to go"),
         )
-        self._bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task("", total=1.0)
+        with self._lock:
+            if self._timer.finished.is_set():  # stopped meanwhile
+                return
+            # A single simulation may take minutes: the speed is that of the whole time, not of the last seconds.
+            bar = Progress(
+                *columns, console=Console(file=sys.stderr), transient=True, speed_estimate_period=float("inf")
+            )
+            self._task = bar.add_task("", total=1.0)
+            bar.tasks[0].start_time = self._start
+            bar.start()
+            self._bar = bar
+            self._show()
 
     def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._timer.cancel()
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None

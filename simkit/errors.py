@@ -1,6 +1,6 @@
 """The errors a user can cause or must be told of, and the wording helpers they share. Imports nothing of simkit.
 
-Only ``simkit.cli`` turns them into an exit code: `InputError` 2, `CheckError` 1.
+Only ``simkit.cli`` turns them into an exit code: `InputError` 2, `CheckError` 1, `Interrupted` 130.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ class InputError(Exception):
 
 class CheckError(Exception):
     """A check failed: a broken invariant, a livelock, a missed target."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a study whose finished simulations are kept; the text says how many and how to go on."""
+
+
+OUT_OF_MEMORY = "out of memory: expected a smaller workload.num_requests, or fewer requests inside at a time"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

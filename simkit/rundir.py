@@ -36,6 +36,11 @@ def choose(out: Path | None, default_name: str) -> tuple[Path, bool]:
     return path, exists
 
 
+def kept_dir(out_dir: Path) -> Path:
+    """Where the finished simulations of an unfinished study are kept: a hidden sibling of its output directory."""
+    return out_dir.parent / f".{out_dir.name}.kept"
+
+
 def name_of(path: Path) -> str | None:
     """The name of the run that `path` holds, None when there is none."""
     if not is_run_dir(path):

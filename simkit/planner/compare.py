@@ -1,20 +1,20 @@
 """The three generations side by side: the same customers served by every batcher with every KV allocator.
 
-Owns which arms there are and their paired differences. Imports api and scenario.
+Owns which arms there are and their paired differences. Imports its siblings and scenario.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from simkit.api import Result, run
 from simkit.engine.run import Progress
-from simkit.errors import CheckError, InputError
+from simkit.errors import InputError
 from simkit.metrics.intervals import half_width_95
+from simkit.parts import Result
+from simkit.planner.study import Failure, Options, Point, run_study, value_text
 from simkit.scenario import Scenario, apply_sets
 
 BASELINE = "static+contiguous"
@@ -46,16 +46,24 @@ PAIRED_METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Arms by name in the order in which they were run, and for each the paired differences to the baseline."""
+    """Arms by name in the order in which they were asked for, and for each the paired differences to the baseline.
+
+    `failed` holds the arms that have no result; without the baseline there are no differences.
+    """
 
     name: str
     baseline: str
     arms: dict[str, Result]
     paired: dict[str, dict[str, dict[str, float | None]]]
+    failed: dict[str, Failure] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of compare.json."""
-        return {"arms": {name: result.summary for name, result in self.arms.items()}, "paired": self.paired}
+        return {
+            "arms": {name: result.summary for name, result in self.arms.items()},
+            "paired": self.paired,
+            "failed": {name: failure.message for name, failure in self.failed.items()},
+        }
 
 
 def compare(
@@ -64,42 +72,42 @@ def compare(
     axes: Mapping[str, Sequence[Any]] | None = None,
     base_dir: Path | None = None,
     progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Comparison:
     """Run all arms: six generations x allocators, each again for every axis value, then the file's variants.
 
     Every arm draws its customers from the same named streams, so differences are paired by replication. Raises
-    InputError or CheckError naming the arm.
+    InputError naming the arm that cannot be set up; an arm that fails later is in `failed`. For options see
+    `planner.study.Options`.
     """
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)
-    changes = _arms(scenario, axes or {})
-    arms: dict[str, Result] = {}
-    for index, (name, change) in enumerate(changes.items()):
+    points = []
+    for name, change in _arms(scenario, axes or {}).items():
         try:
-            arms[name] = run(
-                apply_sets(scenario, change, label=f"arm {name}"), progress=_part(progress, index, len(changes), name)
-            )
+            points.append(Point(name, apply_sets(scenario, change, label=f"arm {name}"), change))
         except InputError as error:
             raise InputError(f"arm {name}: {error}") from None
-        except CheckError as error:
-            raise CheckError(f"arm {name}: {error}") from None
-    return Comparison(scenario.name, BASELINE, arms, _paired(arms, BASELINE))
+    return _side_by_side(scenario.name, points, progress, options)
 
 
-def compare_files(first: Scenario, second: Scenario, *, progress: Progress | None = None) -> Comparison:
+def compare_files(
+    first: Scenario, second: Scenario, *, progress: Progress | None = None, **options: Unpack[Options]
+) -> Comparison:
     """Two scenarios side by side, the first as baseline. Both draw from the same named streams of their seeds."""
     names = (first.name, second.name if second.name != first.name else f"{second.name} (2)")
-    arms: dict[str, Result] = {}
-    for index, (name, scenario) in enumerate(zip(names, (first, second), strict=True)):
-        try:
-            arms[name] = run(scenario, progress=_part(progress, index, 2, name))
-        except InputError as error:
-            raise InputError(f"arm {name}: {error}") from None
-        except CheckError as error:
-            raise CheckError(f"arm {name}: {error}") from None
     if first.replications != second.replications:
         raise InputError(f"arm {names[1]}: replications: expected {first.replications}, as in {names[0]}")
-    return Comparison(f"{names[0]}-and-{names[1]}", names[0], arms, _paired(arms, names[0]))
+    return _side_by_side(
+        f"{names[0]}-and-{names[1]}", [Point(names[0], first), Point(names[1], second)], progress, options
+    )
+
+
+def _side_by_side(name: str, points: Sequence[Point], progress: Progress | None, options: Options) -> Comparison:
+    """Run the arms; the first of them is the baseline."""
+    study = run_study(points, word="arm", progress=progress, **options)
+    baseline = points[0].name
+    return Comparison(name, baseline, study.results, _paired(study.results, baseline), study.failed)
 
 
 def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
@@ -113,7 +121,7 @@ def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, di
     for key, values in axes.items():
         for value in values:
             for name, change in base.items():
-                arms[f"{name}@{key}={_text(value)}"] = {**change, key: value}
+                arms[f"{name}@{key}={value_text(value)}"] = {**change, key: value}
     for name, change in scenario.variants.items():
         if name in arms:
             what = f"variants: expected names of their own, got {name!r}, an arm of every comparison"
@@ -122,19 +130,10 @@ def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, di
     return arms
 
 
-def _text(value: Any) -> str:
-    """A value as the scenario file would have it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _part(progress: Progress | None, index: int, count: int, name: str) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda done, label: progress((index + done) / count, name)
-
-
 def _paired(arms: Mapping[str, Result], baseline: str) -> dict[str, dict[str, dict[str, float | None]]]:
     """Arm minus baseline, replication by replication; the interval needs at least two replications."""
+    if baseline not in arms:
+        return {}
     base = arms[baseline].replications
     return {
         name: {metric: _difference(result.replications, base, metric) for metric in PAIRED_METRICS}

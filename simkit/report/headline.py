@@ -20,6 +20,7 @@ class Badge:
     text: str
     kind: str
     details: tuple[str, ...] = ()
+    unfold: str = "which and how fast"
 
 
 def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:
@@ -43,9 +44,14 @@ def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:
     )
 
 
-def badges(runs: Sequence[Run]) -> list[Badge]:
-    """Labels: uncalibrated times, saturated arms, and what was asked for but not simulated."""
+def badges(runs: Sequence[Run], comparison: Mapping[str, Any] | None = None) -> list[Badge]:
+    """Labels: arms that failed, uncalibrated times, saturated arms, and what was asked for but not simulated."""
     found = []
+    failed: Mapping[str, str] = (comparison or {}).get("failed") or {}
+    if failed:
+        text = f"{', '.join(failed)}: no numbers, the other arms stand alone."
+        details = tuple(f"{name}: {message}" for name, message in failed.items())
+        found.append(Badge("failed", text, "bad", details, "why"))
     sources = {str(run.summary.get("latency_source") or run.manifest.get("latency_source") or "") for run in runs}
     uncalibrated = sorted(source for source in sources if "uncalibrated" in source)
     if uncalibrated:

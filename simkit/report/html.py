@@ -20,8 +20,8 @@ def write_report(
 ) -> None:
     """Write the report of `arms` (name -> finished run directory) to `out_file`.
 
-    `comparison` is the parsed compare.json (``baseline`` and ``paired``); without it the first arm is the baseline.
-    The same input gives the same bytes. Raises InputError when a run directory or the output cannot be used.
+    `comparison` is the parsed compare.json (``baseline``, ``paired``, ``failed``); without it the first arm is the
+    baseline. The same input gives the same bytes. Raises InputError when a run directory or the output cannot be used.
     """
     page = render(arms, title=title, comparison=comparison)
     try:
@@ -48,7 +48,7 @@ def render(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any
     return environment.get_template("report.html.j2").render(
         title=title,
         answer=headline.sentence(runs, comparison),
-        badges=headline.badges(runs),
+        badges=headline.badges(runs, comparison),
         table=arm_table.arm_table(runs),
         paired=paired,
         baseline=(comparison or {}).get("baseline", runs[0].name),

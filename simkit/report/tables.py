@@ -101,24 +101,33 @@ def compare_tables(
     arms: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]], paired: Mapping[str, Any], width: int = 100
 ) -> list[RenderableType]:
     """One row an arm, (summary, manifest) each, then the paired differences; split to fit `width` columns."""
+    note = "latencies in ms; KV reserved, internal, external as shares of the allocated memory"
+    return [*summary_tables("arm", arms, COMPARED, note, width), *_paired_tables(paired, width)]
+
+
+def summary_tables(
+    head: str,
+    runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
+    groups: Sequence[Sequence[tuple[str, str, Show]]],
+    note: str,
+    width: int,
+) -> list[RenderableType]:
+    """One row a run, (summary, manifest) each, under `head`; then `note`, who is saturated and why numbers miss."""
     reasons: dict[str, list[str]] = {}
-    groups = []
-    for group in COMPARED:
-        columns = []
-        for header, key, show in group:
-            cells = tuple(_cell(s, m, key, show, reasons, f"{name}: ") for name, (s, m) in arms.items())
-            columns.append(Column(header, cells))
-        groups.append(tuple(columns))
-    names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in arms.items())
-    parts: list[RenderableType] = list(fit("arm", names, groups, width))
-    parts.append(Text("latencies in ms; KV reserved, internal, external as shares of the allocated memory"))
-    if any(summary.get("saturated") for summary, _ in arms.values()):
+    columns = [
+        tuple(
+            Column(header, tuple(_cell(s, m, key, show, reasons, f"{name}: ") for name, (s, m) in runs.items()))
+            for header, key, show in group
+        )
+        for group in groups
+    ]
+    names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in runs.items())
+    parts: list[RenderableType] = [*fit(head, names, columns, width), Text(note)]
+    if any(summary.get("saturated") for summary, _ in runs.values()):
         parts.append(
             Text("* saturated: the queue grows for as long as requests come, so latencies depend on the run's length")
         )
-    parts += _reason_lines(reasons)
-    parts += _paired_tables(paired, width)
-    return parts
+    return parts + _reason_lines(reasons, len(runs))
 
 
 def fit(
@@ -310,12 +319,12 @@ def why_missing(summary: Mapping[str, Any], manifest: Mapping[str, Any], key: st
     return "undefined in this run"
 
 
-def _reason_lines(reasons: Mapping[str, Sequence[str]]) -> list[RenderableType]:
-    return [Text(f"- {reason}: {_grouped(users)}") for reason, users in reasons.items()]
+def _reason_lines(reasons: Mapping[str, Sequence[str]], num_runs: int = 1) -> list[RenderableType]:
+    return [Text(f"- {reason}: {_grouped(users, num_runs)}") for reason, users in reasons.items()]
 
 
-def _grouped(users: Sequence[str]) -> str:
-    """``a: TPOT``, ``a: ITL``, ``b: TPOT`` as ``TPOT, ITL (a, b)`` when arms are named, else a plain list."""
+def _grouped(users: Sequence[str], num_runs: int) -> str:
+    """``a: TPOT``, ``a: ITL``, ``b: TPOT`` as ``TPOT, ITL (a, b)`` when some of the arms are named, else a list."""
     arms: dict[str, list[str]] = {}
     for user in users:
         arm, _, label = user.rpartition(": ")
@@ -323,7 +332,10 @@ def _grouped(users: Sequence[str]) -> str:
     by_labels: dict[str, list[str]] = {}
     for arm, labels in arms.items():
         by_labels.setdefault(", ".join(labels), []).append(arm)
-    return "; ".join(labels + (f" ({', '.join(names)})" if any(names) else "") for labels, names in by_labels.items())
+    return "; ".join(
+        labels + (f" ({', '.join(names)})" if any(names) and not len(names) == num_runs > 1 else "")
+        for labels, names in by_labels.items()
+    )
 
 
 def _paired_tables(paired: Mapping[str, Any], width: int) -> list[RenderableType]:

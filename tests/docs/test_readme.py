@@ -74,7 +74,7 @@ def test_every_command_is_mentioned(home: Path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_runs(command: str, home: Path) -> None:
     extra = ""
-    if command.startswith(("simkit run", "simkit compare")) and "eight-requests" not in command:
+    if command.startswith(("simkit run", "simkit compare", "simkit sweep")) and "eight-requests" not in command:
         extra += f" --set workload.num_requests={MAX_REQUESTS}"
     if command.startswith("simkit compare"):
         extra += " --no-report"

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 (expected messages are easier to read, and to search for, in one piece)
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -69,6 +70,7 @@ class FakeApi(ModuleType):
         self.error: BaseException | None = None
         self.write_error: OSError | None = None
         self.report: bool | None = None
+        self.single_step: bool | None = None
 
     def result(self, scenario: Any) -> Any:
         self.scenario = scenario
@@ -78,7 +80,8 @@ class FakeApi(ModuleType):
         }  # fmt: skip
         return SimpleNamespace(summary=SUMMARY, manifest=facts)
 
-    def run(self, scenario: Any, *, base_dir: Path | None, progress: Any) -> Any:
+    def run(self, scenario: Any, *, base_dir: Path | None, progress: Any, single_step: bool) -> Any:
+        self.single_step = single_step
         if self.error is not None:
             raise self.error
         if progress is not None:
@@ -151,6 +154,13 @@ def test_set_and_seed_reach_the_engine(api: FakeApi) -> None:
     assert Path("runs/other/summary.json").exists()
 
 
+def test_single_step_reaches_the_engine(api: FakeApi) -> None:
+    assert simkit_("run", "s.yaml").exit_code == 0
+    assert api.single_step is False
+    assert simkit_("run", "s.yaml", "--single-step").exit_code == 0
+    assert api.single_step is True
+
+
 def test_run_needs_no_file(api: FakeApi) -> None:
     flags = ["--model", "llama-3-8b", "--gpu", "l4-24gb", "--rate", "2", "--prompt", "100", "--output", "20"]
     assert simkit_("run", *flags).exit_code == 0
@@ -219,6 +229,10 @@ def test_exit_codes(error: BaseException, code: int, line: str, api: FakeApi, tm
         (["run", "s.yaml", "--set", "workload.arrivals.rate_per_s=-6"], "--set workload.arrivals.rate_per_s: expected a rate per second > 0 (and <= 1e9), got -6"),
         (["run", "s.yaml", "--seed", "-1"], "--set seed: expected an integer >= 0 and < 2**63, got -1"),
         (["compare", "s.yaml", "--axis", "engine.polcy=fcfs"], "--axis engine.polcy: unknown key; did you mean 'engine.policy'?"),
+        (["sweep", "s.yaml", "--axis", "engine.polcy=fcfs"], "--axis engine.polcy: unknown key; did you mean 'engine.policy'?"),
+        (["sweep", "s.yaml"], "--axis: expected at least one, e.g. --axis engine.max_num_seqs=32,64"),
+        (["sweep", "none.yaml"], "none.yaml: no such file"),
+        (["run", "s.yaml", "--dask", "tcp://host:1", "--jobs", "2"], "--jobs: expected without --dask tcp://host:1, whose workers are those of that scheduler"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -229,7 +243,7 @@ def test_mistakes_are_one_line_and_exit_2(args: list[str], line: str, api: FakeA
 
 @pytest.mark.parametrize(
     "args",
-    [["rum"], ["run", "--foo"], ["run", "s.yaml", "--seed", "x"], ["run", "s.yaml", "--set"], ["compare"], ["run", "a", "b"]],
+    [["rum"], ["run", "--foo"], ["run", "s.yaml", "--seed", "x"], ["run", "s.yaml", "--set"], ["run", "s.yaml", "--jobs", "0"], ["compare"], ["sweep"], ["run", "a", "b"]],
     ids=" ".join,
 )  # fmt: skip
 def test_usage_errors_are_one_line_without_a_box(args: list[str], api: FakeApi) -> None:
@@ -255,22 +269,23 @@ def test_compare_prints_every_arm_and_the_differences(api: FakeApi, monkeypatch:
     paired = {"continuous+paged": {"throughput.requests_per_s": {"difference": 3.25, "ci95": 0.5}}}
     seen: dict[str, Any] = {}
 
-    def compare(scenario: Any, *, axes: Any, base_dir: Any, progress: Any) -> Any:
-        seen.update(axes=axes)
+    def compare(scenario: Any, *, axes: Any, base_dir: Any, progress: Any, **options: Any) -> Any:
+        seen.update(axes=axes, jobs=options["jobs"], dask=options["dask"], resume=options["resume"])
         arms = {name: api.result(scenario) for name in ("static+contiguous", "continuous+paged")}
         as_json = {"arms": {name: arm.summary for name, arm in arms.items()}, "paired": paired}
-        return SimpleNamespace(arms=arms, paired=paired, to_json=lambda: as_json)
+        return SimpleNamespace(
+            arms=arms, paired=paired, failed={}, baseline="static+contiguous", to_json=lambda: as_json
+        )
 
-    fake = ModuleType("simkit.planner.compare")
-    fake.compare = compare  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "simkit.planner.compare", fake)
+    monkeypatch.setattr("simkit.planner.compare.compare", compare)
     result = simkit_("compare", "s.yaml", "--axis", "engine.max_num_seqs=8,16", "--no-report")
     assert result.exit_code == 0, result.stderr
-    assert seen["axes"] == {"engine.max_num_seqs": [8, 16]}
+    assert seen == {"axes": {"engine.max_num_seqs": [8, 16]}, "jobs": None, "dask": None, "resume": False}
     for text in ("static+contiguous", "continuous+paged", "+3.25 ± 0.5", "1,234,567"):
         assert text in result.stdout
     assert "wrote runs/tiny-compare\n" in result.stderr
-    result = simkit_("compare", "s.yaml", "--json", "--quiet")
+    result = simkit_("compare", "s.yaml", "--json", "--quiet", "--jobs", "3", "--dask", "auto", "--resume")
+    assert (seen["jobs"], seen["dask"], seen["resume"]) == (3, "auto", True)
     assert json.loads(result.stdout)["paired"] == paired
     assert result.stdout_bytes == Path("runs/tiny-compare/compare.json").read_bytes()
 
@@ -299,7 +314,7 @@ def test_models_prints_what_is_not_modelled() -> None:
 def test_version_and_help() -> None:
     assert simkit_("--version").stdout == f"simkit {simkit.__version__}\n"
     assert f'version = "{simkit.__version__}"' in (ROOT / "pyproject.toml").read_text()
-    for args in ([], ["--help"], ["run", "--help"], ["compare", "--help"]):
+    for args in ([], ["--help"], ["run", "--help"], ["compare", "--help"], ["sweep", "--help"]):
         assert simkit_(*args).exit_code == 0
         assert "Usage:" in simkit_(*args).stdout
 
@@ -400,3 +415,25 @@ def test_run_id_depends_on_each_of_its_four_parts() -> None:
 def test_not_simulated_line() -> None:
     assert console.not_simulated_line([]) is None
     assert console.not_simulated_line(["a", "b"]) == "note: accepted but not simulated yet, run as off: a, b"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_by_itself_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.progress(quiet=False) as progress:
+        assert isinstance(progress, console._Bar)
+        progress._timer.join()  # nothing was reported yet
+        progress(0.5, "1 of 2")
+    for text in ("1 of 2", "50%", "elapsed", "to go"):
+        assert text in sys.stderr.getvalue()  # type: ignore[attr-defined]
+    with console.progress(quiet=True) as progress:
+        assert progress is None
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with console.progress(quiet=False) as progress:
+        assert progress is None

@@ -23,6 +23,7 @@ ROOM_OF = {
     "scenario_errors": "scenario",
     "model_spec": "models",
     "hf_config": "models",
+    "cli_studies": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
@@ -54,10 +55,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manifest": {"simkit"},
     "rundir": {"errors", "manifest"},
     "console": {"errors"},
+    # One replication, and the replications of a run put together: what api and planner share.
+    "parts": {"engine", "manifest", "metrics"},
     # The report to write one; the planner's result only as a type.
-    "api": {"engine", "errors", "manifest", "metrics", "scenario", "report", "planner"},
-    # A planner's unit of work is a whole run, and api.run is the one place that makes one: planner stands on api.
-    "planner": {"api", "engine", "errors", "metrics", "scenario", "units", "memory", *SPECS},
+    "api": {"parts", "engine", "errors", "manifest", "scenario", "report", "planner"},
+    # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
+    "planner": {"parts", "engine", "errors", "manifest", "metrics", "scenario", "workload", "simkit"},
     "simkit": {"api", "errors"},
     "main": {"cli"},
     # The top: `cli` may import everything.

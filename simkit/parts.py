@@ -1,0 +1,202 @@
+"""One replication simulated, and the replications of a run put together.
+
+Owns everything between a resolved scenario and its result: a `Part` is what a replication leaves behind, small enough
+to travel between processes, and the same parts give the same result wherever and in whatever order they were made.
+Imports the engine, metrics and manifest; never files, processes or the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simkit.engine.build import Setup
+from simkit.engine.run import Progress, RunFacts, simulate
+from simkit.manifest import build_manifest, plain
+from simkit.metrics.definitions import Outcome, summarise
+from simkit.metrics.intervals import combine
+from simkit.metrics.tables import request_table, slot_table, span_table
+from simkit.metrics.terms import Terms
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one replication leaves behind. `slots` is kept for replication 0 alone.
+
+    `turned_away` counts requests by the reason for which they were rejected or refused; `counters` hold what the
+    workload cut or clipped, by name.
+    """
+
+    replication: int
+    summary: dict[str, Any]
+    warmup: dict[str, Any]
+    requests: pa.Table
+    steps: pa.Table
+    slots: pa.Table | None
+    notes: tuple[str, ...]
+    counters: dict[str, int]
+    turned_away: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run gives. `summary` and `manifest` are the content of the JSON files, `tables` of the parquet files.
+
+    `replications` holds the summary of each replication; `summary` is their mean with ``*_ci95`` siblings.
+    """
+
+    summary: dict[str, Any]
+    manifest: dict[str, Any]
+    tables: dict[str, pa.Table]
+    replications: list[dict[str, Any]]
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row a request (columns of ``requests.parquet``), undefined values missing."""
+        return _frame(self.tables["requests"])
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row a span of equal steps (columns of ``steps.parquet``)."""
+        return _frame(self.tables["steps"])
+
+    @property
+    def slots(self) -> pd.DataFrame:
+        """One row a stay in a slot, first replication (columns of ``slots.parquet``)."""
+        return _frame(self.tables["slots"])
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    import pandas as pd
+    import pyarrow as pa
+
+    # Nullable integers: a float cannot hold every nanosecond.
+    frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    return frame
+
+
+def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
+    """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
+    facts = simulate(setup, replication, progress, single_step=single_step)
+    outcome = summarise(facts.record, _terms(setup))
+    return Part(
+        replication=replication,
+        # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
+        summary=plain(outcome.summary),
+        warmup=plain(outcome.warmup),
+        requests=_numbered(request_table([(outcome.requests, facts.record.reasons)]), replication),
+        steps=_numbered(span_table([facts.record]), replication),
+        slots=slot_table(facts.record) if replication == 0 else None,
+        notes=facts.notes,
+        counters=plain(facts.counters),
+        turned_away=_turned_away(facts, outcome),
+    )
+
+
+def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
+    """The result of a run from the parts of all its replications, in any order."""
+    import pyarrow as pa
+
+    parts = sorted(parts, key=lambda part: part.replication)
+    assert [part.replication for part in parts] == list(range(setup.scenario.replications)), "one part a replication"
+    tables = {
+        "requests": pa.concat_tables([part.requests for part in parts]).combine_chunks(),
+        "steps": pa.concat_tables([part.steps for part in parts]).combine_chunks(),
+        "slots": parts[0].slots,
+    }
+    summaries = [part.summary for part in parts]
+    return Result(combine(summaries), _manifest(setup, parts), tables, summaries)
+
+
+def _numbered(table: pa.Table, replication: int) -> pa.Table:
+    """A table of one replication, with the number of that replication written in."""
+    if replication == 0:
+        return table
+    import pyarrow as pa
+
+    index = table.schema.get_field_index("replication")
+    return table.set_column(index, table.schema.field(index), pa.repeat(pa.scalar(replication, pa.int64()), len(table)))
+
+
+def _terms(setup: Setup) -> Terms:
+    scenario = setup.scenario
+    hardware, warmup = scenario.hardware, scenario.warmup
+    if not isinstance(warmup, str):
+        kind, value = next(iter(warmup.model_dump().items()))
+        warmup = (kind, float(value))  # type: ignore[assignment]
+    price = hardware.price_per_gpu_hour
+    arrivals = scenario.workload.arrivals
+    return Terms(
+        max_num_seqs=setup.max_num_seqs,
+        num_replicas=scenario.replicas,
+        capacity_tokens=setup.capacity_tokens,
+        num_gpu_blocks=setup.num_gpu_blocks,
+        stream=setup.stream,
+        open_loop=arrivals is None or arrivals.process not in ("closed_loop", "all_at_once"),
+        # A log that does not say which prompts are alike has an unknown hit rate, not 0.
+        prefix_caching=setup.prefix_caching and scenario.workload.trace is None,
+        warmup=warmup,  # type: ignore[arg-type]
+        slo={} if scenario.slo is None else scenario.slo.model_dump(exclude_none=True),
+        price_per_hour=None if price is None else price * hardware.tensor_parallel_size * scenario.replicas,
+        peak_flops_per_s=setup.latency.peak_flops_per_s,
+        peak_bytes_per_s=setup.latency.peak_bytes_per_s,
+        latency_source=setup.latency.source,
+        not_simulated=setup.not_simulated,
+    )
+
+
+COUNTER_TEXTS = {
+    "outputs_cut_by_max_tokens": "drawn output lengths were cut to max_tokens",
+    "prompt_tokens_clipped": "drawn prompt lengths were moved to min or max",
+    "output_tokens_clipped": "drawn output lengths were moved to min or max",
+    "prefixes_cut_to_prompt": "shared prefixes were cut to the prompt",
+    "requests_not_sent": "requests were not sent because the last segment ended",
+}
+
+
+def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
+    notes = list(parts[0].notes)
+    for counter, text in COUNTER_TEXTS.items():
+        total = sum(part.counters.get(counter, 0) for part in parts)
+        if total:
+            notes.append(f"workload: {total} {text}")
+    truncated = sum(part.summary["num_truncated"] for part in parts)
+    if truncated:
+        notes.append(f"workload: {truncated} answers ended early at max_model_len or max_tokens")
+    for reason, count in _sums(part.turned_away for part in parts).items():
+        notes.append(f"{count} requests turned away: {reason}")
+    return build_manifest(
+        scenario=setup.scenario.to_dict(),
+        model=setup.model,
+        gpu=setup.gpu,
+        memory=plain(setup.memory) | {"num_gpu_blocks_used": setup.num_gpu_blocks},
+        latency_source=setup.latency.source,
+        profile=setup.scenario.latency.profile,
+        profile_hash=setup.latency.source,
+        not_simulated=setup.not_simulated,
+        without_effect=setup.without_effect,
+        notes=notes,
+        warmup={**parts[0].warmup, "of_replication": 0},
+    )
+
+
+def _turned_away(facts: RunFacts, outcome: Outcome) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for number, reason in enumerate(facts.record.reasons):
+        found = int((outcome.requests["reject_reason"] == number).sum()) if number else 0
+        if found:
+            counts[reason] = found
+    return counts
+
+
+def _sums(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for tally in tallies:
+        for key, count in tally.items():
+            total[key] = total.get(key, 0) + count
+    return total

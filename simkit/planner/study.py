@@ -1,0 +1,297 @@
+"""A study: many simulations that answer one question, each one replication of one named point.
+
+Owns what is simulated, what becomes of failures, interruption and resumption, and that the results do not depend on
+how the work was spread. Where it is computed is the affair of `backends`, what is kept on disk that of `kept`. Imports
+parts and engine; never the report or the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from simkit import __version__
+from simkit.engine.build import Setup, set_up
+from simkit.engine.run import Progress
+from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
+from simkit.parts import Part, Result, assemble, make_part
+from simkit.planner import backends, kept
+from simkit.scenario import Scenario
+
+Kind = Literal["input", "check", "error", "lost"]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A scenario under a name, and the settings in which it differs from the others."""
+
+    name: str
+    scenario: Scenario
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a point has no result: its input was wrong, a check failed, an error nobody expected, or its worker died."""
+
+    kind: Kind
+    message: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self, name: str) -> str:
+        """What to tell of the point of this name, in one line, with the settings that the name does not show."""
+        hidden = [text for text in map(setting, self.settings, self.settings.values()) if text not in name]
+        return f"{name}: {self.message}" + (f" (with {', '.join(hidden)})" if hidden else "")
+
+
+def setting(key: str, value: Any) -> str:
+    """A key and its value as the scenario file would have it: ``engine.max_num_seqs=64``."""
+    return f"{key}={value_text(value)}"
+
+
+def value_text(value: Any) -> str:
+    """A value as the scenario file would have it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Results and failures by the name of the point, both in the order of the points."""
+
+    results: dict[str, Result]
+    failed: dict[str, Failure]
+
+
+class Options(TypedDict, total=False):
+    """How a study is run. None of it changes a result.
+
+    `jobs`: processes, None for one a core (default 1: this process). `dask`: the address of a scheduler, or ``auto``
+    for a local cluster of `jobs` processes. `resume_dir`: where finished simulations are kept until `kept.clear`, and
+    taken from unless `resume` is false. `say` hears remarks. `single_step` simulates every step one by one.
+    """
+
+    jobs: int | None
+    dask: str | None
+    resume_dir: Path | None
+    resume: bool
+    say: Say
+    single_step: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One replication of one point, as it goes to a worker. `cwd` is where relative paths start."""
+
+    point: str
+    scenario: Scenario
+    replication: int
+    single_step: bool
+    version: str
+    cwd: str
+
+
+def run_study(
+    points: Sequence[Point], *, word: str = "", progress: Progress | None = None, **options: Unpack[Options]
+) -> Study:
+    """Simulate all replications of all points.
+
+    What can be refused before anything runs is: InputError, naming the point behind `word` (``arm NAME: ...``). A point
+    that fails later leaves the others alone. Ctrl-C raises Interrupted where finished simulations are kept, else it is
+    the ordinary KeyboardInterrupt.
+    """
+    setups = _set_up_all(points, word)
+    tasks = _tasks(points, options.get("single_step", False))
+    shelf = _Shelf(setups, len(tasks), options)
+    outcomes: dict[int, Part | Failure] = dict(shelf.load())
+    try:
+        with backends.no_warnings():
+            for index, outcome in _run_rest(tasks, outcomes, progress, options):
+                outcomes[index] = outcome
+                if isinstance(outcome, Part):
+                    shelf.save(index, outcome)
+    except KeyboardInterrupt:
+        if not shelf.num_kept:
+            raise
+        kept_here = f"{shelf.num_kept} of {len(tasks)} simulations kept"
+        raise Interrupted(f"interrupted: {kept_here}; add --resume to go on") from None
+    return _sort_out(points, setups, tasks, outcomes)
+
+
+def run_scenario(scenario: Scenario, *, progress: Progress | None = None, **options: Unpack[Options]) -> Result:
+    """All replications of one scenario, as a study. Raises InputError and CheckError like `api.run`."""
+    study = run_study([Point(scenario.name, scenario)], progress=progress, **options)
+    for failure in study.failed.values():
+        folder = options.get("resume_dir")
+        hint = " (finished replications are kept; --resume uses them)" if folder and folder.is_dir() else ""
+        raise (InputError if failure.kind == "input" else CheckError)(failure.message + hint)
+    return study.results[scenario.name]
+
+
+def exit_code(failed: Mapping[str, Failure]) -> int:
+    """0 without failures, 2 when an input was wrong, else 1."""
+    return 0 if not failed else 2 if any(failure.kind == "input" for failure in failed.values()) else 1
+
+
+def work(task: Task, progress: Progress | None = None) -> Part | Failure:
+    """What a worker does with a task. Never raises but to be interrupted."""
+    try:
+        if task.version != __version__:
+            raise InputError(f"the worker has simkit {__version__}; expected {task.version}, as here")
+        scenario = task.scenario
+        if task.cwd != os.getcwd():
+            scenario = scenario.based_at(Path(task.cwd) / (scenario.base_dir or ""))
+        return make_part(set_up(scenario), task.replication, progress, single_step=task.single_step)
+    except InputError as error:
+        return Failure("input", str(error))
+    except CheckError as error:
+        return Failure("check", str(error))
+    except MemoryError:
+        return Failure("input", OUT_OF_MEMORY)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return Failure("error", f"{text} ({Path(place.filename).name}:{place.lineno})")
+
+
+def _set_up_all(points: Sequence[Point], word: str) -> list[Setup]:
+    setups = []
+    for point in points:
+        try:
+            setups.append(set_up(point.scenario))
+        except InputError as error:
+            raise InputError(f"{word} {point.name}: {error}" if word else str(error)) from None
+    return setups
+
+
+def _tasks(points: Sequence[Point], single_step: bool) -> list[Task]:
+    cwd = os.getcwd()
+    return [
+        Task(point.name, point.scenario, replication, single_step, __version__, cwd)
+        for point in points
+        for replication in range(point.scenario.replications)
+    ]
+
+
+def _run_rest(
+    tasks: Sequence[Task], done: Mapping[int, Part | Failure], progress: Progress | None, options: Options
+) -> Iterator[tuple[int, Part | Failure]]:
+    """The outcomes of the tasks that are not in `done`, which the caller fills; no more of a point that failed.
+
+    Tasks are begun in order and finish once begun, so the first replication that fails is among them wherever it ran.
+    """
+    rest = [index for index in range(len(tasks)) if index not in done]
+    failed: set[str] = set()
+    for position, outcome in _spread([tasks[index] for index in rest], len(tasks), failed, progress, options):
+        index = rest[position]
+        if isinstance(outcome, backends.Lost):
+            outcome = Failure("lost", outcome.reason)
+        if isinstance(outcome, Failure):
+            failed.add(tasks[index].point)
+        yield index, outcome
+
+
+def _spread(
+    tasks: Sequence[Task], total: int, failed: set[str], progress: Progress | None, options: Options
+) -> Iterator[tuple[int, Any]]:
+    """(position, outcome) of tasks whose point is not in `failed`, from wherever `options` says; tells the progress."""
+    dask, jobs = options.get("dask"), options.get("jobs", 1)
+    jobs = 1 if len(tasks) <= 1 else min(jobs or backends.usable_cores(), len(tasks))
+    before = total - len(tasks)
+    if dask is None and jobs == 1:
+        for position, task in enumerate(tasks):
+            if task.point not in failed:
+                yield position, work(task, _share(progress, before + position, total, task))
+        return
+    if progress is not None:
+        progress(before / total, f"{before} of {total}")
+    spread = backends.spread(work, tasks, jobs, dask, lambda position: tasks[position].point not in failed)
+    for count, (position, outcome) in enumerate(spread if tasks else (), start=before + 1):
+        if progress is not None:
+            progress(count / total, f"{count} of {total}")
+        yield position, outcome
+
+
+def _share(progress: Progress | None, index: int, total: int, task: Task) -> Progress | None:
+    """Progress of one task among several, in this process."""
+    if progress is None:
+        return None
+    label = task.point if total > task.scenario.replications else f"replication {task.replication + 1} of {total}"
+    return lambda done, _: progress((index + done) / total, label)
+
+
+def _sort_out(
+    points: Sequence[Point], setups: Sequence[Setup], tasks: Sequence[Task], outcomes: Mapping[int, Part | Failure]
+) -> Study:
+    """The outcomes by point; of several failures of one point the one of the first replication."""
+    found: dict[str, list[Part | Failure]] = {point.name: [] for point in points}
+    for index in sorted(outcomes):
+        found[tasks[index].point].append(outcomes[index])
+    study = Study({}, {})
+    for point, setup in zip(points, setups, strict=True):
+        failures = [outcome for outcome in found[point.name] if isinstance(outcome, Failure)]
+        if failures:
+            study.failed[point.name] = replace(failures[0], settings=point.settings)
+        else:
+            parts = [outcome for outcome in found[point.name] if isinstance(outcome, Part)]
+            study.results[point.name] = assemble(setup, parts)
+    return study
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+class _Shelf:
+    """The kept parts of one study. Does nothing without a folder, and for a study of one simulation."""
+
+    def __init__(self, setups: Sequence[Setup], num_tasks: int, options: Options) -> None:
+        self._say = options.get("say", _say_nothing)
+        self._resume = options.get("resume", True)
+        self._folder = options.get("resume_dir") if num_tasks > 1 else None
+        self._keys = kept.keys(setups) if self._folder is not None else []
+        self._total = num_tasks
+        self.num_kept = 0
+
+    def load(self) -> Iterator[tuple[int, Part]]:
+        """What an interrupted study left, if it is to be used; parts of other studies are removed."""
+        if self._folder is None:
+            return
+        kept.clear(self._folder, but=self._keys)
+        if self._resume:
+            yield from self._load()
+            self._say(f"note: {self.num_kept} of {self._total} simulations were kept, the others are made now")
+            return
+        found = sum(kept.exists(self._folder, key) for key in self._keys)
+        if found:
+            here = f"{found} of {self._total} simulations were kept when this study was interrupted"
+            self._say(f"note: {here}; they are made anew, add --resume to use them")
+
+    def _load(self) -> Iterator[tuple[int, Part]]:
+        assert self._folder is not None
+        for index, key in enumerate(self._keys):
+            try:
+                part = kept.load(self._folder, key)
+            except kept.DamagedPart:
+                self._say(f"note: a kept simulation is damaged and is made anew: {self._folder / key.folder}")
+                continue
+            if part is not None:
+                self.num_kept += 1
+                yield index, part
+
+    def save(self, index: int, part: Part) -> None:
+        """Keep a part; a folder that cannot be written costs the chance to resume and nothing else."""
+        if self._folder is None:
+            return
+        try:
+            kept.save(self._folder, self._keys[index], part)
+            self.num_kept += 1
+        except OSError as error:
+            why = error.strerror or error
+            self._say(f"note: finished simulations cannot be kept in {self._folder}: {why}")
+            self._folder = None

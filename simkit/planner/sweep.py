@@ -1,0 +1,125 @@
+"""One scenario at every combination of some settings, with the same customers.
+
+Owns which points there are and the columns of their table. Imports its siblings and scenario.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Unpack
+
+from simkit.engine.run import Progress
+from simkit.errors import InputError
+from simkit.parts import Result
+from simkit.planner.study import Failure, Options, Point, run_study, setting, value_text
+from simkit.scenario import Scenario, apply_sets
+
+COLUMNS = (
+    ("requests_per_s", "throughput.requests_per_s"),
+    ("output_tokens_per_s", "throughput.output_tokens_per_s"),
+    ("goodput_per_s", "goodput_per_s"),
+    *(
+        (f"{latency}_{stat}", f"{latency}.{stat}")
+        for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
+        for stat in ("p50", "p95", "p99")
+    ),
+    ("num_preemptions", "num_preemptions"),
+    ("kv_utilization", "kv.utilization"),
+    ("saturated", "saturated"),
+    ("cost_per_million_output_tokens", "cost_per_million_output_tokens"),
+)
+"""Columns of sweep.csv behind the settings, and where summary.json has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Points by name in the order of the axes, the last axis fastest. `failed` holds those without a result."""
+
+    name: str
+    axes: dict[str, list[Any]]
+    settings: dict[str, dict[str, Any]]
+    points: dict[str, Result]
+    failed: dict[str, Failure] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of sweep.json."""
+        return {
+            "axes": self.axes,
+            "points": {
+                name: {"settings": self.settings[name], "summary": result.summary}
+                for name, result in self.points.items()
+            },
+            "failed": {
+                name: {"settings": self.settings[name], "message": failure.message}
+                for name, failure in self.failed.items()
+            },
+        }
+
+    def to_csv(self) -> str:
+        """The content of sweep.csv: a row a point; a number that does not exist is empty."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["point", *self.axes, *(header for header, _ in COLUMNS), "failed"])
+        for name, settings in self.settings.items():
+            result, failure = self.points.get(name), self.failed.get(name)
+            numbers = [_cell(result, key) for _, key in COLUMNS]
+            rows.writerow(
+                [name, *map(value_text, settings.values()), *numbers, failure.message if failure is not None else None]
+            )
+        return text.getvalue()
+
+
+def sweep(
+    scenario: Scenario,
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    base_dir: Path | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Run a scenario at every combination of the values of `axes` (dotted key -> values).
+
+    All points share the seed, so they serve the same customers wherever the axes leave these alone. Raises InputError
+    naming the point that cannot be set up; a point that fails later is in `failed`. For options see
+    `planner.study.Options`.
+    """
+    if base_dir is not None:
+        scenario = scenario.based_at(base_dir)
+    if not axes:
+        raise InputError("--axis: expected at least one, e.g. --axis engine.max_num_seqs=32,64")
+    short = _short_keys(list(axes))
+    points = []
+    for values in product(*axes.values()):
+        settings = dict(zip(axes, values, strict=True))
+        name = ",".join(setting(short[key], value) for key, value in settings.items())
+        try:
+            points.append(Point(name, apply_sets(scenario, settings, label="--axis"), settings))
+        except InputError as error:
+            raise InputError(f"point {name}: {error}") from None
+    study = run_study(points, word="point", progress=progress, **options)
+    return Sweep(
+        scenario.name,
+        {key: list(values) for key, values in axes.items()},
+        {point.name: dict(point.settings) for point in points},
+        study.results,
+        study.failed,
+    )
+
+
+def _short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Each key's last part, or the whole key where two end alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {key: end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)}
+
+
+def _cell(result: Result | None, key: str) -> Any:
+    """A number of a summary; None where there is none."""
+    found: Any = None if result is None else result.summary
+    for part in key.split("."):
+        found = None if found is None else found.get(part)
+    return value_text(found) if isinstance(found, bool) else found
