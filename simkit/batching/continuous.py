@@ -136,12 +136,11 @@ class ContinuousBatcher:
     def _quiet_pass(self) -> StepPlan:
         self._ended_since_pass = False
         steady, ticks = self._steady, self._ticks
-        ticks.scheduled += 1
+        ticks.scheduled = number = ticks.scheduled + 1
         plan = StepPlan()
-        count = steady.count
-        plan.number = ticks.scheduled
+        plan.number = number
         plan.version = self._version
-        plan.num_decode = plan.num_sampled = plan.num_scheduled = count
+        plan.num_decode = plan.num_sampled = plan.num_scheduled = count = steady.count
         plan.held_slots = len(self.running)
         plan.decode_context_sum, plan.decode_context_max = steady.contexts()
         plan.stable = not self._stopped
@@ -465,20 +464,31 @@ class ContinuousBatcher:
 
     # --- outputs -----------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
+    def commit(self, plan: StepPlan) -> None:
         """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
-        if steps > 1 or scheduled:
-            self._run_ahead(passes=steps - 1 + scheduled, outputs=steps - 1)
         if not plan.num_scheduled:
             return
         ticks = self._ticks
         ticks.committed += 1
         ending = self.outcome.tokens(ticks.committed)
-        if not scheduled:
-            assert self._open[0] is plan, "plans are committed in order"
-            del self._open[0]
-        if not (ending or plan.outputs):
-            return
+        assert self._open[0] is plan, "plans are committed in order"
+        del self._open[0]
+        if ending or plan.outputs:
+            self._process_outputs(plan, ending)
+
+    def run_ahead(self, num_steps: int) -> None:
+        """Apply further passes, which only let the steady decode, and the outputs of those before the last."""
+        ticks = self._ticks
+        ticks.committed += num_steps
+        grown = self.kv.grow_all(num_steps, self._known)
+        assert grown, "steps_until_full promised this memory"
+        ticks.scheduled += num_steps
+        self.num_computed_tokens += num_steps * self._steady.count
+        if self._fair is not None:
+            self._serve_steady(num_steps)
+
+    def _process_outputs(self, plan: StepPlan, ending: list[Sequence]) -> None:
+        outputs: list[tuple[int, int, Sequence, Chunk | None]]
         outputs = [(chunk.seq.number, 0, chunk.seq, chunk) for chunk in plan.outputs]
         outputs += [(seq.number, 1, seq, None) for seq in ending]
         if len(outputs) > 1:
@@ -491,17 +501,6 @@ class ContinuousBatcher:
             else:
                 self._enter_output(seq)
                 self._end(seq)
-
-    def _run_ahead(self, passes: int, outputs: int) -> None:
-        """Apply further passes, which only let the steady decode, and the outputs that came in before the last."""
-        count = self._steady.count
-        self._ticks.committed += outputs
-        grown = self.kv.grow_all(passes, self._known)
-        assert grown, "steps_until_full promised this memory"
-        self._ticks.scheduled += passes
-        self.num_computed_tokens += passes * count
-        if self._fair is not None:
-            self._serve_steady(passes)
 
     def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> None:
         stale = seq.num_stale_tokens > 0

@@ -15,19 +15,20 @@ NEVER = 1 << 62
 class Ends:
     """Steady sequences by the number of the commit that brings their last token."""
 
-    __slots__ = ("_at", "_numbers", "_when")
+    __slots__ = ("_numbers", "_when", "at")
 
     def __init__(self) -> None:
-        self._at: dict[int, dict[Sequence, None]] = {}
+        self.at: dict[int, dict[Sequence, None]] = {}
+        """Who ends, by the number of the commit."""
         self._numbers: list[int] = []
         self._when: dict[Sequence, int] = {}
 
     def follow(self, seq: Sequence, commit: int) -> None:
         """The last token of `seq` comes with commit number `commit`, unless it is dropped before."""
         self._when[seq] = commit
-        there = self._at.get(commit)
+        there = self.at.get(commit)
         if there is None:
-            self._at[commit] = {seq: None}
+            self.at[commit] = {seq: None}
             heappush(self._numbers, commit)
         else:
             there[seq] = None
@@ -37,19 +38,15 @@ class Ends:
         commit = self._when.pop(seq, None)
         if commit is None:
             return False
-        there = self._at[commit]
+        there = self.at[commit]
         del there[seq]
         if not there:
-            del self._at[commit]
+            del self.at[commit]
         return True
-
-    def num_at(self, commit: int) -> int:
-        """How many end with commit number `commit`."""
-        return len(self._at.get(commit, ()))
 
     def take(self, commit: int) -> list[Sequence]:
         """Who ends with commit number `commit`; they are forgotten."""
-        ending = self._at.pop(commit, None)
+        ending = self.at.pop(commit, None)
         if ending is None:
             return []
         for seq in ending:
@@ -58,7 +55,7 @@ class Ends:
 
     def next(self) -> int:
         """Number of the next commit that ends somebody, `NEVER` when nobody is followed."""
-        numbers, at = self._numbers, self._at
+        numbers, at = self._numbers, self.at
         while numbers and numbers[0] not in at:
             heappop(numbers)
         return numbers[0] if numbers else NEVER

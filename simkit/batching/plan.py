@@ -186,10 +186,13 @@ class Batcher(Protocol):
         `closed`: no further arrival is pending. `expired`: the oldest waiting sequence waited as long as `Hold` said.
         """
 
-    def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
-        """Process the outputs of the oldest uncommitted plan after `steps` equal steps; only the last may end anybody.
+    def commit(self, plan: StepPlan) -> None:
+        """Process the outputs of `plan`, the oldest one not committed; of a run of equal steps, those of the last."""
 
-        `scheduled` equal steps beyond these have been scheduled as well and are still to be committed.
+    def run_ahead(self, num_steps: int) -> None:
+        """`num_steps` further steps are equal to that of the stable plan made last: apply them.
+
+        The outputs of that plan and of all of them but the last are processed as well; they end nobody.
         """
 
     def abort(self, seq: Sequence) -> None:

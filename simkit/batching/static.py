@@ -146,19 +146,23 @@ class StaticBatcher:
         self.num_computed_tokens += live
         return plan
 
-    def commit(self, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
-        """Everybody alive gets its tokens; when the last one has ended the whole batch leaves."""
-        assert scheduled == 0, "a batch that runs to completion does not schedule ahead"
-        self._ticks.scheduled += steps - 1
-        self._ticks.committed += steps
-        self._num_generated += steps
+    def commit(self, plan: StepPlan) -> None:
+        """Everybody alive gets a token; when the last one has ended the whole batch leaves."""
+        self._ticks.committed += 1
+        self._num_generated += 1
         if plan.outputs:
             self._commit_first_tokens(plan)
         else:
-            self.num_computed_tokens += (steps - 1) * len(self._live)
             for seq in sorted(self.outcome.tokens(self._ticks.committed), key=_NUMBER):
                 self._die(seq)
         self._leave_together()
+
+    def run_ahead(self, num_steps: int) -> None:
+        """Everybody alive gets `num_steps` tokens, and is scheduled for as many further ones."""
+        self._ticks.committed += num_steps
+        self._ticks.scheduled += num_steps
+        self._num_generated += num_steps
+        self.num_computed_tokens += num_steps * len(self._live)
 
     def _commit_first_tokens(self, plan: StepPlan) -> None:
         """Whoever does not end at once counts by the ticks from now on, since every step brings it a token."""

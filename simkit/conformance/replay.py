@@ -257,7 +257,7 @@ class Replay:
 
     def _output(self, plan: StepPlan) -> dict[str, Any]:
         self._outcome.now_ns = self._clock_ns
-        self.batcher.commit(plan, 1)
+        self.batcher.commit(plan)
         return {"f": self._outcome.take(), "fu": self.kv.num_free_blocks}
 
 

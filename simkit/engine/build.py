@@ -283,12 +283,11 @@ def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def reserve_tokens(engine: Engine, request: Request) -> int:
+def reserve_tokens(engine: Engine, request: Request, max_model_len: int) -> int:
     """Tokens that contiguous memory sets aside for a request; `pow2` and `oracle` are what-if arms that know its end.
 
     Paged memory reserves prompt + max_tokens, and only where a batch runs to completion.
     """
-    max_model_len = require(engine.max_model_len)
     longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
     if engine.kv_allocator == "paged":
         return longest

@@ -6,8 +6,7 @@ Imports batching, metrics.record and the engine's values; never the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
 from simkit.batching.ends import Ends
@@ -56,7 +55,7 @@ class Ledger:
         self.num_steady_measured = 0
         self.num_stopped = 0
         self.ends = Ends()
-        self.in_flight: Seq[Launched] = ()
+        self.in_flight: Iterable[Launched] = ()
         self.grows = False
         """Whether sequences take further blocks while they decode."""
         self._replica = replica
@@ -68,7 +67,6 @@ class Ledger:
         self._stream = stream
         self._counts_memory = counts_memory
         self._settings = settings
-        self._first_end_ns = 0
         self._end_ns = 0
         self._last_end_ns = 0
         self._number = 0
@@ -83,17 +81,17 @@ class Ledger:
 
     # --- outcome -----------------------------------------------------------------------------------------------------
 
-    def begin_commit(self, first_end_ns: int, end_ns: int, committed: int, scheduled: int) -> None:
-        """Outputs of equal steps follow: the first of them ended at `first_end_ns`, the last at `end_ns`.
-
-        Steps up to number `committed` are then over, and those up to `scheduled` have been scheduled.
-        """
-        self._committed = committed
-        self._first_end_ns, self._end_ns = first_end_ns, end_ns
-        self._last_end_ns = end_ns
-        if scheduled > self._number:
-            self._number = scheduled
+    def begin_commit(self, end_ns: int, number: int) -> None:
+        """Outputs of step `number` follow, which ended at `end_ns`."""
+        self._end_ns = self._last_end_ns = end_ns
+        self._committed = number
         self._tokens_now = False
+
+    def ran_ahead(self, end_ns: int, number: int) -> None:
+        """Step `number` is scheduled, and the equal ones before it are over, the last of them since `end_ns`."""
+        self._last_end_ns = end_ns
+        self._number = number
+        self._committed = number - 1
 
     def token(self, seq: Sequence, ends: bool) -> bool:
         """A token of `seq` exists: stamp it, and say whether the true length is reached."""
@@ -106,7 +104,7 @@ class Ledger:
                 customer.admitted_ns = now  # a sample that starts from the prompt of another
                 self._fill(seq, customer, self._number + 1)
         elif self._stream and customer.measured:
-            self._record.itl.add(self._first_end_ns - customer.generated_last_ns, 1)
+            self._record.itl.add(now - customer.generated_last_ns, 1)
         if customer.prefill_end_ns < 0:
             customer.prefill_end_ns = now
         customer.generated_last_ns = customer.held_last_ns = now

@@ -50,8 +50,8 @@ class Surroundings(Protocol):
 class _Run:
     """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
 
-    What follows holds when its first step begins. `num_gaps` of the steady had a token in the step before as well; for
-    the last step to be kept there are `num_gaps_last`.
+    What else stands here holds when its first step begins. `num_gaps` of the steady had a token in the step before as
+    well; in the last step to be kept there are `num_gaps_last`.
     """
 
     __slots__ = (
@@ -64,7 +64,8 @@ class _Run:
         self.start_ns = start_ns
         self.ends_ns = ends_ns
         self.steps = len(ends_ns)
-        self.done = 0
+        self.done = self.allocated = self.used = self.waiting = self.num_gaps = self.num_gaps_last = 0
+        self.continues = False
         self.detail: tuple[int, ...] | None = None
         self.growth: list[int] | None = None
 
@@ -269,10 +270,12 @@ class Replica:
         """
         if self._single_step or plan.outputs or len(self._in_flight) < self._depth - 1:
             return 1
-        limit = min(self.ledger.ends.next() - plan.number + 1, MAX_RUN_STEPS)  # commits are numbered as plans are
-        if limit > 1 and self._grows:
-            limit = 1 + self.kv.steps_until_full(limit - 1)
-        return max(1, limit)
+        limit = self.ledger.ends.next() - plan.number + 1  # commits are numbered as plans are
+        if limit <= 1:
+            return 1
+        if limit > MAX_RUN_STEPS:
+            limit = MAX_RUN_STEPS
+        return 1 + self.kv.steps_until_full(limit - 1) if self._grows else limit
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -327,28 +330,37 @@ class Replica:
         in_flight = self._in_flight
         oldest = in_flight.popleft()
         if oldest.steps:
-            self._commit(oldest, oldest.steps)
+            self._commit(oldest)
         else:
-            self.batcher.commit(oldest.plan, 0)
+            self.batcher.commit(oldest.plan)
         if in_flight and in_flight[0].steps > 1:
-            self._commit(in_flight[0], in_flight[0].steps - 1)
+            self._run_ahead(in_flight[0])
         if self._leaving:
-            leaving, self._leaving = self._leaving, []
-            self.ledger.aborting(self._clock.now_ns)
-            for seq in leaving:
-                if seq.phase is not Phase.FINISHED:
-                    self.batcher.abort(seq)
+            self._let_leave()
 
-    def _commit(self, run: _Run, upto: int) -> None:
-        """Process the outputs of the steps from `run.done` up to `upto` (`token`, `released` call back)."""
-        first, run.done = run.done, upto
-        ledger = self.ledger
-        if upto == run.steps:
-            self._log_run(run)
-        before = run.plan.number - 1
-        ledger.begin_commit(run.ends_ns[first], run.ends_ns[upto - 1], before + upto, before + run.steps)
-        self.batcher.commit(run.plan, upto - first, run.steps - upto)
-        ledger.watch_progress(run.plan, self.batcher)
+    def _commit(self, run: _Run) -> None:
+        """The last step of `run` is over: process its outputs (`token`, `released` call back)."""
+        self._log_run(run)
+        steps, plan, ledger = run.steps, run.plan, self.ledger
+        if steps - run.done > 1:
+            self._run_ahead(run)
+        ledger.begin_commit(run.ends_ns[steps - 1], plan.number + steps - 1)
+        self.batcher.commit(plan)
+        ledger.watch_progress(plan, self.batcher)
+
+    def _run_ahead(self, run: _Run) -> None:
+        """All steps of `run` but the last are over, and all of them are scheduled; nobody ended."""
+        ahead = run.steps - 1 - run.done
+        run.done += ahead
+        self.ledger.ran_ahead(run.ends_ns[run.done - 1], run.plan.number + run.done)
+        self.batcher.run_ahead(ahead)
+
+    def _let_leave(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        self.ledger.aborting(self._clock.now_ns)
+        for seq in leaving:
+            if seq.phase is not Phase.FINISHED:
+                self.batcher.abort(seq)
 
     def _log_run(self, run: _Run) -> None:
         plan, log = run.plan, self._log

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from simkit.engine import clock as ranks
@@ -73,6 +75,8 @@ class _System:
         self._setup = setup
         self._max_model_len = setup.max_model_len
         self._num_samples = setup.samples
+        self._engine = scenario.engine
+        self._prefix_caching = setup.prefix_caching
         self._clock = Clock()
         self._workload = workload
         self._requests: Iterator[Request] = workload.requests
@@ -121,7 +125,8 @@ class _System:
             for _ in range(self._workload.concurrency):
                 self._book_closed(0, ranks.ARRIVAL)
         self._tell_if_arrivals_ended()
-        self._clock.run()
+        with _no_garbage():
+            self._clock.run()
         for replica in self._replicas:
             replica.close()
 
@@ -174,7 +179,8 @@ class _System:
     def _arrive(self, request: Request) -> None:
         now = self._clock.now_ns
         self.record.arrive(now)
-        reason = self._reject_reason(request)
+        reserve = reserve_tokens(self._engine, request, self._max_model_len)
+        reason = self._reject_reason(request, reserve)
         if reason is not None:
             self._turn_away(request, rec.REJECTED, reason, -1)
             return
@@ -184,43 +190,38 @@ class _System:
         if self._queue_limit is not None and len(replica.batcher.waiting) >= self._queue_limit:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
-        customer = self._customer(request, index)
+        customer = self._customer(request, index, reserve)
         replica.arrive(customer.sequences[0])
         if self._timeout_ns is not None:
             self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customer))
 
-    def _customer(self, request: Request, replica: int) -> Customer:
+    def _customer(self, request: Request, replica: int, reserve: int) -> Customer:
         """The request as the engine sees it, with a sequence for each sample, ready to join a replica."""
-        setup, now = self._setup, self._clock.now_ns
+        now = self._clock.now_ns
         true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
         measured = self._measure(request, now)
-        reserve = reserve_tokens(setup.scenario.engine, request)
         lead = Customer(request, now, replica, measured, true_output)
         lead.num_parts = self._num_samples
-        first = Sequence(request, reserve, self._identity(request, 0), lead)
+        first = Sequence(request, reserve, self._identity(request, 0) if self._prefix_caching else None, lead)
         if self._num_samples == 1:
             lead.sequences = (first,)
             return lead
         for sample in range(1, self._num_samples):
             customer = Customer(request, now, replica, measured, true_output, lead)
-            first.siblings += (Sequence(request, reserve, self._identity(request, sample), customer),)
+            tokens = self._identity(request, sample) if self._prefix_caching else None
+            first.siblings += (Sequence(request, reserve, tokens, customer),)
         lead.sequences = (first, *first.siblings)
         return lead
 
-    def _identity(self, request: Request, sample: int) -> GroupedTokens | None:
-        if not self._setup.prefix_caching:
-            return None
-        block_size = self._setup.scenario.engine.block_size
-        return GroupedTokens(
-            request.id, request.prefix_group, request.prefix_tokens, request.prompt_tokens, block_size, sample
-        )
+    def _identity(self, request: Request, sample: int) -> GroupedTokens:
+        group, shared = request.prefix_group, request.prefix_tokens
+        return GroupedTokens(request.id, group, shared, request.prompt_tokens, self._engine.block_size, sample)
 
-    def _reject_reason(self, request: Request) -> str | None:
+    def _reject_reason(self, request: Request, reserve: int) -> str | None:
         """What can never be served is rejected on arrival."""
-        max_model_len = self._setup.max_model_len
+        max_model_len = self._max_model_len
         if request.prompt_tokens >= max_model_len:
             return f"the prompt is not shorter than max_model_len ({max_model_len})"
-        reserve = reserve_tokens(self._setup.scenario.engine, request)
         longest = min(request.prompt_tokens + request.max_tokens, max_model_len)
         if not self._replicas[0].kv.fits_ever(longest, reserve):
             return f"its KV can never fit the pool of {self._setup.capacity_tokens} tokens"
@@ -258,6 +259,18 @@ class _System:
         if total:
             return self._num_left / total
         return min(1.0, now_ns / duration_ns) if duration_ns else 0.0
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Requests die with their last reference, so looking for cycles among millions of objects finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _measure_rule(setup: Setup) -> Callable[[Request, int], bool]:
