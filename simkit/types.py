@@ -166,7 +166,7 @@ class ScalarLatency(Protocol):
     def one_ns(self, step: OneStep) -> int:
         """`step_ns(step.shapes(1))`, equal to the bit."""
 
-    def decode_ns(self, step: OneStep, num_steps: int) -> list[int]:
+    def decode_ns(self, step: OneStep, num_steps: int) -> list[int] | Ints:
         """`step_ns(step.shapes(num_steps))`, equal to the bit."""
 
 

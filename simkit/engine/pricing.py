@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
+
 from simkit.batching.plan import StepPlan
-from simkit.types import LatencyModel, ScalarLatency
+from simkit.types import Ints, LatencyModel, ScalarLatency
 
 
 class Pricer:
@@ -16,7 +18,7 @@ class Pricer:
         self._scalar = latency if isinstance(latency, ScalarLatency) else None
         self._last_ns = 1
 
-    def ends_ns(self, plan: StepPlan, start_ns: int, num_steps: int, until_ns: int | None) -> list[int]:
+    def ends_ns(self, plan: StepPlan, start_ns: int, num_steps: int, until_ns: int | None) -> list[int] | Ints:
         """When the next steps of `plan` end, at least one and at most `num_steps` of them.
 
         Steps that are likely to start well after `until_ns` are not priced.
@@ -31,10 +33,13 @@ class Pricer:
             else:
                 self._last_ns = duration = int(self._latency.step_ns(plan.shapes(1))[0])
             return [start_ns + duration]
+        durations: list[int] | Ints
         if self._scalar is not None:
             durations = self._scalar.decode_ns(plan, num_steps)
         else:
-            durations = self._latency.step_ns(plan.shapes(num_steps)).tolist()
-        self._last_ns = durations[-1]
+            durations = self._latency.step_ns(plan.shapes(num_steps))
+        self._last_ns = int(durations[-1])
+        if isinstance(durations, np.ndarray):
+            return np.cumsum(durations) + start_ns
         durations[0] += start_ns
         return list(accumulate(durations))

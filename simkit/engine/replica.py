@@ -24,7 +24,7 @@ from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
-from simkit.types import KVAllocator, LatencyModel
+from simkit.types import Ints, KVAllocator, LatencyModel
 
 MAX_EMPTY_PASSES = 1000
 """Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
@@ -59,7 +59,7 @@ class _Run:
         "start_ns", "steps", "used", "waiting",
     )  # fmt: skip
 
-    def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int]) -> None:
+    def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int] | Ints) -> None:
         self.plan = plan
         self.start_ns = start_ns
         self.ends_ns = ends_ns
@@ -69,10 +69,9 @@ class _Run:
         self.detail: tuple[int, ...] | None = None
         self.growth: list[int] | None = None
 
-    @property
-    def end_ns(self) -> int:
-        """When the last step to be kept ends."""
-        return self.ends_ns[self.steps - 1] if self.steps else self.start_ns
+    def end_ns(self, before: int = 1) -> int:
+        """When the last step to be kept ends, or one `before` it (2: the last but one)."""
+        return int(self.ends_ns[self.steps - before]) if self.steps else self.start_ns
 
 
 class Replica:
@@ -228,7 +227,7 @@ class Replica:
         num_preemptions = self.ledger.planned(plan, now, start)
         num_steps = self._run_length(plan) if plan.stable else 1
         run = _Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns))
-        self._device_free_ns = run.ends_ns[-1]
+        self._device_free_ns = run.end_ns()
         self._note(run, num_preemptions)
         self._in_flight.append(run)
 
@@ -282,7 +281,7 @@ class Replica:
     def _due_ns(self) -> int:
         """When the next pass is due: at the end of the oldest step, or of the last but one of a run."""
         run = self._in_flight[-1]
-        due = run.ends_ns[run.steps - 2] if self._depth > 1 and run.steps > 1 else self._in_flight[0].end_ns
+        due = run.end_ns(2) if self._depth > 1 and run.steps > 1 else self._in_flight[0].end_ns()
         return max(self._clock.now_ns, due)
 
     def _book_step_end(self) -> None:
@@ -323,7 +322,7 @@ class Replica:
         steps = max(1, begun + self._depth - 1)
         if steps < run.steps:
             run.steps = steps
-            self._device_free_ns = run.end_ns
+            self._device_free_ns = run.end_ns()
             self._book_step_end()
 
     def _end_step(self) -> None:
@@ -344,7 +343,7 @@ class Replica:
         steps, plan, ledger = run.steps, run.plan, self.ledger
         if steps - run.done > 1:
             self._run_ahead(run)
-        ledger.begin_commit(run.ends_ns[steps - 1], plan.number + steps - 1)
+        ledger.begin_commit(run.end_ns(), plan.number + steps - 1)
         self.batcher.commit(plan)
         ledger.watch_progress(plan, self.batcher)
 
@@ -352,7 +351,7 @@ class Replica:
         """All steps of `run` but the last are over, and all of them are scheduled; nobody ended."""
         ahead = run.steps - 1 - run.done
         run.done += ahead
-        self.ledger.ran_ahead(run.ends_ns[run.done - 1], run.plan.number + run.done)
+        self.ledger.ran_ahead(run.end_ns(2), run.plan.number + run.done)
         self.batcher.run_ahead(ahead)
 
     def _let_leave(self) -> None:
@@ -382,8 +381,7 @@ class Replica:
             -1 if run.detail is None else log.detail(run.detail),
             -1 if run.growth is None else log.growth(run.growth),
         )
-        ends = run.ends_ns
-        log.add(facts, ends if len(ends) == run.steps else ends[: run.steps])
+        log.add(facts, run.ends_ns[: run.steps])
 
     def _external_tokens(self) -> int:
         head = head_of(self.batcher.waiting)

@@ -105,13 +105,16 @@ class StepLog:
         self._num_growths += 1
         return self._num_growths - 1
 
-    def add(self, run: tuple[int, ...], ends_ns: list[int]) -> None:
+    def add(self, run: tuple[int, ...], ends_ns: list[int] | Ints) -> None:
         """Note a run, values in the order of RUN_COLUMNS, whose steps ended at `ends_ns`.
 
         Its detail and growth are noted just before.
         """
         self._runs.extend(run)
-        self._ends.extend(ends_ns)
+        if isinstance(ends_ns, list):
+            self._ends.extend(ends_ns)
+        else:
+            self._ends.frombytes(ends_ns.tobytes())
         if len(self._ends) >= FLUSH_STEPS:
             self.flush()
 
@@ -135,7 +138,7 @@ class StepLog:
         self._check(allocated, used, internal, ends)
         self._add_totals(runs, steps, first, allocated, used, internal)
         self._add_gaps(runs, steps)
-        self._add_work(runs, steps)
+        self._add_work(runs, steps, first)
         self._add_spans(runs, ends, first, allocated, used, internal)
         self._last_end_ns = int(ends[-1])
         self._clear()
@@ -149,7 +152,6 @@ class StepLog:
         for i, name in enumerate(DETAIL_COLUMNS):
             runs[name] = np.zeros(len(table), dtype=np.int64)
             runs[name][detailed] = details[runs["detail"][detailed], i]
-        runs["num_sampled"] = runs["num_decode"] + runs["num_sampled_prefills"]
         runs["live_slots"] = runs["num_decode"] + runs["num_prefills"] - runs["dead_slots"]
         return runs
 
@@ -220,21 +222,28 @@ class StepLog:
         some = counts > 0
         self._record.itl.add_many(steps.gaps_ns[some], counts[some])
 
-    def _add_work(self, runs: dict[str, Ints], steps: _Steps) -> None:
+    def _add_work(self, runs: dict[str, Ints], steps: _Steps, first: Ints) -> None:
         run, offset = steps.run, steps.offset
         decode_seqs = runs["num_decode"][run]
+
+        def once(name: str) -> Ints:
+            """Whatever is no decode happens in runs of one step."""
+            values = np.zeros(len(run), dtype=np.int64)
+            values[first] = runs[name]
+            return values
+
         shapes = StepShapes(
             decode_seqs=decode_seqs,
             decode_context_sum=runs["context_sum"][run] + decode_seqs * offset,
-            decode_context_max=runs["context_max"][run] + np.where(decode_seqs > 0, offset, 0),
-            prefill_tokens=runs["prefill_tokens"][run],
-            prefill_context_tokens=runs["prefill_context_tokens"][run],
-            prefill_pairs=runs["prefill_pairs"][run],
-            sampled_seqs=runs["num_sampled"][run],
-            padded_tokens=runs["padded_tokens"][run],
+            decode_context_max=runs["context_max"][run] + (decode_seqs > 0) * offset,
+            prefill_tokens=once("prefill_tokens"),
+            prefill_context_tokens=once("prefill_context_tokens"),
+            prefill_pairs=once("prefill_pairs"),
+            sampled_seqs=decode_seqs + once("num_sampled_prefills"),
+            padded_tokens=once("padded_tokens"),
             dead_slots=runs["dead_slots"][run],
-            swap_in_bytes=runs["swap_in_bytes"][run],
-            swap_out_bytes=runs["swap_out_bytes"][run],
+            swap_in_bytes=once("swap_in_bytes"),
+            swap_out_bytes=once("swap_out_bytes"),
         )
         flops, moved_bytes = self._latency.work(shapes)
         # Rounded to ints: float sums would depend on how steps were grouped.

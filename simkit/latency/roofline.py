@@ -53,7 +53,7 @@ HOST_PER_SEQ_NS = 0
 TABLE_ROWS = 16_384
 """Rows (tokens, sequences) up to which times are looked up; beyond they are computed by the same formula."""
 
-SCALAR_STEPS = 48
+SCALAR_STEPS = 32
 """Steps of a run up to which Python's own arithmetic is faster than arrays."""
 
 RowNs = Callable[[Floats], Floats]
@@ -146,14 +146,25 @@ class Roofline:
         total = max(gpu, host) if self._async else gpu + host
         return max(round(total + (step.swap_in_bytes + step.swap_out_bytes) * self._swap_ns_per_byte), 1)
 
-    def decode_ns(self, step: OneStep, num_steps: int) -> list[int]:
-        """`step_ns` of `step.shapes(num_steps)`, as a list; short runs without arrays."""
+    def decode_ns(self, step: OneStep, num_steps: int) -> list[int] | Ints:
+        """`step_ns` of `step.shapes(num_steps)`; short runs without arrays."""
         costs, seqs, context = self._attention_costs, step.num_decode, step.decode_context_sum
-        if num_steps > SCALAR_STEPS or not costs.is_line or max(seqs, step.num_sampled) > TABLE_ROWS:
-            return self.step_ns(step.shapes(num_steps)).tolist()  # type: ignore[no-any-return]
+        if not costs.is_line or max(seqs, step.num_sampled) > TABLE_ROWS:
+            return self.step_ns(step.shapes(num_steps))
         base = self._token_list[seqs] + self._sample_list[step.num_sampled]
         host = self._one_host_ns(step)
         slope, floor, layers = costs.context_ns, ATTENTION_FLOOR_NS, costs.full_layers
+        if num_steps > SCALAR_STEPS:
+            total = np.arange(context, context + seqs * num_steps, seqs) * slope
+            total -= floor
+            np.maximum(total, 0.0, out=total)
+            total *= layers
+            total += base
+            if self._async:
+                np.maximum(total, host, out=total)
+            else:
+                total += host
+            return _to_ns(total)
         contexts = range(context, context + seqs * num_steps, seqs)
         if not self._async:
             return [max(round(base + max(c * slope - floor, 0.0) * layers + host), 1) for c in contexts]
