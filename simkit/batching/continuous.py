@@ -462,6 +462,54 @@ class ContinuousBatcher:
             if count:
                 self._fair.served[tenant] += count * num_steps
 
+    # --- everybody comes and goes ------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Moves when somebody takes or leaves a slot."""
+        return self._version
+
+    def resume(self, scheduled: int, committed: int, seqs: list[Sequence], plan: StepPlan | None) -> None:
+        """Go on with `seqs`, in order of admission, and `plan`, whose outputs are to come; nobody was here before.
+
+        All of them sampled a token in the last step, or are to.
+        """
+        assert not self.running, "only an empty batcher can resume"
+        self._ticks.scheduled, self._ticks.committed = scheduled, committed
+        for seq in seqs:
+            seq.phase = Phase.RUNNING
+            placed = self.kv.try_reserve(seq, seq.num_computed_tokens)
+            assert placed, "their memory was theirs before"
+            self.num_computed_tokens += seq.num_computed_tokens
+            self._take_slot(seq)
+        self._followers = list(seqs)
+        if plan is not None:
+            plan.version = self._version
+            self._open.append(plan)
+
+    def now(self) -> tuple[int, int]:
+        """Steps scheduled and committed so far."""
+        return self._ticks.scheduled, self._ticks.committed
+
+    def settle(self) -> bool:
+        """Whether, before a pass, all who run are steady, nobody waits and nothing is owed."""
+        if self._followers:
+            self._let_join()
+        if self._ticks.scheduled in self._steady.stops:
+            self._let_stop()
+        return not (self._loose or self._stopped or len(self.waiting) or self._unpaid_swap_out)
+
+    def dismiss(self) -> list[Sequence]:
+        """Let everybody go, slots and memory with them: they go on elsewhere. All are steady."""
+        seqs = list(self.running)
+        for seq in seqs:
+            self._steady.leave(seq)
+            self.kv.free(seq)
+        self.running.clear()
+        self._open.clear()
+        self.num_computed_tokens = 0
+        return seqs
+
     # --- outputs -----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan) -> None:

@@ -309,6 +309,20 @@ def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVAllocator:
     return PagedAllocator(setup.num_gpu_blocks, engine.block_size, engine.watermark, setup.prefix_caching)
 
 
+def may_ride(setup: Setup) -> bool:
+    """Whether, while nobody waits, everything about a request is known when it is admitted (`engine.express`)."""
+    engine, workload = setup.scenario.engine, setup.scenario.workload
+    plain = engine.policy == "fcfs" and not engine.prefill_first and engine.prefill_schedule_interval == 1
+    whole_prompts = engine.long_prefill_token_threshold == 0
+    counted = engine.kv_allocator == "paged" and not setup.prefix_caching and setup.samples == 1
+    patient = workload.timeout_s is None and workload.queue_limit is None
+    # Running ahead of outputs, the batcher schedules a step beyond an end that it cannot see.
+    ends_are_seen = workload.stop == "length" or not setup.async_scheduling
+    return (
+        engine.batching == "continuous" and plain and whole_prompts and counted and patient and ends_are_seen
+    )
+
+
 def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome, *, one_by_one: bool = False) -> Batcher:
     """The batcher of one replica; with `one_by_one` continuous batching looks at every sequence in every pass."""
     engine = setup.scenario.engine

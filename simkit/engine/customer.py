@@ -5,8 +5,20 @@ Imports `sequence` and `types` only.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from simkit.sequence import Sequence
 from simkit.types import Request
+
+
+class Newcomer(NamedTuple):
+    """A request that reaches a replica, and what the engine knows of it beside."""
+
+    request: Request
+    arrival_ns: int
+    measured: bool
+    true_output_tokens: int
+    reserve_tokens: int
 
 
 class Customer:

@@ -45,7 +45,7 @@ class Ledger:
         record: Record,
         log: StepLog,
         kv: KVAllocator,
-        left_system: Callable[[Customer, int], None],
+        left_system: Callable[[int], None],
         *,
         stream: bool,
         settings: str,
@@ -78,6 +78,31 @@ class Ledger:
     def enter(self) -> None:
         """A request comes in."""
         self.num_outstanding += 1
+
+    def left_by_express(self) -> None:
+        """A request that nobody else knew has left."""
+        self.num_outstanding -= 1
+
+    def resume(self, number: int, committed: int, last_end_ns: int) -> None:
+        """Steps up to `number` are scheduled, those up to `committed` are over, the last of them since `last_end_ns`."""
+        self._number, self._committed, self._last_end_ns = number, committed, last_end_ns
+
+    def dismiss(self, seq: Sequence) -> None:
+        """`seq`, steady, goes on elsewhere, with what is noted of its memory but for a block beyond its end."""
+        customer: Customer = seq.owner
+        self.ends.drop(seq)
+        self.num_steady_measured -= self._stream and customer.measured
+        if not -customer.final_tokens % (self._block_size or 1):
+            self._forget_later(customer)
+
+    @property
+    def last_end_ns(self) -> int:
+        """When the last step that is over ended."""
+        return self._last_end_ns
+
+    def has_untold_preemptions(self) -> bool:
+        """Whether preemptions wait for a step to be told with."""
+        return self._preemptions_without_step > 0
 
     # --- outcome -----------------------------------------------------------------------------------------------------
 
@@ -179,7 +204,7 @@ class Ledger:
         record.requests.append(lead.row(status, 0, now, self._stream))
         lead.sequences = ()  # they know their customers: without this, they would wait for the garbage collector
         self.num_outstanding -= 1
-        self._left_system(lead, now)
+        self._left_system(now)
 
     def gives_up(self, customer: Customer) -> bool:
         """The client of `customer` gives up; False when it has everything already."""

@@ -43,11 +43,11 @@ class Surroundings(Protocol):
     def no_arrival_pending(self) -> bool:
         """Whether no further request can reach any replica before one of those in the system ends."""
 
-    def left(self, customer: Customer, now_ns: int) -> None:
+    def left(self, now_ns: int) -> None:
         """A customer has left, served or not."""
 
 
-class _Run:
+class Run:
     """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
 
     What else stands here holds when its first step begins. `num_gaps` of the steady had a token in the step before as
@@ -97,7 +97,7 @@ class Replica:
         self.kv = kv
         block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
         self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size)
-        self._in_flight: deque[_Run] = deque()
+        self._in_flight: deque[Run] = deque()
         self.ledger = Ledger(
             index, record, self._log, kv, surroundings.left, stream=stream, settings=settings,
             counts_memory=not single_step,
@@ -106,6 +106,8 @@ class Replica:
         self.batcher = make_batcher(self.ledger)
         self._books = KVBooks(kv, self.batcher, self.ledger, self._log, look=single_step)
         self._clock = clock
+        self._record = record
+        self._stream = stream
         self._pricer = Pricer(latency)
         self._surroundings = surroundings
         self._max_slots = max_slots
@@ -218,7 +220,7 @@ class Replica:
         if not plan.num_scheduled:
             self._watch_empty_passes()
             self.ledger.planned(plan, now, now)
-            self._in_flight.append(_Run(plan, now, []))
+            self._in_flight.append(Run(plan, now, []))
             return
         self._num_empty_passes = 0
         start = self._device_free_ns
@@ -226,12 +228,12 @@ class Replica:
             start = now
         num_preemptions = self.ledger.planned(plan, now, start)
         num_steps = self._run_length(plan) if plan.stable else 1
-        run = _Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns))
+        run = Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns))
         self._device_free_ns = run.end_ns()
         self._note(run, num_preemptions)
         self._in_flight.append(run)
 
-    def _note(self, run: _Run, num_preemptions: int) -> None:
+    def _note(self, run: Run, num_preemptions: int) -> None:
         """What holds when the first step of `run` begins."""
         plan = run.plan
         run.continues = plan.stable and plan.version == self._last_version and not num_preemptions
@@ -337,7 +339,7 @@ class Replica:
         if self._leaving:
             self._let_leave()
 
-    def _commit(self, run: _Run) -> None:
+    def _commit(self, run: Run) -> None:
         """The last step of `run` is over: process its outputs (`token`, `released` call back)."""
         self._log_run(run)
         steps, plan, ledger = run.steps, run.plan, self.ledger
@@ -347,7 +349,7 @@ class Replica:
         self.batcher.commit(plan)
         ledger.watch_progress(plan, self.batcher)
 
-    def _run_ahead(self, run: _Run) -> None:
+    def _run_ahead(self, run: Run) -> None:
         """All steps of `run` but the last are over, and all of them are scheduled; nobody ended."""
         ahead = run.steps - 1 - run.done
         run.done += ahead
@@ -361,7 +363,7 @@ class Replica:
             if seq.phase is not Phase.FINISHED:
                 self.batcher.abort(seq)
 
-    def _log_run(self, run: _Run) -> None:
+    def _log_run(self, run: Run) -> None:
         plan, log = run.plan, self._log
         facts = (
             run.start_ns,

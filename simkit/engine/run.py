@@ -6,11 +6,13 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from simkit.engine import clock as ranks
-from simkit.engine.build import Setup, describe, make_batcher, make_kv, reserve_tokens
+from simkit.engine.build import Setup, describe, make_batcher, make_kv, may_ride, reserve_tokens
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Customer
+from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.fast_replica import FastReplica
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
 from simkit.errors import CheckError, InputError
@@ -97,7 +99,13 @@ class _System:
 
     def _make_replica(self, index: int, single_step: bool) -> Replica:
         kv = make_kv(self._setup, count_blocks=not single_step)
-        return Replica(
+        if not single_step and may_ride(self._setup):
+            make: Callable[..., Replica] = partial(
+                FastReplica, make_customer=lambda newcomer: self._customer(newcomer, index)
+            )
+        else:
+            make = Replica
+        return make(
             index,
             self._clock,
             kv,
@@ -190,24 +198,27 @@ class _System:
         if self._queue_limit is not None and len(replica.batcher.waiting) >= self._queue_limit:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
-        customer = self._customer(request, index, reserve)
+        true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
+        newcomer = Newcomer(request, now, self._measure(request, now), true_output, reserve)
+        if isinstance(replica, FastReplica):
+            replica.welcome(newcomer)
+            return
+        customer = self._customer(newcomer, index)
         replica.arrive(customer.sequences[0])
         if self._timeout_ns is not None:
             self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customer))
 
-    def _customer(self, request: Request, replica: int, reserve: int) -> Customer:
+    def _customer(self, newcomer: Newcomer, replica: int) -> Customer:
         """The request as the engine sees it, with a sequence for each sample, ready to join a replica."""
-        now = self._clock.now_ns
-        true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
-        measured = self._measure(request, now)
-        lead = Customer(request, now, replica, measured, true_output)
+        request, arrival_ns, measured, true_output, reserve = newcomer
+        lead = Customer(request, arrival_ns, replica, measured, true_output)
         lead.num_parts = self._num_samples
         first = Sequence(request, reserve, self._identity(request, 0) if self._prefix_caching else None, lead)
         if self._num_samples == 1:
             lead.sequences = (first,)
             return lead
         for sample in range(1, self._num_samples):
-            customer = Customer(request, now, replica, measured, true_output, lead)
+            customer = Customer(request, arrival_ns, replica, measured, true_output, lead)
             tokens = self._identity(request, sample) if self._prefix_caching else None
             first.siblings += (Sequence(request, reserve, tokens, customer),)
         lead.sequences = (first, *first.siblings)
@@ -233,7 +244,7 @@ class _System:
         self.record.leave(now, now)
         customer = Customer(request, now, index, self._measure(request, now), request.output_tokens)
         self.record.requests.append(customer.row(status, self.record.reason(reason), now, stream=True))
-        self.left(customer, now)
+        self.left(now)
 
     def _watch_turned_away(self, now_ns: int) -> None:
         """Clients that do not think and are turned away at once come back at the same instant, for ever."""
@@ -245,7 +256,7 @@ class _System:
                 "and time stands still: give workload.arrivals a think_time_s, or raise what refuses them"
             )
 
-    def left(self, customer: Customer, now_ns: int) -> None:
+    def left(self, now_ns: int) -> None:
         """A customer has left; in a closed loop its client thinks and sends the next request."""
         self._num_left += 1
         if self._progress is not None and self._num_left % 256 == 0:

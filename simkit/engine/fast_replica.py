@@ -1,0 +1,255 @@
+"""A replica that takes the short way while nobody waits, and the batcher's when somebody does.
+
+Owns when to change over, and tells the same state in riders or in sequences, customers and plans. Neither way costs
+simulated time or changes a decision. Imports express and replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simkit.batching.continuous import ContinuousBatcher
+from simkit.batching.plan import Chunk, StepPlan
+from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.express import Express, Rider, Row, Segment
+from simkit.engine.replica import Replica, Run
+from simkit.kv.counted import CountedAllocator
+from simkit.sequence import Sequence
+
+
+class FastReplica(Replica):
+    """`make_customer` tells how the batcher gets to know a newcomer."""
+
+    def __init__(self, *args: Any, make_customer: Callable[[Newcomer], Customer], **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert isinstance(self.batcher, ContinuousBatcher)
+        assert isinstance(self.kv, CountedAllocator)
+        self._full_batcher, self._full_kv = self.batcher, self.kv
+        self._make_customer = make_customer
+        self._express = Express(
+            self.index,
+            self.batcher.settings,
+            self.kv,
+            self._pricer,
+            self._record,
+            self._log,
+            self._gone,
+            stream=self._stream,
+        )
+        self._rides = True
+        self._passes_to_stay = 0
+
+    def _gone(self, now_ns: int) -> None:
+        self.ledger.left_by_express()
+        self._surroundings.left(now_ns)
+
+    def welcome(self, newcomer: Newcomer) -> None:
+        """A request joins this replica now."""
+        if not self._rides:
+            self.arrive(self._make_customer(newcomer).sequences[0])
+            return
+        self.ledger.enter()
+        express = self._express
+        express.waiting.append(newcomer)
+        if express.is_idle():
+            self._book_pass()
+        elif express.cut(self._clock.now_ns):
+            self._book_step_end()
+
+    def close(self) -> None:
+        """The run is over."""
+        if self._rides:
+            self._express.close_row(self._express.scheduled)
+        super().close()
+
+    # --- riding ------------------------------------------------------------------------------------------------------
+
+    def _pass_event(self) -> None:
+        if self._rides:
+            self._pass_booked = False
+            self._ride(may_plan=True)
+        else:
+            super()._pass_event()
+
+    def _step_event(self, wake: int) -> None:
+        if not self._rides:
+            super()._step_event(wake)
+        elif wake == self._wake:
+            self._express.commit(*self._express.due())
+            self._ride()
+
+    def _due_ns(self) -> int:
+        return self._express.due()[1] if self._rides else super()._due_ns()
+
+    def _ride(self, may_plan: bool = False) -> None:
+        """Segment after segment for as long as nothing else is booked; then book what comes next."""
+        express, clock = self._express, self._clock
+        while True:
+            while express.pass_is_due() and express.has_more():
+                if not (may_plan or clock.nothing_else_now()):
+                    self._book_pass()
+                    return
+                may_plan = True
+                if not express.plan(clock.now_ns, self._surroundings.next_arrival_ns):
+                    self._get_off()
+                    return
+            if express.is_idle():
+                return
+            number, end_ns = express.due()
+            if not clock.advance(end_ns):
+                self._book_step_end()
+                return
+            express.commit(number, end_ns)
+            may_plan = False
+
+    # --- changing over -----------------------------------------------------------------------------------------------
+
+    def _get_off(self) -> None:
+        """Everybody goes on as a sequence. A pass is due."""
+        express = self._express
+        self._rides = False
+        self._passes_to_stay = 4 + len(express.riders)
+        scheduled, committed = express.scheduled, express.committed
+        run = None
+        if scheduled > committed:
+            express.close_row(scheduled - 1)
+            run = self._run_in_flight()
+        else:
+            express.close_row(scheduled)
+        self.ledger.resume(scheduled, committed, express.last_end_ns)
+        seqs, chunks = [], []
+        for rider in express.riders:
+            seq = self._sequence(rider)
+            seqs.append(seq)
+            if rider.first > committed:
+                chunks.append(Chunk(seq, "N", 0, seq.num_prompt_tokens, samples=True))
+        self._full_batcher.resume(scheduled, committed, seqs, None if run is None else run.plan)
+        self._last_version = self._full_batcher.version if express.goes_on else -1
+        if run is not None:
+            run.plan.explicit = run.plan.outputs = chunks
+            self._in_flight.append(run)
+        self._device_free_ns = express.device_free_ns
+        for newcomer in express.waiting:
+            self._full_batcher.waiting.push(self._make_customer(newcomer).sequences[0])
+        express.waiting, express.segments = [], []
+        express.clear()
+        if self._make_passes():
+            self._go_on()
+
+    def _run_in_flight(self) -> Run:
+        """The step whose outputs are to come, as the batcher would have planned it."""
+        row = self._express.row_at_end()
+        plan = StepPlan()
+        plan.number = row.number
+        plan.num_decode, plan.decode_context_sum = row.num_decode, row.context_sum
+        plan.decode_context_max = row.context_max
+        plan.num_scheduled = plan.num_sampled = row.num_decode
+        plan.held_slots, plan.stable = row.held, row.stable
+        segment = row.segment
+        number = row.number - segment.first
+        start_ns = segment.end_ns(row.number - 1) if number else segment.start_ns
+        run = Run(plan, start_ns, [segment.end_ns(row.number)])
+        run.continues, run.detail = row.continues, row.detail
+        run.allocated, run.used = row.allocated, row.used
+        run.num_gaps = run.num_gaps_last = row.num_gaps
+        if row.detail is not None:
+            plan.prefill_tokens, plan.prefill_context_tokens, plan.prefill_pairs, sampled, prefills = row.detail[:5]
+            plan.num_sampled += sampled
+            plan.num_scheduled += prefills
+        return run
+
+    def _sequence(self, rider: Rider) -> Sequence:
+        """`rider` as the batcher and the ledger would know it."""
+        scheduled, committed = self._express.scheduled, self._express.committed
+        customer = self._make_customer(rider.newcomer)
+        seq = customer.sequences[0]
+        seq.in_prefill = False
+        seq.last_step = rider.first
+        seq.num_preemptions = rider.num_preemptions
+        seq.num_computed_tokens = rider.base + scheduled
+        seq.num_outstanding_tokens = scheduled - committed
+        seq.num_in_flight_tokens = seq.num_prompt_tokens if rider.first > committed else scheduled - committed
+        seq.num_output_tokens = seq.num_computed_tokens - seq.num_prompt_tokens + 1 - seq.num_outstanding_tokens
+        customer.admitted_ns, customer.first_scheduled_ns = rider.admitted_ns, rider.first_scheduled_ns
+        if rider.first <= committed:
+            customer.generated_first_ns, customer.prefill_end_ns = rider.first_token_ns, rider.prefill_end_ns
+            customer.generated_last_ns = customer.held_last_ns = self._express.last_end_ns
+        if rider.slack:
+            if rider.internal_from <= scheduled:
+                customer.internal_tokens, customer.internal_from = rider.slack, rider.internal_from
+            else:
+                self._log.internal(rider.internal_from, -rider.slack)  # the ledger will say so again
+        return seq
+
+    def _make_passes(self) -> bool:
+        if self._passes_to_stay > 0:
+            self._passes_to_stay -= 1
+        elif self._may_get_on():
+            self._get_on()
+            self._ride(may_plan=True)
+            return False
+        return super()._make_passes()
+
+    def _may_get_on(self) -> bool:
+        """Whether nothing is under way but at most one step of the steady, or what is left of a run of them."""
+        if not self._full_batcher.settle() or self.ledger.has_untold_preemptions():
+            return False
+        if not self._in_flight:
+            return True
+        run = self._in_flight[0]
+        if run.steps - run.done != 1 or run.plan.outputs or run.num_gaps != run.num_gaps_last:
+            return False
+        return not run.waiting and run.plan.num_decode == len(self._full_batcher.running)
+
+    def _get_on(self) -> None:
+        """Everybody goes on as a rider. A pass is due."""
+        express, ledger = self._express, self.ledger
+        self._rides = True
+        scheduled, committed = self._full_batcher.now()
+        express.scheduled, express.committed = scheduled, committed
+        express.last_end_ns, express.device_free_ns = ledger.last_end_ns, self._device_free_ns
+        express.goes_on = self._last_version == self._full_batcher.version
+        block_size = self._full_kv.block_size
+        bases = [seq.num_computed_tokens - scheduled for seq in self._full_batcher.running]
+        for seq in self._full_batcher.running:
+            ledger.dismiss(seq)
+        for seq, base in zip(self._full_batcher.dismiss(), bases, strict=True):
+            customer: Customer = seq.owner
+            newcomer = Newcomer(
+                customer.request,
+                customer.arrival_ns,
+                customer.measured,
+                customer.true_output_tokens,
+                seq.reserve_tokens,
+            )
+            rider = Rider(newcomer, seq.last_step, base, block_size)
+            rider.admitted_ns, rider.first_scheduled_ns = customer.admitted_ns, customer.first_scheduled_ns
+            rider.first_token_ns, rider.prefill_end_ns = customer.generated_first_ns, customer.prefill_end_ns
+            rider.num_preemptions = seq.num_preemptions
+            if rider.slack:
+                rider.internal_from = customer.internal_from
+            express.take(rider)
+            customer.sequences = ()
+        if self._in_flight:
+            self._keep_run(self._in_flight.popleft())
+
+    def _keep_run(self, run: Run) -> None:
+        plan = run.plan
+        segment = Segment(plan.number, run.start_ns, run.ends_ns[: run.steps])
+        self._express.segments = [segment]
+        self._express.row = Row(
+            plan.number,
+            segment,
+            plan.stable,
+            run.continues,
+            plan.num_decode,
+            plan.decode_context_sum,
+            plan.decode_context_max,
+            plan.held_slots,
+            run.allocated,
+            run.used,
+            run.num_gaps,
+            run.detail,
+            run.growth,
+        )
