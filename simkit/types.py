@@ -255,9 +255,6 @@ class KVAllocator(Protocol):
     def steps_until_full(self, limit: int) -> int:
         """How many further steps `grow_all` is sure to find memory for, at most `limit`."""
 
-    def growth(self) -> list[int] | None:
-        """Blocks that the next steps of all who joined take, step by step, and periodic; None where they take none."""
-
     def block_at(self, seq: Sequence, token: int) -> int | None:
         """The block that holds token number `token` (from 0) of `seq`; None where there is no such block."""
 

@@ -28,13 +28,14 @@ class Customer:
     present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
     them got (`total_*`) and is done when `num_parts` is 0. `stopped` tells that a steady sequence only waits for its
     last token. `internal_tokens` of its memory will never be filled, from
-    step `internal_from` on.
+    step `internal_from` on; while it is steady it begins a block with each step whose number leaves `begins`.
     """
 
     __slots__ = (
         "abandoned",
         "admitted_ns",
         "arrival_ns",
+        "begins",
         "cached_tokens",
         "final_tokens",
         "first_scheduled_ns",
@@ -81,6 +82,7 @@ class Customer:
         self.total_first_ns = self.total_last_ns = self.first_scheduled_ns = -1
         self.generated_first_ns = self.generated_last_ns = -1
         self.admitted_ns = self.prefill_end_ns = self.held_last_ns = -1
+        self.begins = -1
         self.abandoned = self.stopped = False
 
     @property

@@ -13,14 +13,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from simkit.batching.ends import NEVER
 from simkit.batching.plan import StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.engine.customer import Newcomer
 from simkit.engine.pricing import Pricer
-from simkit.engine.step_log import StepLog
+from simkit.engine.step_log import RUN_COLUMNS, StepLog
 from simkit.kv.counted import CountedAllocator
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
@@ -71,24 +70,6 @@ class Segment:
         return int(self.ends_ns[number - self.first])
 
 
-class Row(NamedTuple):
-    """What holds from step `number` on; contexts and memory grow with every step. For the log."""
-
-    number: int
-    segment: Segment
-    stable: bool
-    continues: bool
-    num_decode: int
-    context_sum: int
-    context_max: int
-    held: int
-    allocated: int
-    used: int
-    num_gaps: int
-    detail: tuple[int, ...] | None
-    growth: list[int] | None
-
-
 class Express:
     """Riders of one replica, the steps planned for them, and what the steps hold.
 
@@ -113,11 +94,12 @@ class Express:
         self.waiting: list[Newcomer] = []
         self.riders: dict[Rider, None] = {}
         self.segments: list[Segment] = []
-        self.row: Row | None = None
-        self._last_row: Row | None = None
+        self.detail: tuple[int, ...] | None = None
+        self.row: list[int] = []
+        """What holds from some step on, in the order of RUN_COLUMNS, and not noted yet; empty without any."""
         self.device_free_ns = self.last_end_ns = 0
-        self.goes_on = False
-        """Whether the last step planned was stable and nobody took or left a slot since."""
+        self.is_stable = self.goes_on = False
+        """Whether the last step planned was stable; and whether nobody took or left a slot since, either."""
         self._replica = replica
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
         self._budget = settings.max_num_batched_tokens
@@ -129,17 +111,28 @@ class Express:
         self._log = log
         self._left = left
         self._stream = stream
-        self._shape = StepPlan()
+        self._stopped_upto = 0
         self.clear()
 
+    def start(self, scheduled: int, committed: int, last_end_ns: int, device_free_ns: int) -> None:
+        """Go on after step `scheduled`; `take` follows for each rider."""
+        self.scheduled = self._grown = scheduled
+        self.committed = committed
+        self.last_end_ns, self.device_free_ns = last_end_ns, device_free_ns
+
     def clear(self) -> None:
-        """Nobody rides."""
+        """Nobody rides any more."""
+        for rider in self.riders:
+            if rider.last > self._stopped_upto:
+                self._log.begins(self.scheduled + 1, (1 - rider.base) % self._block_size, -1)
+        self.segments, self.row, self.detail = [], [], None
         self.riders = {}
         self._count = self._base_sum = self._num_measured = 0
         self._lingering_tokens = self._lingering = self._stopped_upto = 0
+        self._grown = self.scheduled
         self._free = self._num_blocks
         # How many begin a block with a step, by its number modulo the block size.
-        self._begins = [0] * self._block_size
+        self._begins = [0] * (2 * self._block_size)  # twice, so that a round is a slice wherever it starts
         self._by_last: dict[int, list[Rider]] = {}
         self._lasts: list[int] = []
         self._longest: list[tuple[int, int, Rider]] = []
@@ -169,10 +162,7 @@ class Express:
         last = self._lingering if self._lingering > self.committed else self._next_last()
         if last < number:
             number = last
-        for segment in self.segments:
-            if number < segment.first + segment.num_steps:
-                return number, segment.end_ns(number)
-        raise AssertionError(f"step {number} was not planned")
+        return number, self.end_ns(number)
 
     def cut(self, now_ns: int) -> bool:
         """A newcomer waits: keep the steps that are scheduled already; whether there were more."""
@@ -184,12 +174,14 @@ class Express:
         if steps >= segment.num_steps:
             return False
         scheduled = segment.first + steps - 1
-        self._free += self._num_begun(scheduled + 1, self.scheduled)
         segment.num_steps = steps
         self.scheduled = scheduled
         self.device_free_ns = segment.end_ns(scheduled)
-        if self.row is not None and self.row.number > scheduled:
-            self.row = None
+        if self.row and self.row[_NUMBER] > scheduled:
+            self.row = []
+        if self._grown > scheduled:
+            self._free += self._begins[self._grown % self._block_size]
+            self._grown = scheduled
         return True
 
     # --- the pass ----------------------------------------------------------------------------------------------------
@@ -197,11 +189,14 @@ class Express:
     def plan(self, now_ns: int, until_ns: int | None) -> bool:
         """Plan the step after the last one, or a run of steps; False, and nothing is done, if the batcher has to."""
         number = self.scheduled + 1
+        self.grow(self.scheduled)
         if self._count > self._budget or self._begins[number % self._block_size] > self._free:
             return False
         if self.waiting and not self._fits():
             return False
         self.close_row(self.scheduled)
+        self._free -= self._begins[number % self._block_size]
+        self._grown = number
         start_ns = max(now_ns, self.device_free_ns)
         if self.waiting:
             self._plan_prefill(number, start_ns)
@@ -229,7 +224,6 @@ class Express:
 
     def _plan_prefill(self, number: int, start_ns: int) -> None:
         """A step of all decodes and the prompts of all who wait."""
-        self._free -= self._begins[number % self._block_size]
         shape = self._describe(number)
         tokens = pairs = 0
         riders = []
@@ -250,8 +244,8 @@ class Express:
         end_ns = segment.end_ns(number)
         self.segments.append(segment)
         self.scheduled = number
-        detail = (tokens, 0, pairs, len(riders), len(riders), 0, 0, 0, 0, 0)
-        self._open_row(number, segment, shape, detail, tokens)
+        self._open_row(number, start_ns, shape, tokens)
+        self.detail = (tokens, 0, pairs, len(riders), len(riders), 0, 0, 0, 0, 0)
         for rider in riders:
             rider.admitted_ns = rider.first_scheduled_ns = start_ns
             rider.first_token_ns = rider.prefill_end_ns = end_ns
@@ -262,12 +256,11 @@ class Express:
         shape = self._describe(number)
         num_steps = min(self._next_last() - self.scheduled, MAX_RUN_STEPS)
         if self._count * -(-num_steps // self._block_size) > self._free:
-            num_steps = self._num_fitting(number, num_steps)
+            num_steps = 1 + self._num_fitting(number + 1, num_steps - 1)
         segment = Segment(number, start_ns, self._pricer.ends_ns(shape, start_ns, num_steps, until_ns))
         self.segments.append(segment)
-        self.scheduled = self.scheduled + segment.num_steps
-        self._free -= self._num_begun(number, self.scheduled)
-        self._open_row(number, segment, shape, None, 0)
+        self.scheduled += segment.num_steps
+        self._open_row(number, start_ns, shape, 0)
 
     def _describe(self, number: int) -> StepPlan:
         """The decodes of step `number`, for the latency model."""
@@ -280,14 +273,17 @@ class Express:
         shape.decode_context_max = number - longest[0][0] if longest else 0
         return shape
 
-    def _num_begun(self, first: int, last: int) -> int:
-        """Blocks that the decodes begin with the steps from `first` to `last`."""
-        block_size, begins = self._block_size, self._begins
-        rounds, rest = divmod(last + 1 - first, block_size)
-        return rounds * self._count + sum([begins[(first + i) % block_size] for i in range(rest)])
+    def grow(self, upto: int) -> None:
+        """Take the blocks that the decodes begin with the steps up to number `upto`."""
+        first, num_steps = self._grown + 1, upto - self._grown
+        if num_steps > 0:
+            rounds, rest = divmod(num_steps, self._block_size)
+            first %= self._block_size
+            self._free -= rounds * self._count + sum(self._begins[first : first + rest])
+            self._grown = upto
 
     def _num_fitting(self, number: int, limit: int) -> int:
-        """How many steps from `number` on find memory, at most `limit`; the first one does."""
+        """How many steps from `number` on find memory, at most `limit`."""
         free, steps = self._free, 0
         while steps < limit:
             free -= self._begins[(number + steps) % self._block_size]
@@ -302,7 +298,7 @@ class Express:
         """`rider` decodes from the next step on, unless it has its last token already."""
         self._count += 1
         self._base_sum += rider.base
-        self._begins[(1 - rider.base) % self._block_size] += 1
+        self._count_begins(rider, self.scheduled + 1, 1)
         self._num_measured += rider.newcomer.measured
         same_last = self._by_last.get(rider.last)
         if same_last is None:
@@ -313,6 +309,12 @@ class Express:
         self._num_pushed += 1
         heappush(self._longest, (-rider.base, self._num_pushed, rider))
 
+    def _count_begins(self, rider: Rider, number: int, change: int) -> None:
+        residue = (1 - rider.base) % self._block_size
+        self._begins[residue] += change
+        self._begins[residue + self._block_size] += change
+        self._log.begins(number, residue, change)
+
     def take(self, rider: Rider) -> None:
         """`rider` comes from the batcher, with its slot and memory."""
         self.riders[rider] = None
@@ -322,6 +324,7 @@ class Express:
     def _let_stop(self) -> None:
         """Whoever gets its last token with the last step planned is not scheduled any more."""
         self._stopped_upto = self.scheduled
+        self.grow(self.scheduled)
         stopping = self._by_last.get(self.scheduled)
         if stopping is not None:
             self._lingering = self.scheduled
@@ -331,7 +334,7 @@ class Express:
     def _stop(self, rider: Rider) -> None:
         self._count -= 1
         self._base_sum -= rider.base
-        self._begins[(1 - rider.base) % self._block_size] -= 1
+        self._count_begins(rider, self.scheduled + 1, -1)
         self._num_measured -= rider.newcomer.measured
         self._lingering_tokens += rider.base + rider.last
 
@@ -353,9 +356,11 @@ class Express:
         if ending is None:
             return
         free_from = min(self.scheduled, number + self.lag) + 1
-        for rider in ending:
-            if number > self._stopped_upto:
+        if number > self._stopped_upto:
+            self.grow(number)
+            for rider in ending:
                 self._stop(rider)
+        for rider in ending:
             self._lingering_tokens -= rider.base + rider.last
             self._free += -(-(rider.base + rider.last) // self._block_size)
             if rider.slack:
@@ -400,84 +405,76 @@ class Express:
 
     # --- the log -----------------------------------------------------------------------------------------------------
 
-    def _open_row(
-        self, number: int, segment: Segment, shape: StepPlan, detail: tuple[int, ...] | None, prefill_tokens: int
-    ) -> None:
-        """Steps from `number` on; `shape` describes that step, whose blocks, and those up to `scheduled`, are taken."""
-        stable = detail is None and not self._lingering_tokens
-        later = self._num_begun(number + 1, self.scheduled) if self.scheduled > number else 0
-        self.row = Row(
+    def _open_row(self, number: int, start_ns: int, shape: StepPlan, prefill_tokens: int) -> None:
+        """Steps from `number` on, which starts at `start_ns` and is described by `shape`; its blocks are taken."""
+        stable = not (prefill_tokens or self._lingering_tokens)
+        self.detail = None
+        gaps = self._num_measured if self._stream else 0
+        self.row = [
+            start_ns,
+            0,
             number,
-            segment,
-            stable,
             stable and self.goes_on,
             shape.num_decode,
             shape.decode_context_sum,
             shape.decode_context_max,
+            0,
             len(self.riders),
-            (self._num_blocks - self._free - later) * self._block_size,
+            0,
+            (self._num_blocks - self._free) * self._block_size,
             shape.decode_context_sum + prefill_tokens + self._lingering_tokens,
-            self._num_measured if self._stream else 0,
-            detail,
-            self._growth(number) if segment.num_steps > 1 else None,
-        )
-        self.goes_on = stable
-
-    def _growth(self, number: int) -> list[int]:
-        first = (number + 1) % self._block_size
-        return self._begins[first:] + self._begins[:first]
+            gaps,
+            gaps,
+            -1,
+        ]
+        self.is_stable = self.goes_on = stable
 
     def _split_row(self, number: int) -> None:
         """Somebody has left: from step `number` on, which is planned already, something else holds."""
-        row = self.row
-        assert row is not None, "steps that are planned have a row"
         self.close_row(number - 1)
-        self._open_row(number, row.segment, self._describe(number), None, 0)
-
-    def row_at_end(self) -> Row:
-        """The last step planned, taken out of the open row, which must have been closed up to the step before."""
-        number = self.scheduled
-        row = self._last_row
-        assert row is not None, "a step that is planned has a row"
-        if row.number == number:
-            return row
-        ahead = number - row.number
-        return row._replace(
-            number=number,
-            continues=True,
-            context_sum=row.context_sum + row.num_decode * ahead,
-            context_max=row.context_max + ahead,
-            allocated=(self._num_blocks - self._free) * self._block_size,
-            used=row.used + row.num_decode * ahead,
-            growth=None,
-        )
+        self.grow(number)
+        self._open_row(number, self.segments[-1].end_ns(number - 1), self._describe(number), 0)
 
     def close_row(self, upto: int) -> None:
         """Note the steps of the open row up to number `upto`."""
-        row = self.row
-        if row is None:
+        row, self.row = self.row, []
+        if not row or row[_NUMBER] > upto:
             return
-        self.row, self._last_row = None, row
-        if upto < row.number:
-            return
-        segment, log = row.segment, self._log
-        first = row.number - segment.first
-        facts = (
-            segment.end_ns(row.number - 1) if first else segment.start_ns,
-            upto + 1 - row.number,
-            row.number,
-            row.continues,
-            row.num_decode,
-            row.context_sum,
-            row.context_max,
-            0,
-            row.held,
-            0,
-            row.allocated,
-            row.used,
-            row.num_gaps,
-            row.num_gaps,
-            -1 if row.detail is None else log.detail(row.detail),
-            -1 if row.growth is None else log.growth(row.growth),
-        )
-        log.add(facts, segment.ends_ns[first : upto + 1 - segment.first])
+        row[_NUM_STEPS] = upto + 1 - row[_NUMBER]
+        if self.detail is not None:
+            row[_DETAIL] = self._log.detail(self.detail)
+        for segment in reversed(self.segments):
+            first = row[_NUMBER] - segment.first
+            if first >= 0:
+                self._log.add(row, segment.ends_ns[first : first + row[_NUM_STEPS]])
+                return
+        raise AssertionError(f"step {upto} was not planned")
+
+
+    def last_step(self) -> list[int]:
+        """The last step planned as a row of its own, which is not noted; those before it are."""
+        number, row = self.scheduled, self.row
+        ahead = number - row[_NUMBER]
+        if not ahead:
+            self.row = []
+            return row
+        (start, _, _, _, num_decode, context_sum, context_max, dead, held, waiting, _, used, gaps, gaps_last, _) = row
+        self.close_row(number - 1)
+        self.grow(number)
+        start = self.end_ns(number - 1)
+        allocated = (self._num_blocks - self._free) * self._block_size
+        context_sum, context_max, used = context_sum + num_decode * ahead, context_max + ahead, used + num_decode * ahead
+        return [
+            start, 0, number, 1, num_decode, context_sum, context_max, dead, held, waiting, allocated, used, gaps,
+            gaps_last, -1,
+        ]  # fmt: skip
+
+    def end_ns(self, number: int) -> int:
+        """When step `number` ends, of those planned lately."""
+        for segment in self.segments:
+            if number < segment.first + segment.num_steps:
+                return segment.end_ns(number)
+        raise AssertionError(f"step {number} was not planned")
+
+
+_NUMBER, _NUM_STEPS, _DETAIL = (RUN_COLUMNS.index(name) for name in ("number", "num_steps", "detail"))

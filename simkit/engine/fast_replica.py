@@ -12,7 +12,7 @@ from typing import Any
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.engine.customer import Customer, Newcomer
-from simkit.engine.express import Express, Rider, Row, Segment
+from simkit.engine.express import Express, Rider, Segment
 from simkit.engine.replica import Replica, Run
 from simkit.kv.counted import CountedAllocator
 from simkit.sequence import Sequence
@@ -113,7 +113,6 @@ class FastReplica(Replica):
         scheduled, committed = express.scheduled, express.committed
         run = None
         if scheduled > committed:
-            express.close_row(scheduled - 1)
             run = self._run_in_flight()
         else:
             express.close_row(scheduled)
@@ -132,31 +131,28 @@ class FastReplica(Replica):
         self._device_free_ns = express.device_free_ns
         for newcomer in express.waiting:
             self._full_batcher.waiting.push(self._make_customer(newcomer).sequences[0])
-        express.waiting, express.segments = [], []
+        express.waiting = []
         express.clear()
         if self._make_passes():
             self._go_on()
 
     def _run_in_flight(self) -> Run:
         """The step whose outputs are to come, as the batcher would have planned it."""
-        row = self._express.row_at_end()
+        express = self._express
+        detail = express.detail
+        start_ns, _, number, continues, num_decode, *shape, held, _, allocated, used, gaps, _, _ = express.last_step()
         plan = StepPlan()
-        plan.number = row.number
-        plan.num_decode, plan.decode_context_sum = row.num_decode, row.context_sum
-        plan.decode_context_max = row.context_max
-        plan.num_scheduled = plan.num_sampled = row.num_decode
-        plan.held_slots, plan.stable = row.held, row.stable
-        segment = row.segment
-        number = row.number - segment.first
-        start_ns = segment.end_ns(row.number - 1) if number else segment.start_ns
-        run = Run(plan, start_ns, [segment.end_ns(row.number)])
-        run.continues, run.detail = row.continues, row.detail
-        run.allocated, run.used = row.allocated, row.used
-        run.num_gaps = run.num_gaps_last = row.num_gaps
-        if row.detail is not None:
-            plan.prefill_tokens, plan.prefill_context_tokens, plan.prefill_pairs, sampled, prefills = row.detail[:5]
+        plan.number, plan.held_slots, plan.stable = number, held, express.is_stable
+        plan.num_decode = plan.num_scheduled = plan.num_sampled = num_decode
+        plan.decode_context_sum, plan.decode_context_max, _ = shape
+        if detail is not None:
+            plan.prefill_tokens, plan.prefill_context_tokens, plan.prefill_pairs, sampled, prefills = detail[:5]
             plan.num_sampled += sampled
             plan.num_scheduled += prefills
+        run = Run(plan, start_ns, [express.end_ns(number)])
+        run.continues, run.detail = bool(continues), detail
+        run.allocated, run.used = allocated, used
+        run.num_gaps = run.num_gaps_last = gaps
         return run
 
     def _sequence(self, rider: Rider) -> Sequence:
@@ -207,8 +203,7 @@ class FastReplica(Replica):
         express, ledger = self._express, self.ledger
         self._rides = True
         scheduled, committed = self._full_batcher.now()
-        express.scheduled, express.committed = scheduled, committed
-        express.last_end_ns, express.device_free_ns = ledger.last_end_ns, self._device_free_ns
+        express.start(scheduled, committed, ledger.last_end_ns, self._device_free_ns)
         express.goes_on = self._last_version == self._full_batcher.version
         block_size = self._full_kv.block_size
         bases = [seq.num_computed_tokens - scheduled for seq in self._full_batcher.running]
@@ -235,21 +230,7 @@ class FastReplica(Replica):
             self._keep_run(self._in_flight.popleft())
 
     def _keep_run(self, run: Run) -> None:
-        plan = run.plan
-        segment = Segment(plan.number, run.start_ns, run.ends_ns[: run.steps])
-        self._express.segments = [segment]
-        self._express.row = Row(
-            plan.number,
-            segment,
-            plan.stable,
-            run.continues,
-            plan.num_decode,
-            plan.decode_context_sum,
-            plan.decode_context_max,
-            plan.held_slots,
-            run.allocated,
-            run.used,
-            run.num_gaps,
-            run.detail,
-            run.growth,
-        )
+        express = self._express
+        express.segments = [Segment(run.plan.number, run.start_ns, run.ends_ns[: run.steps])]
+        express.row, express.detail = self._facts(run), run.detail
+        express.is_stable = run.plan.stable

@@ -94,6 +94,7 @@ class Ledger:
         self.num_steady_measured -= self._stream and customer.measured
         if not -customer.final_tokens % (self._block_size or 1):
             self._forget_later(customer)
+        self._begins_no_more(customer)
 
     @property
     def last_end_ns(self) -> int:
@@ -278,23 +279,35 @@ class Ledger:
 
     def _fill_later(self, seq: Sequence, customer: Customer) -> None:
         """A steady sequence begins its last block; or, without slack in it, the block for a token beyond the end."""
-        if customer.internal_tokens or self._block_size is None or not self.grows:
+        if self._block_size is None or not self.grows:
+            return
+        computed = seq.num_computed_tokens
+        customer.begins = (self._number + 1 - computed) % self._block_size
+        self._log.begins(self._number + 1, customer.begins, 1)
+        if customer.internal_tokens:
             return
         final = customer.final_tokens
         slack = -final % self._block_size
         begins = final - self._block_size + slack + 1 if slack else final + 1
         customer.internal_tokens = slack or self._block_size
-        customer.internal_from = self._number + begins - seq.num_computed_tokens
+        customer.internal_from = self._number + begins - computed
         self._log.internal(customer.internal_from, customer.internal_tokens)
 
     def _forget_later(self, customer: Customer) -> None:
         """It takes no further block by itself."""
+        self._begins_no_more(customer)
         if customer.internal_from > self._number:
             self._log.internal(customer.internal_from, -customer.internal_tokens)
             customer.internal_tokens = 0
 
+    def _begins_no_more(self, customer: Customer) -> None:
+        if customer.begins >= 0:
+            self._log.begins(self._number + 1, customer.begins, -1)
+            customer.begins = -1
+
     def _free(self, customer: Customer, number: int) -> None:
         """Its memory is free from step `number` on."""
+        self._begins_no_more(customer)
         if customer.internal_tokens:
             self._log.internal(max(number, customer.internal_from), -customer.internal_tokens)
             customer.internal_tokens = 0

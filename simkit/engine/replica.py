@@ -55,7 +55,7 @@ class Run:
     """
 
     __slots__ = (
-        "allocated", "continues", "detail", "done", "ends_ns", "growth", "num_gaps", "num_gaps_last", "plan",
+        "allocated", "continues", "detail", "done", "ends_ns", "num_gaps", "num_gaps_last", "plan",
         "start_ns", "steps", "used", "waiting",
     )  # fmt: skip
 
@@ -67,7 +67,6 @@ class Run:
         self.done = self.allocated = self.used = self.waiting = self.num_gaps = self.num_gaps_last = 0
         self.continues = False
         self.detail: tuple[int, ...] | None = None
-        self.growth: list[int] | None = None
 
     def end_ns(self, before: int = 1) -> int:
         """When the last step to be kept ends, or one `before` it (2: the last but one)."""
@@ -238,8 +237,6 @@ class Replica:
         plan = run.plan
         run.continues = plan.stable and plan.version == self._last_version and not num_preemptions
         self._last_version = plan.version if plan.stable else -1
-        if run.steps > 1 and self._grows:
-            run.growth = self.kv.growth()
         run.num_gaps = run.num_gaps_last = self.ledger.num_steady_measured
         run.allocated, run.used = self._books.now(plan)
         run.waiting = len(self.batcher.waiting)
@@ -364,8 +361,16 @@ class Replica:
                 self.batcher.abort(seq)
 
     def _log_run(self, run: Run) -> None:
-        plan, log = run.plan, self._log
-        facts = (
+        facts = self._facts(run)
+        if run.detail is not None:
+            facts[-1] = self._log.detail(run.detail)
+        self._log.add(facts, run.ends_ns[: run.steps])
+
+    @staticmethod
+    def _facts(run: Run) -> list[int]:
+        """In the order of RUN_COLUMNS; the detail is still to be noted."""
+        plan = run.plan
+        return [
             run.start_ns,
             run.steps,
             plan.number,
@@ -380,10 +385,8 @@ class Replica:
             run.used,
             run.num_gaps,
             run.num_gaps_last,
-            -1 if run.detail is None else log.detail(run.detail),
-            -1 if run.growth is None else log.growth(run.growth),
-        )
-        log.add(facts, run.ends_ns[: run.steps])
+            -1,
+        ]
 
     def _external_tokens(self) -> int:
         head = head_of(self.batcher.waiting)

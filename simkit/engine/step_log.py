@@ -7,6 +7,7 @@ does not depend on how steps were grouped. Imports metrics.record, `types` and n
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +32,10 @@ RUN_COLUMNS = (
     "num_gaps",
     "num_gaps_last",
     "detail",
-    "growth",
 )
 """A run: when it starts, the number of its first step, what each of its steps holds (contexts and memory: the first),
-how many sequences had a token in the step before as well (of the last step apart), and numbers of its detail and its
-growth, -1 for none.
+how many sequences had a token in the step before as well (of the last step apart), and the number of its detail, -1 for
+none.
 """
 
 DETAIL_COLUMNS = (
@@ -79,14 +79,16 @@ class StepLog:
         self._capacity_tokens = capacity_tokens
         self._period = growth_period
         self._clear()
+        self._begins = np.zeros(growth_period, dtype=np.int64)
+        self._begins_changes = array("q")
         self._internal_changes: dict[int, int] = {}
         self._internal_tokens = 0
         self._last_end_ns = 0
         self._open_span: Ints | None = None
 
     def _clear(self) -> None:
-        self._runs, self._details, self._growths, self._ends = (array("q") for _ in range(4))
-        self._num_details = self._num_growths = 0
+        self._runs, self._details, self._ends = (array("q") for _ in range(3))
+        self._num_details = 0
 
     def internal(self, number: int, change_tokens: int) -> None:
         """From step `number` on (not yet noted) internal fragmentation is larger by `change_tokens`."""
@@ -99,16 +101,14 @@ class StepLog:
         self._num_details += 1
         return self._num_details - 1
 
-    def growth(self, blocks: list[int]) -> int:
-        """The number by which a run names the blocks that its second and further steps take; they repeat."""
-        self._growths.extend(blocks)
-        self._num_growths += 1
-        return self._num_growths - 1
+    def begins(self, number: int, residue: int, change: int) -> None:
+        """From step `number` on `change` more begin a block with each step whose number leaves `residue`."""
+        self._begins_changes.extend((number, residue, change))
 
-    def add(self, run: tuple[int, ...], ends_ns: list[int] | Ints) -> None:
+    def add(self, run: Iterable[int], ends_ns: list[int] | Ints) -> None:
         """Note a run, values in the order of RUN_COLUMNS, whose steps ended at `ends_ns`.
 
-        Its detail and growth are noted just before.
+        Its detail is noted just before.
         """
         self._runs.extend(run)
         if isinstance(ends_ns, list):
@@ -166,17 +166,27 @@ class StepLog:
 
     def _allocated(self, runs: dict[str, Ints], steps: _Steps) -> Ints:
         """Tokens allocated in each step: what the run began with, and a block for everybody who began one since."""
-        allocated = runs["kv_allocated_tokens"][steps.run]
-        if not self._growths:
-            return allocated
-        growths = np.frombuffer(self._growths, dtype=np.int64).reshape(-1, self._period)
-        before = np.cumsum(growths, axis=1) - growths
-        growth = runs["growth"][steps.run]
-        grows = np.flatnonzero((growth >= 0) & (steps.offset > 0))
-        rounds, rest = np.divmod(steps.offset[grows], self._period)
-        growth = growth[grows]
-        allocated[grows] += self._period * (rounds * growths.sum(axis=1)[growth] + before[growth, rest])
-        return allocated
+        up_to = np.cumsum(self._begins_at(runs["number"]), axis=1)
+        number = runs["number"][steps.run]
+        begun = self._begun(up_to, steps.run, number + steps.offset) - self._begun(up_to, steps.run, number)
+        return runs["kv_allocated_tokens"][steps.run] + self._period * begun
+
+    def _begun(self, up_to: Ints, run: Ints, number: Ints) -> Ints:
+        """Blocks begun until step `number`, counted from anywhere, by who is there in `run`."""
+        rounds, rest = np.divmod(number, self._period)
+        return rounds * up_to[run, -1] + up_to[run, rest]
+
+    def _begins_at(self, numbers: Ints) -> Ints:
+        """How many begin a block, by residue, when each of the steps `numbers` is made: int64[runs, period]."""
+        changes = np.frombuffer(self._begins_changes, dtype=np.int64).reshape(-1, 3)
+        at = np.searchsorted(numbers, changes[:, 0])
+        begins = np.zeros((len(numbers) + 1, self._period), dtype=np.int64)
+        np.add.at(begins, (at, changes[:, 1]), changes[:, 2])
+        begins[0] += self._begins
+        begins = np.cumsum(begins[:-1], axis=0)
+        self._begins = begins[-1]
+        self._begins_changes = array("q", changes[at == len(numbers)].ravel().tolist())
+        return begins
 
     def _internal(self, number: int, num_steps: int) -> Ints:
         """Internal fragmentation in each step; step `number` is the first."""

@@ -272,10 +272,6 @@ class ContiguousAllocator:
             heappop(heap)
         return limit
 
-    def growth(self) -> list[int] | None:
-        """None: what a region holds was set aside at admission."""
-        return None
-
     def allocated_of(self, seq: Sequence) -> int:
         """Tokens `seq` holds, rounding included; 0 without memory."""
         return 0 if seq.kv is None else self._region(seq).size

@@ -155,11 +155,6 @@ class CountedAllocator:
             steps += 1
         return min(steps, limit)
 
-    def growth(self) -> list[int] | None:
-        """Blocks of the next `block_size` steps; from then on they repeat."""
-        first = self._num_grown % self.block_size
-        return self._growing[first:] + self._growing[:first]
-
     def block_at(self, seq: Sequence, token: int) -> int | None:
         """Counted blocks have no names: None."""
         return None

@@ -300,11 +300,6 @@ class PagedAllocator:
             steps += 1
         return min(steps, limit)
 
-    def growth(self) -> list[int] | None:
-        """Blocks of the next `block_size` steps; from then on they repeat."""
-        first = self._num_grown % self.block_size
-        return [len(seqs) for seqs in self._growing[first:] + self._growing[:first]]
-
     def block_at(self, seq: Sequence, token: int) -> int | None:
         """The block of token number `token` (from 0), None when the table ends before it."""
         blocks, index = self.blocks_of(seq), token // self.block_size

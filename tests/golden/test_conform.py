@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from simkit.batching import continuous
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ordering import FcfsQueue
 from simkit.batching.plan import StepPlan
+from simkit.batching.steady import Steady
 from simkit.conformance.check import check_file
-from simkit.conformance.replay import Replay
+from simkit.conformance.replay import Replay, _Ends
 from simkit.conformance.trace import read_trace
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.prefix import PrefixCache
@@ -102,6 +104,24 @@ def test_all_recorded_cases_are_exact() -> None:
     result = conform(RECORDED)
     assert result.exit_code == 0, result.stdout
     assert result.stdout.splitlines()[-1] == "38 of 38 exact"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.split(".")[0])
+def test_looking_at_every_sequence_in_every_pass_is_as_exact(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """The path that single steps take; the cases above use the one that lets the steady decode together."""
+    slow = partial(ContinuousBatcher, one_by_one=True)
+    monkeypatch.setattr("simkit.conformance.replay.ContinuousBatcher", slow)
+    replay = Replay(read_trace(path))
+    make_pass = replay.batcher.plan
+
+    def plan() -> StepPlan | None:
+        made = make_pass()
+        assert made is None or len(made.explicit) == made.num_scheduled
+        return made
+
+    replay.batcher.plan = plan  # type: ignore[method-assign]
+    monkeypatch.setattr("simkit.conformance.check.Replay", lambda trace: replay)
+    assert check_file(path).exact
 
 
 # --- the books balance meanwhile --------------------------------------------------------------------------------------
@@ -309,29 +329,20 @@ def free_the_head_before_the_tail(patch: Patch) -> None:
 
 
 def enter_keys_after_the_step(patch: Patch) -> None:
-    enter, commit = PagedAllocator.enter, ContinuousBatcher.commit
+    enter, grow_all, commit = PagedAllocator.enter, PagedAllocator.grow_all, ContinuousBatcher.commit
 
-    def later(self: ContinuousBatcher, plan: StepPlan, steps: int, scheduled: int = 0) -> None:
+    def later(self: ContinuousBatcher, plan: StepPlan) -> None:
         for seq in self.running:
             enter(self.kv, seq, seq.num_computed_tokens)  # type: ignore[arg-type]
-        commit(self, plan, steps, scheduled)
+        commit(self, plan)
 
     patch.setattr(PagedAllocator, "enter", lambda self, seq, num_tokens: None)
+    patch.setattr(PagedAllocator, "grow_all", lambda self, num_steps, known: grow_all(self, num_steps, 0))
     patch.setattr(ContinuousBatcher, "commit", later)
 
 
 def never_enter_keys_late(patch: Patch) -> None:
-    process = ContinuousBatcher._process_output
-    enter = PagedAllocator.enter
-
-    def without(self: ContinuousBatcher, seq: Sequence, num_tokens: int, samples: bool) -> bool:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(PagedAllocator, "enter", lambda self, seq, num_tokens: None)
-            ends = process(self, seq, num_tokens, samples)
-        assert PagedAllocator.enter is enter
-        return ends
-
-    patch.setattr(ContinuousBatcher, "_process_output", without)
+    patch.setattr(ContinuousBatcher, "_enter_output", lambda self, seq: None)
 
 
 def forget_keys_of_blocks_never_computed(patch: Patch) -> None:
@@ -421,8 +432,8 @@ def always_gate(patch: Patch) -> None:
 def settings(patch: Patch, **changed: Any) -> None:
     right = ContinuousBatcher.__init__
 
-    def init(self: ContinuousBatcher, given: Any, *rest: Any) -> None:
-        right(self, replace(given, **changed), *rest)
+    def init(self: ContinuousBatcher, given: Any, *rest: Any, **named: Any) -> None:
+        right(self, replace(given, **changed), *rest, **named)
 
     patch.setattr(ContinuousBatcher, "__init__", init)
 
@@ -467,9 +478,9 @@ def forget_the_backlog(patch: Patch) -> None:
 def give_no_budget_back(patch: Patch) -> None:
     right = ContinuousBatcher._preempt_one
 
-    def preempt_one(self: ContinuousBatcher, state: Any, index: int) -> Any:
+    def preempt_one(self: ContinuousBatcher, state: Any, due: list[Sequence], index: int) -> Any:
         budget = state.budget
-        chosen = right(self, state, index)
+        chosen = right(self, state, due, index)
         state.budget = budget
         return chosen
 
@@ -479,9 +490,9 @@ def give_no_budget_back(patch: Patch) -> None:
 def pass_somebody_over_after_an_eviction(patch: Patch) -> None:
     right = ContinuousBatcher._preempt_one
 
-    def preempt_one(self: ContinuousBatcher, state: Any, index: int) -> Any:
-        victim, moved = right(self, state, index)
-        return victim, max(moved, min(index, len(self.running)))
+    def preempt_one(self: ContinuousBatcher, state: Any, due: list[Sequence], index: int) -> Any:
+        victim, moved = right(self, state, due, index)
+        return victim, max(moved, min(index, len(due)))
 
     patch.setattr(ContinuousBatcher, "_preempt_one", preempt_one)
 
@@ -507,20 +518,39 @@ def admit_after_a_preemption(patch: Patch) -> None:
 
 
 def spend_a_step_on_a_token_under_way(patch: Patch) -> None:
+    join = Steady.join
     patch.setattr(ContinuousBatcher, "_last_token_is_under_way", staticmethod(lambda seq: False))
+    patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
 
 
 def end_one_token_after_the_model_length(patch: Patch) -> None:
-    right = ContinuousBatcher._process_output
+    right, join = ContinuousBatcher._process_output, Steady.join
 
-    def process(self: ContinuousBatcher, seq: Sequence, num_tokens: int, samples: bool) -> bool:
+    def process(self: ContinuousBatcher, seq: Sequence, num_tokens: int, samples: bool) -> None:
         given = self.settings
         self.settings = replace(given, max_model_len=given.max_model_len + 1)
-        ends = right(self, seq, num_tokens, samples)
+        right(self, seq, num_tokens, samples)
         self.settings = given
-        return ends
+
+    def joined(self: Any, seq: Sequence, commit: int) -> None:
+        most = min(seq.max_tokens, self._max_model_len + 1 - seq.num_prompt_tokens)
+        self._ends.follow(seq, commit + most - seq.num_output_tokens)
 
     patch.setattr(ContinuousBatcher, "_process_output", process)
+    patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
+    patch.setattr(_Ends, "joined", joined)
+
+
+def let_the_steady_have_more_than_the_budget(patch: Patch) -> None:
+    right = ContinuousBatcher._schedule_running
+
+    def schedule(self: ContinuousBatcher, state: Any) -> None:
+        state.budget += 10**6
+        right(self, state)
+        state.budget = max(state.budget - 10**6, 0)
+
+    patch.setattr(ContinuousBatcher, "_schedule_running", schedule)
+    patch.setattr(ContinuousBatcher, "_is_quiet", lambda self: False)
 
 
 RULES: list[tuple[Callable[[Patch], None], int]] = [
@@ -550,6 +580,7 @@ RULES: list[tuple[Callable[[Patch], None], int]] = [
     (admit_after_a_preemption, 5),
     (spend_a_step_on_a_token_under_way, 33),
     (end_one_token_after_the_model_length, 30),
+    (let_the_steady_have_more_than_the_budget, 26),
 ]
 
 

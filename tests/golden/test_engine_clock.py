@@ -6,6 +6,7 @@ them, in simulated time, single-stepped and in runs of equal steps, synchronousl
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
 from simkit.engine.replica import Replica
+from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.metrics.record import Record
 from simkit.sequence import Sequence
@@ -56,6 +58,16 @@ class Formula:
 class Door:
     """Surroundings of a single replica: nothing but arrivals from outside."""
 
+    def __init__(self, trace: Trace) -> None:
+        self._times = deque(sorted(row.at_ns for row in trace.requests))
+
+    @property
+    def next_arrival_ns(self) -> int | None:
+        return self._times[0] if self._times else None
+
+    def arrived(self) -> None:
+        self._times.popleft()
+
     def no_arrival_pending(self) -> bool:
         return False
 
@@ -66,19 +78,20 @@ class Door:
 def stamps(trace: Trace, single_step: bool) -> list[list[int]]:
     """[id, cached tokens, preemptions, first token, last token, tokens] of each request, as the engine has it."""
     config = trace.config
-    record, clock = Record(keep_slots=False), Clock()
-    kv = PagedAllocator(
-        config["num_gpu_blocks"], config["block_size"], config["watermark"], config["enable_prefix_caching"]
-    )
+    record, clock, door = Record(keep_slots=False), Clock(), Door(trace)
+    pool = config["num_gpu_blocks"], config["block_size"], config["watermark"]
+    caching = config["enable_prefix_caching"]
+    # As a run would choose: blocks are only counted where nobody can ask for their names.
+    kv = PagedAllocator(*pool, caching) if single_step or caching else CountedAllocator(*pool)
     settings = ContinuousSettings(**{n: config[n] for n in ContinuousSettings.__slots__ if n in config})
     replica = Replica(
         0,
         clock,
         kv,
         Formula(**trace.duration),
-        lambda outcome: ContinuousBatcher(settings, kv, outcome),
+        lambda outcome: ContinuousBatcher(settings, kv, outcome, one_by_one=single_step),
         record,
-        Door(),
+        door,
         max_slots=settings.max_num_seqs,
         settings=trace.case,
         stream=True,
@@ -92,9 +105,11 @@ def stamps(trace: Trace, single_step: bool) -> list[list[int]]:
         request = Request(row.id, row.at_ns, row.prompt_tokens, output, row.output_tokens, row.priority)
         customer = Customer(request, row.at_ns, 0, True, output)
         customer.num_parts = 1
-        customer.sequences = [Sequence(request, tokens=SegmentTokens(row, config["block_size"], interned))]
+        tokens = SegmentTokens(row, config["block_size"], interned)
+        customer.sequences = (Sequence(request, tokens=tokens, owner=customer),)
         record.arrive(clock.now_ns)
-        replica.arrive([customer])
+        door.arrived()
+        replica.arrive(customer.sequences[0])
 
     for row in trace.requests:
         clock.at(row.at_ns, ranks.ARRIVAL, lambda row=row: arrive(row))  # type: ignore[misc]

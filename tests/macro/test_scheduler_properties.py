@@ -6,15 +6,23 @@ every decision as integers; whole runs through the Python API.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from simkit import api, scenario
+from simkit.batching.continuous import ContinuousBatcher
+from simkit.batching.plan import StepPlan
+from simkit.batching.steady import Steady
 from simkit.conformance.replay import Replay
 from simkit.conformance.trace import Trace, TraceRequest
+from simkit.kv.paged import PagedAllocator
 
 PROPERTY = settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 DURATION = {"base_ns": 1000, "per_token_ns": 10, "per_context_token_ns": 1}
@@ -150,6 +158,120 @@ def test_every_replay_that_ends_has_served_everybody(trace: Trace) -> None:
     final = sum(r.prompt_tokens + wanted[r.id] - 1 for r in trace.requests)
     # A victim placed in the same pass is not in `n` any more, and what it loses was never scheduled.
     assert sum(record["n"] for record in scheduled) == final + lost - cached
+
+
+# --- the steady decode together ---------------------------------------------------------------------------------------
+
+
+def told(trace: Trace, *, one_by_one: bool) -> tuple[list[dict[str, Any]], Any, int]:
+    """All records, the totals if the case ended, and how many sequences were scheduled together with others."""
+    together = 0
+    with pytest.MonkeyPatch.context() as patch:
+        slow = partial(ContinuousBatcher, one_by_one=one_by_one)
+        patch.setattr("simkit.conformance.replay.ContinuousBatcher", slow)
+        replay = Replay(trace)
+    make_pass = replay.batcher.plan
+
+    def plan() -> StepPlan | None:
+        nonlocal together
+        made = make_pass()
+        together += 0 if made is None else made.num_scheduled - len(made.explicit)
+        replay.kv.check_integrity()
+        members = replay.batcher.members()
+        assert replay.batcher.num_computed_tokens == sum(seq.num_computed_tokens for seq in members)
+        assert replay.batcher.num_members() == len(members)
+        return made
+
+    replay.batcher.plan = plan  # type: ignore[method-assign]
+    records = list(islice(replay.records(), MAX_RECORDS))
+    return records, replay.summary() if len(records) < MAX_RECORDS else None, together
+
+
+def assert_same_decisions(trace: Trace) -> int:
+    """Together and one by one: equal records. How many sequences were scheduled together."""
+    records, summary, together = told(trace, one_by_one=False)
+    slow_records, slow_summary, slow_together = told(trace, one_by_one=True)
+    assert records == slow_records
+    assert summary == slow_summary
+    assert slow_together == 0
+    return together
+
+
+@given(trace=traces(ties=True))
+@settings(PROPERTY, max_examples=200)
+def test_deciding_together_is_deciding_one_by_one(trace: Trace) -> None:
+    assert_same_decisions(trace)
+
+
+def crowd(**config: Any) -> Trace:
+    """Nine requests of different lengths in a pool that holds three or so of them."""
+    limits = {
+        "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_model_len": 60, "enable_chunked_prefill": True,
+        "policy": "fcfs", "watermark": 0.0, "async_scheduling": False, "enable_prefix_caching": True,
+        "block_size": 4, "num_gpu_blocks": 40, "scheduler_reserve_full_isl": False,
+    } | config  # fmt: skip
+    requests = tuple(
+        TraceRequest(n, 700 * n, ((1 + n % 2, 4), (100 + n, 1 + 5 * n % 17)), 9 + 7 * n % 31, 1000 + n, n % 3)
+        for n in range(9)
+    )
+    return Trace("crowd", "drawn", "hypothesis", limits, DURATION, True, requests, (), {})
+
+
+def forget_the_order_of_admission(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("simkit.kv.paged._NUMBER", lambda seq: -seq.number)
+
+
+def forget_who_is_newest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Steady, "newest", property(lambda self: -1, lambda self, value: None))
+
+
+def stop_too_late(patch: pytest.MonkeyPatch) -> None:
+    join = Steady.join
+    patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
+
+
+def stay_out_of_the_budget(patch: pytest.MonkeyPatch) -> None:
+    right = ContinuousBatcher._schedule_running
+
+    def schedule(self: ContinuousBatcher, state: Any) -> None:
+        right(self, state)
+        state.budget += state.steady
+
+    patch.setattr(ContinuousBatcher, "_schedule_running", schedule)
+
+
+def ignore_the_backlog_of_keys(patch: pytest.MonkeyPatch) -> None:
+    right = PagedAllocator.grow_all
+    patch.setattr(PagedAllocator, "grow_all", lambda self, num_steps, known: right(self, num_steps, 0))
+
+
+DAMAGES = (
+    forget_the_order_of_admission,
+    forget_who_is_newest,
+    stop_too_late,
+    stay_out_of_the_budget,
+    ignore_the_backlog_of_keys,
+)
+
+
+@pytest.mark.parametrize("damage", [None, *DAMAGES])
+def test_a_broken_shortcut_is_noticed(damage: Callable[[pytest.MonkeyPatch], None] | None) -> None:
+    """The case above is able to fail: among a few crowds there is one that tells."""
+    noticed = 0
+    kinds = itertools.product((False, True), ("fcfs", "priority", "fair"), range(20, 60, 5), (0, 2))
+    for asynchronous, policy, blocks, cap in kinds:
+        limits = {"policy": policy, "num_gpu_blocks": blocks, "long_prefill_token_threshold": cap}
+        trace = crowd(async_scheduling=asynchronous, **limits)
+        with pytest.MonkeyPatch.context() as patch:
+            if damage is None:
+                assert assert_same_decisions(trace) > 0
+                continue
+            damage(patch)
+            try:
+                assert_same_decisions(trace)
+            except AssertionError:
+                noticed += 1
+    assert bool(noticed) is (damage is not None)
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

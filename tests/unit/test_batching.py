@@ -5,29 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ears import Ear
 
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
 from simkit.batching.dynamic import DynamicBatcher
-from simkit.batching.plan import Chunk, Hold, StepPlan
+from simkit.batching.plan import Hold, StepPlan
 from simkit.batching.static import StaticBatcher
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
 from simkit.types import KVAllocator, Request
-
-
-class Ear:
-    """An engine that knows true lengths (default: max_tokens) and remembers who left, in which order."""
-
-    def __init__(self, ends_after: dict[int, int] | None = None) -> None:
-        self.ends_after = ends_after or {}
-        self.left: list[int] = []
-
-    def token(self, seq: Sequence, ends: bool) -> bool:
-        return ends or seq.num_output_tokens >= self.ends_after.get(seq.id, 10**9)
-
-    def released(self, seq: Sequence) -> None:
-        self.left.append(seq.id)
 
 
 def seq(
@@ -42,7 +29,7 @@ class Desk:
     def __init__(self, blocks: int, block_size: int = 1, watermark: float = 0.0, **values: Any) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 1000} | values
         self.kv = PagedAllocator(blocks + 1, block_size, watermark)
-        self.ear = Ear()
+        self.ear = Ear(limits["max_model_len"])
         self.batcher = ContinuousBatcher(ContinuousSettings(**limits), self.kv, self.ear)
 
     def add(self, *seqs: Sequence) -> None:
@@ -53,13 +40,22 @@ class Desk:
         plan = self.batcher.plan()
         assert isinstance(plan, StepPlan)
         self.kv.check_integrity()
+        self.schedule = self.batcher.schedule(plan)
+        assert len(self.schedule) == plan.num_scheduled
+        assert sum(chunk.num_tokens for chunk in self.schedule) == plan.num_scheduled_tokens
+        assert sum(chunk.samples for chunk in self.schedule) == plan.num_sampled
         return plan
 
     def step(self) -> dict[int, int]:
         """One pass and its outputs; who was scheduled, with how many tokens, in schedule order."""
         plan = self.plan()
-        self.batcher.commit(plan, 1)
-        return scheduled(plan)
+        self.batcher.commit(plan)
+        return self.scheduled
+
+    @property
+    def scheduled(self) -> dict[int, int]:
+        """Who the last pass scheduled, with how many tokens, in schedule order."""
+        return {chunk.seq.id: chunk.num_tokens for chunk in self.schedule}
 
     @property
     def running(self) -> list[int]:
@@ -70,12 +66,9 @@ class Desk:
         return [one.id for one in self.batcher.waiting]
 
 
-def scheduled(plan: StepPlan) -> dict[int, int]:
-    return {e.seq.id: e.num_tokens if isinstance(e, Chunk) else 1 for e in plan.order for e in [_entry(e)]}
-
-
-def _entry(entry: Sequence | Chunk) -> Chunk:
-    return entry if isinstance(entry, Chunk) else Chunk(entry, "D", 0, 1, samples=True)
+def launched(plan: StepPlan) -> dict[int, int]:
+    """Who a batch that runs to completion was launched with."""
+    return {chunk.seq.id: chunk.num_tokens for chunk in plan.explicit}
 
 
 # --- continuous: running, waiting, budget -----------------------------------------------------------------------------
@@ -86,7 +79,7 @@ def test_n_outputs_take_n_steps() -> None:
     desk = Desk(100)
     desk.add(seq(0, 10, 3))
     assert [desk.step() for _ in range(3)] == [{0: 10}, {0: 1}, {0: 1}]
-    assert desk.ear.left == [0]
+    assert desk.ear.gone == [0]
     assert desk.batcher.plan() is None
     assert desk.kv.num_free_blocks == 100
 
@@ -116,10 +109,10 @@ def test_a_last_chunk_of_one_token_is_prefill() -> None:
     desk.add(seq(0, 9))
     desk.step()
     plan = desk.plan()
-    assert scheduled(plan) == {0: 1}
+    assert desk.scheduled == {0: 1}
     assert plan.num_sampled == 1
     assert not plan.stable
-    desk.batcher.commit(plan, 1)
+    desk.batcher.commit(plan)
     assert desk.plan().stable
 
 
@@ -216,11 +209,11 @@ def test_fcfs_evicts_the_last_and_a_pass_that_preempts_admits_nobody() -> None:
     desk.step()
     desk.add(seq(2, 4))
     plan = desk.plan()  # request 0 needs a third block; the victim frees 3, one is taken, 2 would do for the waiting
-    assert scheduled(plan) == {0: 1}
+    assert desk.scheduled == {0: 1}
     assert [(p.seq.id, p.lost_tokens) for p in plan.preemptions] == [(1, 12)]
     assert desk.waiting == [1, 2]
     assert desk.kv.num_free_blocks == 3
-    desk.batcher.commit(plan, 1)
+    desk.batcher.commit(plan)
     assert desk.step() == {0: 1}  # the head (13 known tokens, 4 blocks) does not fit, so nobody passes it
 
 
@@ -230,7 +223,7 @@ def test_several_victims_of_one_pass_keep_their_order() -> None:
     desk.add(seq(0, 8), seq(1, 2), seq(2, 2))
     assert desk.step() == {0: 4, 1: 2, 2: 2}
     plan = desk.plan()  # 4 further blocks: both others go
-    assert scheduled(plan) == {0: 4}
+    assert desk.scheduled == {0: 4}
     assert [p.seq.id for p in plan.preemptions] == [2, 1]
     assert desk.waiting == [1, 2]
 
@@ -240,7 +233,7 @@ def test_an_fcfs_self_victim_ends_the_running_phase() -> None:
     desk.add(seq(0, 1), seq(1, 2))
     desk.step()
     plan = desk.plan()  # 0 takes the last block, 1 finds none and is itself the last
-    assert scheduled(plan) == {0: 1}
+    assert desk.scheduled == {0: 1}
     assert [p.seq.id for p in plan.preemptions] == [1]
 
 
@@ -257,7 +250,7 @@ def test_a_priority_self_victim_lets_the_phase_go_on() -> None:
     desk.add(seq(2, 1, priority=1))
     desk.step()  # 3 + 3 + 1 of 8 blocks
     plan = desk.plan()
-    assert scheduled(plan) == {0: 1, 2: 1}
+    assert desk.scheduled == {0: 1, 2: 1}
     assert [p.seq.id for p in plan.preemptions] == [1]
 
 
@@ -268,7 +261,7 @@ def test_a_victim_placed_earlier_in_the_pass_gives_its_budget_back() -> None:
     desk.add(seq(1, 2, priority=0))
     desk.step()  # 3 + 2 of 6 blocks
     plan = desk.plan()  # request 0 takes the last block, request 1 needs one: 0 is taken out of the schedule again
-    assert scheduled(plan) == {1: 1}
+    assert desk.scheduled == {1: 1}
     assert [p.seq.id for p in plan.preemptions] == [0]
     assert desk.running == [1]
 
@@ -279,7 +272,7 @@ def test_priority_ties_evict_the_earliest_of_the_running_list() -> None:
     desk.step()
     plan = desk.plan()
     assert [p.seq.id for p in plan.preemptions] == [0]
-    assert scheduled(plan) == {1: 1}
+    assert desk.scheduled == {1: 1}
 
 
 def test_priority_evicts_the_later_arrival_and_never_for_urgency() -> None:
@@ -289,7 +282,7 @@ def test_priority_evicts_the_later_arrival_and_never_for_urgency() -> None:
     desk.add(seq(2, 1, priority=-9, arrival=8))
     plan = desk.plan()  # only for lack of blocks; the urgent one waits although slots fall free in this pass
     assert [p.seq.id for p in plan.preemptions] == [1]
-    assert scheduled(plan) == {0: 1}
+    assert desk.scheduled == {0: 1}
     assert desk.waiting == [2, 1]
 
 
@@ -309,7 +302,7 @@ def test_the_model_length_ends_an_answer() -> None:
     a = seq(0, 5, 100)
     desk.add(a)
     assert [desk.step() for _ in range(3)] == [{0: 5}, {0: 1}, {0: 1}]
-    assert (desk.ear.left, a.num_output_tokens) == ([0], 3)
+    assert (desk.ear.gone, a.num_output_tokens) == ([0], 3)
 
 
 def test_a_finished_request_frees_before_the_next_output_is_looked_at() -> None:
@@ -360,7 +353,7 @@ def test_abort_frees_from_either_queue() -> None:
     desk.step()
     desk.batcher.abort(b)
     desk.batcher.abort(a)
-    assert desk.ear.left == [1, 0]
+    assert desk.ear.gone == [1, 0]
     assert desk.step() == {2: 4}
 
 
@@ -388,7 +381,13 @@ def tray(
     ends_after: dict[int, int] | None = None,
     kv: KVAllocator | None = None,
 ) -> StaticBatcher:
-    return kind(slots, 1000, wait_ns, kv or PagedAllocator(tokens + 1, 1), Ear(ends_after))
+    return kind(
+        slots,
+        1000,
+        wait_ns,
+        kv or PagedAllocator(tokens + 1, 1),
+        Ear(1000, lambda one: (ends_after or {}).get(one.id, one.max_tokens)),
+    )
 
 
 def put(batcher: StaticBatcher, *seqs: Sequence) -> None:
@@ -407,7 +406,7 @@ def test_static_launches_when_full() -> None:
     put(batcher, *batch(4, 2, 3, 4))
     plan = batcher.plan()
     assert isinstance(plan, StepPlan)
-    assert scheduled(plan) == dict.fromkeys(range(4), 4)
+    assert launched(plan) == dict.fromkeys(range(4), 4)
     assert len(batcher.waiting) == 1
 
 
@@ -418,7 +417,7 @@ def test_static_launches_when_the_oldest_has_waited_or_nobody_comes() -> None:
         assert batcher.plan() == Hold(50, 3)
         plan = batcher.plan(**why)
         assert isinstance(plan, StepPlan)
-        assert list(scheduled(plan)) == [0, 1]
+        assert list(launched(plan)) == [0, 1]
 
 
 def test_dynamic_does_not_care_whether_arrivals_are_pending() -> None:
@@ -437,12 +436,12 @@ def test_nobody_joins_after_launch_and_everybody_leaves_together(kind: type[Stat
     rows = []
     while isinstance(plan, StepPlan):
         rows.append((plan.num_decode, plan.dead_slots, plan.held_slots, plan.decode_context_sum))
-        batcher.commit(plan, 1)
+        batcher.commit(plan)
         if not len(batcher.members()):
             break
         plan = batcher.plan()
     assert rows == [(0, 0, 3, 0), (3, 1, 3, 15), (3, 2, 3, 18)]  # the dead compute too: contexts 5 and 6 of each
-    assert batcher.outcome.left == [0, 1, 2]  # type: ignore[attr-defined]
+    assert batcher.outcome.gone == [0, 1, 2]  # type: ignore[attr-defined]
     assert len(batcher.waiting) == 1
 
 
@@ -461,7 +460,7 @@ def test_the_batch_is_the_longest_prefix_that_fits_with_its_padding() -> None:
     put(batcher, *batch(2, 2, 0), *batch(6, 2, 1), *batch(2, 2, 2))
     plan = batcher.plan(closed=True)
     assert isinstance(plan, StepPlan)
-    assert list(scheduled(plan)) == [0, 1]
+    assert list(launched(plan)) == [0, 1]
 
 
 def test_a_wide_newcomer_that_spoils_the_padding_is_left_waiting() -> None:
@@ -469,7 +468,7 @@ def test_a_wide_newcomer_that_spoils_the_padding_is_left_waiting() -> None:
     put(batcher, *batch(2, 2, 0, 1), *batch(9, 1, 2), *batch(1, 1, 3))
     plan = batcher.plan(closed=True)
     assert isinstance(plan, StepPlan)
-    assert list(scheduled(plan)) == [0, 1]
+    assert list(launched(plan)) == [0, 1]
     assert plan.padded_tokens == 0
     assert batcher.kv.usage().allocated_tokens == 8
 
@@ -480,7 +479,7 @@ def test_contiguous_reservation_decides_the_batch() -> None:
     put(batcher, *(seq(i, 10, 20, reserve=300) for i in range(4)))
     plan = batcher.plan(closed=True)
     assert isinstance(plan, StepPlan)
-    assert len(scheduled(plan)) == 3
+    assert len(launched(plan)) == 3
     assert batcher.kv.usage().allocated_tokens == 900
 
 
@@ -490,11 +489,11 @@ def test_static_abort_makes_a_dead_slot() -> None:
     put(batcher, a, b)
     plan = batcher.plan(closed=True)
     assert isinstance(plan, StepPlan)
-    batcher.commit(plan, 1)
+    batcher.commit(plan)
     batcher.abort(a)
     plan = batcher.plan()
     assert isinstance(plan, StepPlan)
     assert (plan.dead_slots, plan.num_decode) == (1, 2)
-    batcher.commit(plan, 1)
+    batcher.commit(plan)
     assert len(batcher.members()) == 0
-    assert batcher.outcome.left == [0, 1]  # type: ignore[attr-defined]
+    assert batcher.outcome.gone == [0, 1]  # type: ignore[attr-defined]

@@ -13,12 +13,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from ears import Ear
 from hypothesis import HealthCheck, given, settings
 
 from simkit import api, scenario
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
-from simkit.batching.plan import Chunk, StepPlan
+from simkit.batching.plan import StepPlan
 from simkit.engine import build as engine_build
+from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.prefix import GroupedTokens
 from simkit.kv.swap import HostPool
@@ -60,23 +62,13 @@ class World:
         self.kv = WatchedAllocator(self.blocks + 1, self.block_size, self.watermark, self.caching)
         given = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | self.settings
         self.host = None if self.host_tokens is None else HostPool(self.host_tokens, 1)
-        self.batcher = ContinuousBatcher(ContinuousSettings(**given), self.kv, self, self.host, self.prefers_swap)
         self.true_output: dict[Sequence, int] = {}
-        self.delivered: Counter[int] = Counter()
+        self.ear = WorldEar(given["max_model_len"], self.true_output.__getitem__)
+        self.batcher = ContinuousBatcher(ContinuousSettings(**given), self.kv, self.ear, self.host, self.prefers_swap)
+        self.delivered = self.ear.heard
         self.num_preemptions = self.num_swaps = 0
-        self.alive: list[Sequence] = []
-
-    # --- Outcome
-
-    def token(self, seq: Sequence, ends: bool) -> bool:
-        self.delivered[seq.id] += 1
-        return ends or seq.num_output_tokens >= self.true_output[seq]
-
-    def released(self, seq: Sequence) -> None:
-        assert seq.kv is None, "who ended holds memory"
-        self.alive.remove(seq)
-
-    # --- the loop
+        self.num_steady_steps = 0
+        self.alive = self.ear.alive
 
     def arrive(self, number: int) -> None:
         job = self.jobs[number]
@@ -90,7 +82,7 @@ class World:
             self.true_output[seq] = job.output
             family.append(seq)
         self.alive += family
-        family[0].siblings = family[1:]
+        family[0].siblings = tuple(family[1:])
         self.batcher.add(family[0])
 
     def run(self, limit: int = 1500) -> bool:
@@ -109,7 +101,7 @@ class World:
                 if len(in_flight) < depth and (plan.num_scheduled or self.batcher.has_work()):
                     continue
             if in_flight:
-                self.batcher.commit(in_flight.popleft(), 1)
+                self.batcher.commit(in_flight.popleft())
                 self.check()
             elif not pending:
                 return not self.alive
@@ -118,13 +110,14 @@ class World:
     def compute(self, plan: StepPlan) -> None:
         """Fill the slots that this step computes; what comes back from the host is there first."""
         self.num_preemptions += len(plan.preemptions)
-        for entry in plan.order:
-            seq, n = (entry.seq, entry.num_tokens) if isinstance(entry, Chunk) else (entry, 1)
-            before = seq.num_computed_tokens - n
-            if isinstance(entry, Chunk) and entry.kind == "S":
+        self.num_steady_steps += plan.num_scheduled > len(plan.explicit)
+        for chunk in self.batcher.schedule(plan):
+            seq, before = chunk.seq, chunk.num_computed_tokens
+            assert seq.num_computed_tokens == before + chunk.num_tokens
+            if chunk.kind == "S":
                 self.num_swaps += 1
                 self.kv.write(seq, 0, before)
-            self.kv.write(seq, before, before + n)
+            self.kv.write(seq, before, before + chunk.num_tokens)
 
     def check(self) -> None:
         kv, batcher = self.kv, self.batcher
@@ -145,6 +138,19 @@ class World:
             away = [seq for seq in self.alive if self.host.holds(seq)]
             assert all(seq.phase is Phase.PREEMPTED and seq.num_computed_tokens > 0 for seq in away)
             assert bool(self.host.num_held_tokens) == bool(away)
+
+
+class WorldEar(Ear):
+    """Knows who has not ended."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.alive: list[Sequence] = []
+
+    def released(self, seq: Sequence) -> None:
+        super().released(seq)
+        assert seq.kv is None, "who ended holds memory"
+        self.alive.remove(seq)
 
 
 class WatchedAllocator(PagedAllocator):
@@ -200,11 +206,28 @@ class WatchedAllocator(PagedAllocator):
                 self.num_copies += 1
                 for slot in range(self.block_size):
                     self.memory[new, slot] = self.memory.get((old, slot))
+        self._check_alone(seq, num_tokens)
+        return True
+
+    def grow_all(self, num_steps: int, known: int) -> bool:
+        joined = [seq for seqs in self._growing for seq in seqs]
+        before = {seq: list(self.blocks_of(seq)) for seq in joined}
+        grown = super().grow_all(num_steps, known)
+        for seq in joined:
+            after, num_tokens = self.blocks_of(seq), seq.num_computed_tokens + num_steps
+            if not grown:
+                assert after == before[seq]
+                continue
+            assert after[: len(before[seq])] == before[seq]
+            assert len(after) == -(-num_tokens // self.block_size)
+            self._check_alone(seq, num_tokens)
+        return grown
+
+    def _check_alone(self, seq: Sequence, num_tokens: int) -> None:
         first = seq.num_computed_tokens // self.block_size
-        for block in after[first : -(-num_tokens // self.block_size)]:
+        for block in self.blocks_of(seq)[first : -(-num_tokens // self.block_size)]:
             others = [other for other in self._held if other is not seq and block in self.blocks_of(other)]
             assert not others, f"{seq!r} writes to block {block}, which {others} hold as well"
-        return True
 
 
 # --- random worlds ----------------------------------------------------------------------------------------------------
@@ -294,6 +317,7 @@ def test_the_watch_sees_what_it_is_for() -> None:
     assert world.num_preemptions > 0
     assert world.kv.num_copies > 0
     assert shared >= 3
+    assert world.num_steady_steps > 0
     swapping = World(jobs, blocks=12, host_tokens=1000, settings={"max_num_seqs": 6})
     assert swapping.run()
     assert swapping.num_swaps > 0
@@ -357,31 +381,51 @@ def test_damage_is_noticed(monkeypatch: pytest.MonkeyPatch, damage: Any) -> None
 # --- the same inside a whole run, equal steps at once -----------------------------------------------------------------
 
 
-class CheckedAllocator(PagedAllocator):
-    """Checks itself after every operation that changes it."""
+class Checked:
+    """An allocator that checks itself after every operation that changes it."""
 
-    def _checked(self, result: Any) -> Any:
+    def _checked(self: Any, result: Any) -> Any:
         self.check_integrity()
         usage = self.usage()
-        held = {block for seq in self._held for block in seq.kv.blocks}
-        assert usage.allocated_tokens == len(held) * self.block_size
+        if isinstance(self, PagedAllocator):
+            num_held = len({block for seq in self._held for block in seq.kv.blocks})
+        else:
+            num_held = sum(self.allocated_of(seq) for seq in self._held) // self.block_size
+        assert usage.allocated_tokens == self.allocated_tokens == num_held * self.block_size
         assert usage.allocated_tokens + usage.free_tokens == usage.capacity_tokens
         return result
 
-    def try_admit(self, *args: Any, **named: Any) -> bool:
+    def try_admit(self: Any, *args: Any, **named: Any) -> bool:
         return bool(self._checked(super().try_admit(*args, **named)))
 
-    def try_grow(self, *args: Any) -> bool:
+    def try_grow(self: Any, *args: Any) -> bool:
         return bool(self._checked(super().try_grow(*args)))
 
-    def try_fork(self, *args: Any) -> bool:
+    def try_fork(self: Any, *args: Any) -> bool:
         return bool(self._checked(super().try_fork(*args)))
 
-    def free(self, *args: Any) -> None:
+    def free(self: Any, *args: Any) -> None:
         self._checked(super().free(*args))
 
-    def grow_run(self, *args: Any) -> None:
-        self._checked(super().grow_run(*args))
+    def join(self: Any, *args: Any) -> None:
+        self._checked(super().join(*args))
+
+    def leave(self: Any, *args: Any) -> None:
+        self._checked(super().leave(*args))
+
+    def grow_all(self: Any, num_steps: int, known: int) -> bool:
+        promised = self.steps_until_full(num_steps)
+        grown = bool(self._checked(super().grow_all(num_steps, known)))
+        assert grown is (promised == num_steps)
+        return grown
+
+
+class CheckedPaged(Checked, PagedAllocator):
+    """Blocks with names."""
+
+
+class CheckedCounted(Checked, CountedAllocator):
+    """Blocks that are counted."""
 
 
 @given(data=st.data())
@@ -420,6 +464,7 @@ def test_books_balance_inside_a_run(data: st.DataObject) -> None:
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_build, "PagedAllocator", CheckedAllocator)
+        patch.setattr(engine_build, "PagedAllocator", CheckedPaged)
+        patch.setattr(engine_build, "CountedAllocator", CheckedCounted)
         summary = api.run(drawn).summary
     assert summary["num_requests"]["finished"] == 12

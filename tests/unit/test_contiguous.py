@@ -167,22 +167,41 @@ def test_fits_ever(placement: str, capacity: int, num_tokens: int, reserve_token
 
 def test_runs_of_steps_stay_inside_the_regions() -> None:
     allocator = ContiguousAllocator(100, "first_fit")
-    seqs = place(allocator, 20, 30)
-    seqs[0].num_computed_tokens, seqs[1].num_computed_tokens = 12, 25
-    assert allocator.steps_until_full(seqs, 100) == 5
-    assert allocator.steps_until_full(seqs, 3) == 3
-    assert allocator.steps_until_full([], 7) == 7
+    assert allocator.steps_until_full(7) == 7
+    seqs = [make_seq(number, reserve_tokens=size) for number, size in enumerate((20, 30))]
+    for seq, computed in zip(seqs, (12, 25), strict=True):
+        assert allocator.try_admit(seq, computed, 0, headroom=False)
+        seq.num_computed_tokens = computed
+        assert allocator.can_join(seq)
+        allocator.join(seq)
+    assert allocator.steps_until_full(100) == 5
+    assert allocator.steps_until_full(3) == 3
+    assert allocator.growth() is None
     before = allocator.usage()
-    allocator.grow_run(seqs, 5)
+    assert not allocator.grow_all(6, 1)
+    assert allocator.usage() == before
+    assert allocator.grow_all(5, 1)
     after = allocator.usage()
-    assert after.allocated_tokens == before.allocated_tokens
+    assert after.allocated_tokens == before.allocated_tokens == allocator.allocated_tokens
     assert after.used_tokens == (12 + 5) + (25 + 5)
-    with pytest.raises(AssertionError, match="6 steps"):
-        allocator.grow_run(seqs, 6)
-    seqs[0].num_computed_tokens, seqs[1].num_computed_tokens = 20, 30
-    assert allocator.steps_until_full(seqs, 100) == 0
-    seqs[0].num_computed_tokens = 21  # a member of a static batch that ran past its own region
-    assert allocator.steps_until_full(seqs, 100) == 0
+    allocator.check_integrity()
+    assert allocator.steps_until_full(100) == 0
+    assert not allocator.grow_all(1, 1)
+    allocator.leave(seqs[1])  # the region behind it is free: alone it may lengthen its own
+    assert seqs[1].kv.used == 30
+    assert allocator.steps_until_full(100) == 3
+    seqs[1].num_computed_tokens = 30
+    assert allocator.try_grow(seqs[1], 32)
+    seqs[1].num_computed_tokens = 32
+    allocator.join(seqs[1])
+    assert allocator.steps_until_full(100) == 0
+    allocator.free(seqs[1])
+    assert allocator.steps_until_full(100) == 3
+    assert allocator.grow_all(3, 1)
+    allocator.check_integrity()
+    assert allocator.usage().used_tokens == 20
+    allocator.free(seqs[0])
+    assert allocator.usage() == ContiguousAllocator(100, "first_fit").usage()
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

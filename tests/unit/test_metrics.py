@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from simkit import api, scenario
 from simkit.errors import CheckError
 from simkit.manifest import canonical_json
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import Terms, summarise
-from simkit.metrics.histogram import DurationHistogram
+from simkit.metrics.histogram import DurationHistogram, _bin_of
 from simkit.metrics.intervals import combine, half_width_95
 from simkit.metrics.invariants import check_run
 from simkit.metrics.record import REQUEST_COLUMNS, Record
@@ -49,6 +51,73 @@ def test_histogram_is_exact_for_small_and_for_equal_values() -> None:
     empty = DurationHistogram()
     assert empty.percentile_ns(50) is None
     assert empty.mean_ns() is None
+
+
+DURATIONS = st.one_of(
+    st.integers(0, 5000),
+    st.integers(0, 2**60),
+    st.builds(lambda power, off: max(0, (1 << power) + off), st.integers(0, 60), st.integers(-3, 3)),
+)
+
+
+@given(low=DURATIONS, step=st.one_of(st.just(0), st.integers(1, 3), st.floats(1e-6, 1e-2)))
+@settings(max_examples=400)
+def test_two_durations_are_told_apart_unless_they_differ_by_less_than_a_tenth_of_a_percent(
+    low: int, step: float
+) -> None:
+    high = low + (step if isinstance(step, int) else int(low * step))
+    histogram = DurationHistogram()
+    histogram.add_many(np.array([low, high]), 1)
+    found = histogram.percentile_ns(0), histogram.percentile_ns(100)
+    if found != (float(low), float(high)):
+        assert found[0] == found[1] == (low + high) / 2
+        assert high - low <= low / 1000
+
+
+@given(st.lists(DURATIONS, min_size=2, max_size=50))
+@settings(max_examples=200)
+def test_bins_follow_the_order_of_durations(values: list[int]) -> None:
+    values.sort()
+    bins = _bin_of(np.array(values, dtype=np.int64))
+    assert (np.diff(bins) >= 0).all()
+    assert bins.min() >= 0
+    assert bins.max() < len(DurationHistogram()._counts)
+    for index in set(bins.tolist()):
+        inside = [value for value, at in zip(values, bins.tolist(), strict=True) if at == index]
+        assert 1000 * (max(inside) - min(inside)) <= min(inside)
+
+
+def test_every_bin_is_narrow() -> None:
+    """Of all bins up to a minute: the largest integer of each exceeds the smallest by 0.1 % at most."""
+    longest = 60 * 10**9
+    starts = np.arange(longest.bit_length() << 10) / 1024
+    powers, share = np.divmod(starts, 1)
+    lowest = np.ceil((1 + share) * 2**powers).astype(np.int64)
+    lowest = np.unique(lowest)
+    bins = _bin_of(lowest)
+    assert (np.diff(bins) > 0).all()
+    highest = lowest[1:] - 1
+    assert (_bin_of(highest) == bins[:-1]).all()
+    assert (1000 * (highest - lowest[:-1]) <= lowest[:-1]).all()
+    assert len(np.unique(_bin_of(np.arange(1025)))) == 1025
+
+
+@given(st.lists(st.tuples(DURATIONS.map(lambda value: value >> 16), st.integers(1, 9), st.booleans()), max_size=60))
+@settings(max_examples=100)
+def test_merging_is_adding_to_one_histogram(values: list[tuple[int, int, bool]]) -> None:
+    whole, left, right = DurationHistogram(), DurationHistogram(), DurationHistogram()
+    for duration, count, to_left in values:
+        whole.add(duration, count)
+        if to_left:
+            left.add(duration, count)
+        else:
+            right.add_many(np.array([duration]), np.array([count]))
+    left.merge(right)
+    assert (left.count, left.total_ns) == (whole.count, whole.total_ns)
+    assert whole.total_ns == sum(duration * count for duration, count, _ in values)
+    assert left.mean_ns() == whole.mean_ns()
+    for percent in (0, *PERCENTILES, 100):
+        assert left.percentile_ns(percent) == whole.percentile_ns(percent)
 
 
 def test_histograms_merge() -> None:

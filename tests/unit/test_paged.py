@@ -60,7 +60,8 @@ class PagedMachine(RuleBasedStateMachine):
         super().__init__()
         self.waiting: list[Sequence] = []
         self.held: list[Sequence] = []
-        self.number = 0
+        self.joined: list[Sequence] = []
+        self.number = self.num_admitted = 0
 
     @initialize(usable=st.integers(1, 14), block_size=st.sampled_from([1, 2, 4]), watermark=st.sampled_from([0, 0.2]))
     def build(self, usable: int, block_size: int, watermark: float) -> None:
@@ -92,6 +93,8 @@ class PagedMachine(RuleBasedStateMachine):
             self.waiting.remove(seq)
             self.held.append(seq)
             seq.num_computed_tokens = num_tokens
+            seq.number = self.num_admitted
+            self.num_admitted += 1
         else:
             assert state(self.kv, self.everyone()) == before
             assert seq.kv is None
@@ -109,10 +112,10 @@ class PagedMachine(RuleBasedStateMachine):
             assert needed > free
             assert state(self.kv, self.everyone()) == before
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: len(self.held) > len(self.joined))
     @rule(data=st.data(), more=st.integers(1, 9))
     def grow(self, data: st.DataObject, more: int) -> None:
-        seq = data.draw(st.sampled_from(self.held))
+        seq = data.draw(st.sampled_from([seq for seq in self.held if seq not in self.joined]))
         free = self.kv.num_free_blocks
         if seq.num_computed_tokens == seq.num_known_tokens:
             seq.num_output_tokens += 1
@@ -125,30 +128,44 @@ class PagedMachine(RuleBasedStateMachine):
             assert needed > free
             assert state(self.kv, self.everyone()) == before
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: len(self.held) > len(self.joined))
+    @rule(data=st.data())
+    def join(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from([seq for seq in self.held if seq not in self.joined]))
+        if seq.num_known_tokens - seq.num_computed_tokens > 1:
+            return
+        assert self.kv.can_join(seq)
+        seq.num_output_tokens += (
+            seq.num_known_tokens == seq.num_computed_tokens
+        )  # the token that the next step computes
+        self.kv.join(seq)
+        self.joined.append(seq)
+
+    @precondition(lambda self: self.joined)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.joined))
+        self.kv.leave(seq)
+        self.joined.remove(seq)
+
+    @precondition(lambda self: self.joined)
     @rule(data=st.data(), limit=st.integers(1, 12))
     def run(self, data: st.DataObject, limit: int) -> None:
-        seqs = [seq for seq in self.held if seq.num_computed_tokens == seq.num_known_tokens]
-        if not seqs:
-            return
-        for seq in seqs:
-            seq.num_output_tokens += 1
-            if not self.kv.try_grow(seq, seq.num_computed_tokens + 1):
-                seq.num_output_tokens -= 1
-                return
-            seq.num_computed_tokens += 1
-        promised = self.kv.steps_until_full(seqs, limit)
-        assert promised == most_steps(self.kv, seqs, limit)
-        num_steps = data.draw(st.integers(0, promised))
-        check_run(self.kv, seqs, num_steps)
-        for seq in seqs:
-            seq.num_computed_tokens += num_steps
+        promised = self.kv.steps_until_full(limit)
+        assert promised == most_steps(self.kv, self.joined, limit)
+        if promised < limit:
+            before = state(self.kv, self.everyone())
+            assert not self.kv.grow_all(promised + 1, 1)
+            assert state(self.kv, self.everyone()) == before
+        check_run(self.kv, self.joined, data.draw(st.integers(0, promised)))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), comes_back=st.booleans())
     def free(self, data: st.DataObject, comes_back: bool) -> None:
         seq = data.draw(st.sampled_from(self.held))
         self.held.remove(seq)
+        if seq in self.joined:
+            self.joined.remove(seq)
         self.kv.free(seq)
         assert seq.kv is None
         if comes_back:
@@ -172,14 +189,18 @@ class CachingMachine(PagedMachine):
     caching = True
 
 
-def one_by_one(kv: PagedAllocator, seqs: list[Sequence], num_steps: int) -> int:
-    """Grow step by step, sequence by sequence, as single-stepping does; the number of steps that found memory."""
-    computed = [seq.num_computed_tokens for seq in seqs]
-    for step in range(1, num_steps + 1):
-        for seq, start in zip(seqs, computed, strict=True):
+def one_by_one(kv: PagedAllocator, seqs: list[Sequence], num_steps: int, known: int = 1) -> int:
+    """Grow step by step, in order of admission, as single-stepping does; the number of steps that found memory.
+
+    The token that a step computes is `known` before, or seen only afterwards.
+    """
+    for step in range(num_steps):
+        for seq in sorted(seqs, key=lambda seq: seq.number):
+            assert seq.num_known_tokens == seq.num_computed_tokens + known
+            if not kv.try_grow(seq, seq.num_computed_tokens + 1):
+                return step
+            seq.num_computed_tokens += 1
             seq.num_output_tokens += 1
-            if not kv.try_grow(seq, start + step):
-                return step - 1
     return num_steps
 
 
@@ -188,21 +209,25 @@ def twin(kv: PagedAllocator, seqs: list[Sequence]) -> tuple[PagedAllocator, list
     return copy.deepcopy((kv, seqs))
 
 
-def most_steps(kv: PagedAllocator, seqs: list[Sequence], limit: int) -> int:
+def most_steps(kv: PagedAllocator, seqs: list[Sequence], limit: int, known: int = 1) -> int:
     """What `steps_until_full` promises, by trying."""
-    return one_by_one(*twin(kv, seqs), limit)
+    return one_by_one(*twin(kv, seqs), limit, known)
 
 
 def check_run(kv: PagedAllocator, seqs: list[Sequence], num_steps: int) -> None:
-    """`grow_run` leaves what `num_steps` single steps leave (block ids only with caching, where order matters)."""
+    """`grow_all` leaves what `num_steps` single steps leave, in the same blocks."""
     other, others = twin(kv, seqs)
     one_by_one(other, others, num_steps)
+    growth = kv.growth()
+    assert growth is not None
+    taken = [growth[step % kv.block_size] for step in range(num_steps)]
+    free = kv.num_free_blocks
+    assert kv.grow_all(num_steps, 1)
+    assert free - kv.num_free_blocks == sum(taken)
     for seq in seqs:
+        seq.num_computed_tokens += num_steps
         seq.num_output_tokens += num_steps
-    kv.grow_run(seqs, num_steps)
-    assert [len(seq.kv.blocks) for seq in seqs] == [len(seq.kv.blocks) for seq in others]
-    if kv.cache is not None:
-        assert state(kv, seqs) == state(other, others)
+    assert state(kv, seqs) == state(other, others)
 
 
 @pytest.mark.parametrize("machine", [PagedMachine, CachingMachine])
@@ -221,10 +246,133 @@ def test_steps_until_full_is_exact(data: st.DataObject) -> None:
         if not kv.try_admit(seq, seq.num_known_tokens, 0, headroom=False):
             break
         seq.num_computed_tokens = seq.num_known_tokens
+        seq.num_output_tokens += 1
+        kv.join(seq)
         seqs.append(seq)
     limit = data.draw(st.integers(1, 200))
-    if seqs:
-        assert kv.steps_until_full(seqs, limit) == most_steps(kv, seqs, limit)
+    assert kv.steps_until_full(limit) == most_steps(kv, seqs, limit)
+
+
+class Trio:
+    """Three pools in which the same happens: grown by runs of steps, step by step, and sequence by sequence."""
+
+    def __init__(self, usable: int, block_size: int, caching: bool, known: int) -> None:
+        self.pools = [PagedAllocator(usable + 1, block_size, 0.0, caching) for _ in range(3)]
+        self.block_size, self.known = block_size, known
+        self.everyone: list[list[Sequence]] = [[], [], []]
+        self.joined: set[int] = set()
+        self.num_arrived = 0
+
+    def loose(self) -> list[int]:
+        """Places of those that hold memory and did not join."""
+        return [i for i, seq in enumerate(self.everyone[0]) if seq.kv is not None and i not in self.joined]
+
+    def admit(self, prompt: int, group: int, prefix: int) -> None:
+        prefix = min(prefix, prompt - 1)
+        done = []
+        for kv, seqs in zip(self.pools, self.everyone, strict=True):
+            seq = sequence(self.num_arrived, prompt, group if prefix else -1, prefix, self.block_size)
+            kv.lookup(seq)
+            done.append(kv.try_admit(seq, prompt, 0, False))
+            if done[-1]:
+                seq.number = len(seqs)
+                seq.num_computed_tokens = prompt
+                seq.num_output_tokens = self.known
+                seqs.append(seq)
+        self.num_arrived += 1
+        assert len(set(done)) == 1
+
+    def fork(self, i: int) -> None:
+        for kv, seqs in zip(self.pools, self.everyone, strict=True):
+            parent, child = seqs[i], sequence(self.num_arrived, seqs[i].num_prompt_tokens, block_size=self.block_size)
+            child.tokens.own = 10**6 + self.num_arrived  # what it generates is its own
+            child.number = len(seqs)
+            assert kv.try_fork(parent, child)
+            child.num_computed_tokens = parent.num_prompt_tokens
+            child.num_output_tokens = self.known
+            seqs.append(child)
+        self.num_arrived += 1
+
+    def grow_one(self, i: int) -> None:
+        done = [one_by_one(kv, [seqs[i]], 1, self.known) for kv, seqs in zip(self.pools, self.everyone, strict=True)]
+        assert len(set(done)) == 1
+
+    def join(self, i: int) -> None:
+        can = [kv.can_join(seqs[i]) for kv, seqs in zip(self.pools, self.everyone, strict=True)]
+        assert len(set(can)) == 1
+        if can[0]:
+            self.joined.add(i)
+            for kv, seqs in zip(self.pools[:2], self.everyone[:2], strict=True):
+                kv.join(seqs[i])
+
+    def leave(self, i: int) -> None:
+        self.joined.discard(i)
+        for kv, seqs in zip(self.pools[:2], self.everyone[:2], strict=True):
+            kv.leave(seqs[i])
+
+    def free(self, i: int) -> None:
+        self.joined.discard(i)
+        for kv, seqs in zip(self.pools, self.everyone, strict=True):
+            kv.free(seqs[i])
+
+    def enter(self, i: int) -> None:
+        """An output was seen: what is computed may be entered before the next step is made."""
+        for kv, seqs in zip(self.pools, self.everyone, strict=True):
+            kv.enter(seqs[i], seqs[i].num_computed_tokens)
+
+    def run(self, limit: int) -> None:
+        together, by_step, by_sequence = self.pools
+        chosen = [[seqs[i] for i in sorted(self.joined)] for seqs in self.everyone]
+        steps = together.steps_until_full(limit)
+        assert steps == most_steps(by_sequence, chosen[2], limit, self.known)
+        if steps < limit:
+            assert not together.grow_all(limit, self.known)
+        assert together.grow_all(steps, self.known)
+        assert all(by_step.grow_all(1, self.known) for _ in range(steps))
+        assert one_by_one(by_sequence, chosen[2], steps, self.known) == steps
+        for seq in chosen[0] + chosen[1]:
+            seq.num_computed_tokens += steps
+            seq.num_output_tokens += steps
+
+    def check(self) -> None:
+        for kv in self.pools:
+            kv.check_integrity()
+        states = [state(kv, seqs) for kv, seqs in zip(self.pools, self.everyone, strict=True)]
+        assert states[0] == states[2]
+        assert states[1] == states[2]
+
+
+@given(st.data())
+@settings(max_examples=120, derandomize=True, deadline=None)
+def test_growing_together_is_growing_one_by_one(data: st.DataObject) -> None:
+    """Runs of steps, single steps and single sequences end in the same blocks, with the same ones cached and free."""
+    draw = data.draw
+    trio = Trio(
+        draw(st.integers(4, 40)), draw(st.sampled_from([1, 2, 4])), draw(st.booleans()), draw(st.integers(0, 1))
+    )
+    for _ in range(draw(st.integers(1, 4))):
+        trio.admit(draw(st.integers(1, 9)), draw(st.integers(-1, 1)), draw(st.integers(0, 9)))
+    for _ in range(draw(st.integers(2, 14))):
+        loose, verb = (
+            trio.loose(),
+            draw(st.sampled_from(["run", "run", "join", "join", "admit", "fork", "one", "end", "see"])),
+        )
+        if verb == "run":
+            trio.run(draw(st.integers(1, 20)))
+        elif verb == "admit":
+            trio.admit(draw(st.integers(1, 9)), draw(st.integers(-1, 1)), draw(st.integers(0, 9)))
+        elif verb == "see" and trio.joined:
+            trio.enter(draw(st.sampled_from(sorted(trio.joined))))
+        elif verb == "end" and loose + sorted(trio.joined):
+            i = draw(st.sampled_from(loose + sorted(trio.joined)))
+            if i in trio.joined and draw(st.booleans()):
+                trio.leave(i)
+            else:
+                trio.free(i)
+        elif loose and verb in ("join", "fork", "one"):
+            i = draw(st.sampled_from(loose))
+            {"join": trio.join, "fork": trio.fork, "one": trio.grow_one}[verb](i)
+        trio.check()
 
 
 # --- by hand: scheduler specification, section 5 ----------------------------------------------------------------------
@@ -400,14 +548,20 @@ def test_fits_ever_knows_the_usable_blocks() -> None:
     assert not kv.fits_ever(13, 0)
 
 
-def test_grow_run_takes_blocks_in_step_then_position_order() -> None:
-    """With caching the order decides which content is evicted first; sequence 1 needs its block a step earlier."""
-    kv = pool(6)
-    a, b = sequence(0, 5), sequence(1, 7)
-    admit(kv, a)  # 1 2
-    admit(kv, b)  # 3 4
-    for seq in (a, b):
-        seq.num_output_tokens += 4
-    kv.grow_run([a, b], 4)  # b: tokens 8 | 9 begins block 5; a: tokens 6 7 8 | 9 begins block 6
-    assert kv.blocks_of(b) == [3, 4, 5]
-    assert kv.blocks_of(a) == [1, 2, 6]
+def test_grow_all_takes_blocks_in_the_order_of_steps_and_of_admission() -> None:
+    """The order decides which content is evicted first; sequence 2 needs its block a step earlier than the others."""
+    for caching in (False, True):
+        kv = pool(9, caching)
+        a, b, c = sequence(0, 5), sequence(1, 5), sequence(2, 7)
+        for number, seq in enumerate((a, b, c)):
+            admit(kv, seq)  # 1 2, then 3 4, then 5 6
+            seq.number = number
+            seq.num_output_tokens += 1
+        for seq in (c, b, a):  # joined last, and first in order all the same
+            kv.join(seq)
+        assert kv.growth() == [0, 1, 0, 2]
+        assert kv.grow_all(4, 1)  # c: tokens 8 | 9 begins block 7; a, b: tokens 6 7 8 | 9 begins blocks 8, 9
+        assert [kv.blocks_of(seq) for seq in (a, b, c)] == [[1, 2, 8], [3, 4, 9], [5, 6, 7]]
+        assert (kv.growth(), kv.num_free_blocks) == ([0, 1, 0, 2], 0)
+        assert kv.steps_until_full(100) == 1
+        assert not kv.grow_all(2, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pandas as pd
 import pytest
+from ears import Ear
 from hypothesis import HealthCheck, given, settings
 
 from simkit import api, scenario
@@ -40,20 +41,6 @@ def order(frame: pd.DataFrame) -> list[int]:
     return [int(number) for number in frame.sort_values(["first_scheduled_ns", "id"], kind="stable")["id"]]
 
 
-class Ear:
-    """Ends every sequence at its limit and counts."""
-
-    def __init__(self) -> None:
-        self.tokens: Counter[int] = Counter()
-
-    def token(self, seq: Sequence, ends: bool) -> bool:
-        self.tokens[seq.id] += 1
-        return ends
-
-    def released(self, seq: Sequence) -> None:
-        """Nothing to do."""
-
-
 # --- sjf --------------------------------------------------------------------------------------------------------------
 
 
@@ -74,7 +61,7 @@ def test_sjf_shortens_the_mean_wait_and_starves_the_long() -> None:
 
 
 def test_sjf_sends_a_victim_back_to_its_place() -> None:
-    kv, ear = PagedAllocator(7, 4), Ear()
+    kv, ear = PagedAllocator(7, 4), Ear(24)
     batcher = ContinuousBatcher(ContinuousSettings(4, 64, 24, policy="sjf"), kv, ear)
     for number, prompt in enumerate((8, 12, 9)):
         batcher.add(Sequence(Request(number, number, prompt, 12, 12)))
@@ -86,9 +73,9 @@ def test_sjf_sends_a_victim_back_to_its_place() -> None:
             waiting = [seq.num_prompt_tokens for seq in batcher.waiting]
             assert waiting == sorted(waiting)
             seen |= {preemption.seq.id for preemption in plan.preemptions}
-        batcher.commit(plan, 1)
+        batcher.commit(plan)
     assert seen
-    assert ear.tokens == {0: 12, 1: 12, 2: 12}
+    assert ear.heard == {0: 12, 1: 12, 2: 12}
 
 
 @pytest.mark.parametrize("policy", ["sjf", "priority", "fair", "fcfs"])
@@ -130,7 +117,7 @@ def test_two_tenants_get_equal_service_while_both_wait() -> None:
 
 def test_service_is_counted_in_tokens_not_requests() -> None:
     """Tenant 0 asks for four times as much a request, so it gets a quarter as many."""
-    batcher = ContinuousBatcher(ContinuousSettings(1, 64, 64, policy="fair"), PagedAllocator(99, 4), Ear())
+    batcher = ContinuousBatcher(ContinuousSettings(1, 64, 64, policy="fair"), PagedAllocator(99, 4), Ear(64))
     queue = batcher.waiting
     for number in range(40):
         tenant = number % 2
@@ -140,8 +127,8 @@ def test_service_is_counted_in_tokens_not_requests() -> None:
     while len({seq.tenant for seq in queue}) == 2:
         plan = batcher.plan()
         assert plan is not None
-        done.update(chunk.seq.tenant for chunk in plan.chunks if chunk.kind == "N")
-        batcher.commit(plan, 1)
+        done.update(chunk.seq.tenant for chunk in plan.explicit if chunk.kind == "N")
+        batcher.commit(plan)
     assert done[1] >= 16
     assert 3.5 <= done[1] / done[0] <= 4.5
 
@@ -196,7 +183,7 @@ def test_within_a_tenant_first_come_first_served_and_victims_first() -> None:
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_below_the_floor_nobody_is_a_victim_while_others_are_above(data: st.DataObject) -> None:
     """And of those that may be taken it is the last admitted of the most served tenant."""
-    kv, ear = PagedAllocator(1 + data.draw(st.integers(35, 60)), 4), Ear()
+    kv, ear = PagedAllocator(1 + data.draw(st.integers(35, 60)), 4), Ear(140)
     limits = ContinuousSettings(data.draw(st.integers(2, 6)), 64, 140, policy="fair")
     batcher = ContinuousBatcher(limits, kv, ear)
     count = data.draw(st.integers(3, 8))
@@ -216,25 +203,25 @@ def test_below_the_floor_nobody_is_a_victim_while_others_are_above(data: st.Data
             most = max(served[seq.tenant] for seq in above or running)
             assert victim is [seq for seq in above or running if served[seq.tenant] == most][-1]
             running.remove(victim)
-        for chunk in plan.chunks:
+        for chunk in plan.explicit:
             if chunk.kind in "NR":
                 at_admission[chunk.seq.id] = chunk.seq.num_output_tokens
-        batcher.commit(plan, 1)
+        batcher.commit(plan)
         kv.check_integrity()
     assert not batcher.has_work(), "nobody starves"
-    assert len(ear.tokens) == count
+    assert len(ear.heard) == count
 
 
 def test_the_floor_matters() -> None:
     """The most served tenant's newcomer is spared; the other tenant's old sequence goes instead."""
-    kv, ear = PagedAllocator(1 + 13, 4), Ear()
+    kv, ear = PagedAllocator(1 + 13, 4), Ear(48)
     batcher = ContinuousBatcher(ContinuousSettings(3, 64, 48, policy="fair"), kv, ear)
     old = Sequence(Request(0, 0, 1, 45, 45, tenant=1))
     batcher.add(old)
     for _ in range(FAIR_FLOOR_TOKENS + 2):
         plan = batcher.plan()
         assert plan is not None
-        batcher.commit(plan, 1)
+        batcher.commit(plan)
     young = Sequence(Request(1, 1, 13, 30, 30, tenant=0))
     batcher.add(young)
     batcher.waiting.served[0] = 10_000  # type: ignore[attr-defined]
@@ -243,6 +230,6 @@ def test_the_floor_matters() -> None:
         plan = batcher.plan()
         assert plan is not None
         victims = [preemption.seq for preemption in plan.preemptions]
-        batcher.commit(plan, 1)
+        batcher.commit(plan)
     assert victims == [old]
     assert young.num_output_tokens < FAIR_FLOOR_TOKENS

@@ -13,7 +13,7 @@ from simkit.kv.swap import HostPool
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.sequence import Sequence
-from simkit.types import Ints, Request, StepShapes
+from simkit.types import Ints, OneStep, Request, StepShapes
 
 KV_BYTES = 2 * 32 * 8 * 128 * 2
 """Of a token of llama-3-8b: K and V, 32 layers, 8 KV heads of 128, 2 bytes."""
@@ -63,14 +63,21 @@ class Log:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    right, kept = Roofline.step_ns, Log()
+    kept = Log()
+    one_ns, decode_ns = Roofline.one_ns, Roofline.decode_ns
 
-    def step_ns(self: Roofline, shapes: StepShapes) -> Ints:
-        durations = right(self, shapes)
-        kept.steps += [(shapes.part(k, k + 1), int(durations[k])) for k in range(len(durations))]
+    def one(self: Roofline, step: OneStep) -> int:
+        duration = one_ns(self, step)
+        kept.steps.append((step.shapes(1), duration))
+        return duration
+
+    def decode(self: Roofline, step: OneStep, num_steps: int) -> list[int] | Ints:
+        durations, shapes = decode_ns(self, step, num_steps), step.shapes(num_steps)
+        kept.steps += [(shapes.part(k, k + 1), int(duration)) for k, duration in enumerate(durations)]
         return durations
 
-    monkeypatch.setattr(Roofline, "step_ns", step_ns)
+    monkeypatch.setattr(Roofline, "one_ns", one)
+    monkeypatch.setattr(Roofline, "decode_ns", decode)
     return kept
 
 
@@ -240,14 +247,14 @@ def test_auto_without_a_pool_recomputes() -> None:
 def test_what_leaves_in_a_pass_that_schedules_nobody_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interval holds back the prefills and the only decode is its own victim: its bytes cross the link all the
     same, in the step that comes next."""
-    right, moved = Unit.step_ns, {"swap_out_bytes": 0, "swap_in_bytes": 0}
+    right, moved = Unit.one_ns, {"swap_out_bytes": 0, "swap_in_bytes": 0}
 
-    def step_ns(self: Unit, shapes: StepShapes) -> Ints:
+    def one_ns(self: Unit, step: OneStep) -> int:
         for name in moved:
-            moved[name] += int(getattr(shapes, name).sum())
-        return right(self, shapes)
+            moved[name] += getattr(step, name)
+        return right(self, step)
 
-    monkeypatch.setattr(Unit, "step_ns", step_ns)
+    monkeypatch.setattr(Unit, "one_ns", one_ns)
     engine = {
         "block_size": 1,
         "max_model_len": 18,
