@@ -111,7 +111,7 @@ class Express:
         self._log = log
         self._left = left
         self._stream = stream
-        self._stopped_upto = 0
+        self._stopped_upto = self._split_at = 0
         self.clear()
 
     def start(self, scheduled: int, committed: int, last_end_ns: int, device_free_ns: int) -> None:
@@ -130,6 +130,7 @@ class Express:
         self._count = self._base_sum = self._num_measured = 0
         self._lingering_tokens = self._lingering = self._stopped_upto = 0
         self._grown = self.scheduled
+        self._split_at = 0
         self._free = self._num_blocks
         # How many begin a block with a step, by its number modulo the block size.
         self._begins = [0] * (2 * self._block_size)  # twice, so that a round is a slice wherever it starts
@@ -177,11 +178,8 @@ class Express:
         segment.num_steps = steps
         self.scheduled = scheduled
         self.device_free_ns = segment.end_ns(scheduled)
-        if self.row and self.row[_NUMBER] > scheduled:
-            self.row = []
-        if self._grown > scheduled:
-            self._free += self._begins[self._grown % self._block_size]
-            self._grown = scheduled
+        if self._split_at > scheduled:
+            self._split_at = 0
         return True
 
     # --- the pass ----------------------------------------------------------------------------------------------------
@@ -189,6 +187,7 @@ class Express:
     def plan(self, now_ns: int, until_ns: int | None) -> bool:
         """Plan the step after the last one, or a run of steps; False, and nothing is done, if the batcher has to."""
         number = self.scheduled + 1
+        self._split_row()
         self.grow(self.scheduled)
         if self._count > self._budget or self._begins[number % self._block_size] > self._free:
             return False
@@ -324,6 +323,7 @@ class Express:
     def _let_stop(self) -> None:
         """Whoever gets its last token with the last step planned is not scheduled any more."""
         self._stopped_upto = self.scheduled
+        self._split_row()
         self.grow(self.scheduled)
         stopping = self._by_last.get(self.scheduled)
         if stopping is not None:
@@ -355,6 +355,7 @@ class Express:
         ending = self._by_last.pop(number, None)
         if ending is None:
             return
+        self._split_row()
         free_from = min(self.scheduled, number + self.lag) + 1
         if number > self._stopped_upto:
             self.grow(number)
@@ -369,7 +370,7 @@ class Express:
             self._let_go(rider, end_ns)
         self.goes_on = False
         if free_from <= self.scheduled:
-            self._split_row(free_from)
+            self._split_at = free_from
 
     def _let_go(self, rider: Rider, now_ns: int) -> None:
         record, newcomer = self._record, rider.newcomer
@@ -429,11 +430,13 @@ class Express:
         ]
         self.is_stable = self.goes_on = stable
 
-    def _split_row(self, number: int) -> None:
-        """Somebody has left: from step `number` on, which is planned already, something else holds."""
-        self.close_row(number - 1)
-        self.grow(number)
-        self._open_row(number, self.segments[-1].end_ns(number - 1), self._describe(number), 0)
+    def _split_row(self) -> None:
+        """Somebody has left meanwhile: from a step on that is planned already something else holds."""
+        number, self._split_at = self._split_at, 0
+        if number:
+            self.close_row(number - 1)
+            self.grow(number)
+            self._open_row(number, self.end_ns(number - 1), self._describe(number), 0)
 
     def close_row(self, upto: int) -> None:
         """Note the steps of the open row up to number `upto`."""
@@ -451,8 +454,14 @@ class Express:
         raise AssertionError(f"step {upto} was not planned")
 
 
+    def close(self) -> None:
+        """Note all that is planned."""
+        self._split_row()
+        self.close_row(self.scheduled)
+
     def last_step(self) -> list[int]:
         """The last step planned as a row of its own, which is not noted; those before it are."""
+        self._split_row()
         number, row = self.scheduled, self.row
         ahead = number - row[_NUMBER]
         if not ahead:

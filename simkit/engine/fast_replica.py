@@ -55,12 +55,16 @@ class FastReplica(Replica):
         if express.is_idle():
             self._book_pass()
         elif express.cut(self._clock.now_ns):
-            self._book_step_end()
+            if express.pass_is_due():  # the outputs of the step before came in at this instant
+                self._wake += 1
+                self._book_pass()
+            else:
+                self._book_step_end()
 
     def close(self) -> None:
         """The run is over."""
         if self._rides:
-            self._express.close_row(self._express.scheduled)
+            self._express.close()
         super().close()
 
     # --- riding ------------------------------------------------------------------------------------------------------
@@ -86,11 +90,13 @@ class FastReplica(Replica):
         """Segment after segment for as long as nothing else is booked; then book what comes next."""
         express, clock = self._express, self._clock
         while True:
-            while express.pass_is_due() and express.has_more():
+            while express.pass_is_due():
                 if not (may_plan or clock.nothing_else_now()):
                     self._book_pass()
                     return
                 may_plan = True
+                if not express.has_more():
+                    break
                 if not express.plan(clock.now_ns, self._surroundings.next_arrival_ns):
                     self._get_off()
                     return
@@ -115,7 +121,7 @@ class FastReplica(Replica):
         if scheduled > committed:
             run = self._run_in_flight()
         else:
-            express.close_row(scheduled)
+            express.close()
         self.ledger.resume(scheduled, committed, express.last_end_ns)
         seqs, chunks = [], []
         for rider in express.riders:
