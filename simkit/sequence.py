@@ -58,8 +58,8 @@ class Sequence:
     the engine. `num_outstanding_tokens` counts sampled but unseen tokens and `num_in_flight_tokens` scheduled tokens
     whose output was not processed (both 0 without async scheduling); `num_stale_tokens` is what was in flight when the
     sequence was preempted. `in_prefill` tells whether the last pass left known tokens uncomputed, `last_step` is the
-    number of the last step that sampled a token of it while it was not steady. `siblings` are further samples of the prompt, which come to life
-    when it is computed.
+    number of the last step that sampled a token of it while it was not steady. `siblings` are further samples of the
+    prompt, which come to life when it is computed.
 
     A *steady* sequence takes part in every step with one token. It `counts_by` the ticks of its batcher, so that a step
     moves the counters of all steady sequences at once.

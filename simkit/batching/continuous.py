@@ -11,14 +11,15 @@ the order among them matters (a block is missing, the budget is short) they are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
+from simkit.batching.outputs import Outputs
 from simkit.batching.plan import Chunk, Outcome, PassState, Preemption, StepPlan
+from simkit.batching.roster import Roster
 from simkit.batching.settings import ContinuousSettings
-from simkit.batching.steady import Steady
 from simkit.batching.victims import last_admitted, least_urgent, most_served
-from simkit.sequence import Phase, Sequence, Ticks
+from simkit.sequence import Phase, Sequence
 from simkit.types import HostMemory, KVAllocator
 
 
@@ -42,32 +43,37 @@ class ContinuousBatcher:
         self.settings = settings
         self.kv = kv
         self.outcome = outcome
-        self.running: dict[Sequence, None] = {}
         self.waiting: WaitingQueue = QUEUES[settings.policy]()
-        self.num_computed_tokens = 0
-        self._one_by_one = one_by_one
-        self._ticks = Ticks()
-        self._steady = Steady(self._ticks)
-        self._loose: dict[Sequence, None] = {}
-        self._stopped: dict[Sequence, None] = {}
-        self._followers: list[Sequence] = []
-        self._open: list[StepPlan] = []
-        self._version = 0
-        self._num_admitted = 0
+        self._roster = Roster(kv, outcome, settings.max_model_len)
+        self.running = self._roster.running
         self._by_priority = settings.policy == "priority"
         self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
+        self._tokens_at_admission: dict[Sequence, int] | None = {} if self._fair is not None else None
+        self._outputs = Outputs(settings, self._roster, self.waiting, kv, outcome, host_pool, self._tokens_at_admission)
+        self._one_by_one = one_by_one
         self._host = host_pool
         self._prefers_swap = prefers_swap or (lambda victim, others: True)
-        self._tokens_at_admission: dict[Sequence, int] = {}
-        self._num_unborn = 0
         self._unpaid_swap_out = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
         self._budget = settings.max_num_batched_tokens
         self._known = 0 if settings.async_scheduling else 1
         self._plain = self._fair is None and settings.prefill_schedule_interval == 1
-        self._ended_since_pass = False
         self._last_prefill_pass = -settings.prefill_schedule_interval
         self._backlog = False
+
+    @property
+    def roster(self) -> Roster:
+        """Who runs."""
+        return self._roster
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Computed tokens of all who run."""
+        return self._roster.num_computed_tokens
+
+    def schedule(self, plan: StepPlan) -> list[Chunk]:
+        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
+        return self._roster.schedule(plan)
 
     def members(self) -> list[Sequence]:
         """Those that run, in order of admission."""
@@ -77,11 +83,11 @@ class ContinuousBatcher:
         """How many run."""
         return len(self.running)
 
-    def schedule(self, plan: StepPlan) -> list[Chunk]:
-        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
-        steady = [seq for seq in self.running if seq in self._steady] if plan.num_scheduled else []
-        decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in steady]
-        return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
+    def is_settled(self) -> bool:
+        """Whether, before a pass, all who run are steady, nobody waits and nothing is owed."""
+        self._roster.settle()
+        roster = self._roster
+        return not (roster.loose or roster.stopped or len(self.waiting) or self._unpaid_swap_out)
 
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
@@ -95,28 +101,25 @@ class ContinuousBatcher:
 
     def has_work(self) -> bool:
         """Something waits or runs, or (asynchronous scheduling) ended since the last pass."""
-        ended = self._ended_since_pass and self.settings.async_scheduling
+        ended = self._outputs.ended and self.settings.async_scheduling
         return bool(self.running) or len(self.waiting) > 0 or ended
 
     # --- the pass ----------------------------------------------------------------------------------------------------
 
     def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | None:
         """One scheduling pass (section 3), applied."""
-        if self._followers:
-            self._let_join()
-        if self._ticks.scheduled in self._steady.stops:
-            self._let_stop()
+        self._roster.settle()
         if self._is_quiet() and self.kv.grow_all(1, self._known):
             return self._quiet_pass()
         if not self.has_work():
             return None
-        self._ended_since_pass = False
+        self._outputs.ended = False
         state = self._begin_pass()
         if self.settings.prefill_first:
             self._schedule_loose_prefills(state)
             self._admit(state)
             if state.scheduled:
-                self._dissolve()
+                self._roster.dissolve()
                 return self._finish_pass(state)
             self._schedule_running(state)
         else:
@@ -127,25 +130,25 @@ class ContinuousBatcher:
     def _is_quiet(self) -> bool:
         """Whether this pass only lets the steady decode: nobody else is to be looked at, and nobody can be admitted."""
         return (
-            not self._loose
-            and 0 < self._steady.count <= self._budget
+            not self._roster.loose
+            and 0 < self._roster.steady.count <= self._budget
             and self._plain
             and (not len(self.waiting) or len(self.running) >= self._max_running)
         )
 
     def _quiet_pass(self) -> StepPlan:
-        self._ended_since_pass = False
-        steady, ticks = self._steady, self._ticks
+        self._outputs.ended = False
+        steady, ticks = self._roster.steady, self._roster.ticks
         ticks.scheduled = number = ticks.scheduled + 1
         plan = StepPlan()
         plan.number = number
-        plan.version = self._version
+        plan.version = self._roster.version
         plan.num_decode = plan.num_sampled = plan.num_scheduled = count = steady.count
         plan.held_slots = len(self.running)
         plan.decode_context_sum, plan.decode_context_max = steady.contexts()
-        plan.stable = not self._stopped
-        self.num_computed_tokens += count
-        self._open.append(plan)
+        plan.stable = not self._roster.stopped
+        self._roster.num_computed_tokens += count
+        self._roster.open_plans.append(plan)
         return plan
 
     def _begin_pass(self) -> PassState:
@@ -163,22 +166,19 @@ class ContinuousBatcher:
         hold = bool(
             interval > 1
             and not self._backlog
-            and self._ticks.scheduled + 1 - self._last_prefill_pass < interval
-            and (self._steady.count or self._stopped or any(not seq.in_prefill for seq in self._loose))
+            and self._roster.ticks.scheduled + 1 - self._last_prefill_pass < interval
+            and (
+                self._roster.steady.count
+                or self._roster.stopped
+                or any(not seq.in_prefill for seq in self._roster.loose)
+            )
         )
         return PassState(settings.max_num_batched_tokens, cap, hold)
 
-    def _let_stop(self) -> None:
-        """Whoever has its last token under way, or is as long as the model allows, is scheduled no more."""
-        for seq in self._steady.stop():
-            self.kv.leave(seq)
-            self._stopped[seq] = None
-            self.outcome.stopped(seq)
-
     def _schedule_running(self, state: PassState) -> None:
         """Section 3a: the steady together if their order does not matter, then the others one by one."""
-        steady = self._steady
-        due = [seq for seq in self._loose if self._is_due(seq, state)] if self._loose else []
+        steady = self._roster.steady
+        due = [seq for seq in self._roster.loose if self._is_due(seq, state)] if self._roster.loose else []
         if len(due) > 1:
             due.sort(key=_NUMBER)
         if not steady.count:
@@ -187,7 +187,7 @@ class ContinuousBatcher:
             return
         in_order = not due or due[0].number > steady.newest
         if not (in_order and steady.count <= state.budget and self.kv.grow_all(1, self._known)):
-            self._dissolve()
+            self._roster.dissolve()
             self._schedule_each(state, [seq for seq in self.running if self._is_due(seq, state)], 0)
             return
         state.steady = steady.count
@@ -202,10 +202,10 @@ class ContinuousBatcher:
         return seq.num_computed_tokens < self.settings.max_model_len - 1 and not self._last_token_is_under_way(seq)
 
     def _schedule_loose_prefills(self, state: PassState) -> None:
-        due = [seq for seq in self._loose if seq.in_prefill and not state.hold]
+        due = [seq for seq in self._roster.loose if seq.in_prefill and not state.hold]
         due.sort(key=_NUMBER)
         if due:
-            self._dissolve()  # none of the others takes part in this pass
+            self._roster.dissolve()  # none of the others takes part in this pass
             self._schedule_each(state, due, 0)
 
     def _schedule_each(self, state: PassState, due: list[Sequence], index: int) -> None:
@@ -246,11 +246,9 @@ class ContinuousBatcher:
         """Section 4: choose and evict a victim; returns it and the position in `due` to go on from."""
         if state.steady:
             self._take_apart(state)
-        elif self._stopped:
-            self._dissolve()
+        elif self._roster.stopped:
+            self._roster.dissolve()
         victim = self._victim()
-        del self.running[victim]
-        del self._loose[victim]
         if victim in state.scheduled:
             state.budget += state.scheduled.pop(victim)
             state.kind_of.pop(victim, None)
@@ -262,7 +260,7 @@ class ContinuousBatcher:
         return victim, index
 
     def _victim(self) -> Sequence:
-        if self._fair is not None:
+        if self._fair is not None and self._tokens_at_admission is not None:
             return most_served(list(self.running), self._fair.served, self._tokens_at_admission)
         if self._by_priority:
             return least_urgent(list(self.running))
@@ -274,12 +272,10 @@ class ContinuousBatcher:
         held_tokens = self.kv.allocated_of(victim)
         swapped = (
             host is not None
-            and self._prefers_swap(victim, list(self.running))
+            and self._prefers_swap(victim, [seq for seq in self.running if seq is not victim])
             and host.try_store(victim, held_tokens)
         )
-        self.kv.free(victim)
-        self._version += 1
-        self.num_computed_tokens -= victim.num_computed_tokens
+        self._roster.leave_slot(victim)
         if swapped:
             state.swapped_out += held_tokens
             state.preemptions.append(Preemption(victim, 0))
@@ -289,8 +285,6 @@ class ContinuousBatcher:
             victim.num_stale_tokens += victim.num_in_flight_tokens
             victim.num_in_flight_tokens = 0
             victim.num_outstanding_tokens = 0
-        if victim.siblings:
-            self._num_unborn -= len(victim.siblings)
         victim.num_preemptions += 1
         victim.in_prefill = True
         victim.phase = Phase.PREEMPTED
@@ -303,7 +297,7 @@ class ContinuousBatcher:
         settings = self.settings
         while state.budget > 0 and len(self.waiting):
             seq = self.waiting.peek()
-            if len(self.running) + self._num_unborn + 1 + len(seq.siblings) > self._max_running:
+            if len(self.running) + self._roster.num_unborn + 1 + len(seq.siblings) > self._max_running:
                 break
             swapped = self._host is not None and self._host.holds(seq)
             if seq.num_stale_tokens > 0 or (swapped and seq.num_in_flight_tokens > 0):
@@ -327,35 +321,27 @@ class ContinuousBatcher:
             self._backlog = len(self.waiting) > 0
 
     def _enter_slot(self, seq: Sequence, state: PassState, computed: int, num_tokens: int, swapped: bool) -> None:
-        self._take_slot(seq)
-        self._num_unborn += len(seq.siblings)
+        self._roster.num_unborn += len(seq.siblings)
         if swapped:
             assert self._host is not None
             state.swapped_in += self._host.release(seq)
             state.kind_of[seq] = "S"
         else:
             state.kind_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
-        seq.phase = Phase.RUNNING
         seq.num_computed_tokens = computed
-        self.num_computed_tokens += computed
+        self._roster.take_slot(seq)
+        if self._tokens_at_admission is not None:
+            self._tokens_at_admission[seq] = seq.num_output_tokens
         state.scheduled[seq] = num_tokens
         state.budget -= num_tokens
         state.with_prefill |= computed < seq.num_known_tokens - 1
-
-    def _take_slot(self, seq: Sequence) -> None:
-        self.running[seq] = self._loose[seq] = None
-        seq.number = self._num_admitted
-        self._num_admitted += 1
-        self._version += 1
-        if self._fair is not None:
-            self._tokens_at_admission[seq] = seq.num_output_tokens
 
     def _finish_pass(self, state: PassState) -> StepPlan:
         """Advance all counters."""
         plan = StepPlan()
         plan.preemptions = state.preemptions
         plan.held_slots = len(self.running)
-        steady, ticks = self._steady, self._ticks
+        steady, ticks = self._roster.steady, self._roster.ticks
         if state.steady or state.scheduled:
             assert state.steady == steady.count, "the steady are scheduled together or not at all"
             ticks.scheduled += 1
@@ -364,15 +350,15 @@ class ContinuousBatcher:
                 plan.decode_context_sum, plan.decode_context_max = steady.contexts()
             if state.with_prefill:
                 self._last_prefill_pass = ticks.scheduled
-            self._open.append(plan)
+            self._roster.open_plans.append(plan)
         plan.number = ticks.scheduled
         if self._fair is not None:
             for seq, num_tokens in state.scheduled.items():
                 self._fair.served[seq.tenant] += num_tokens
             self._serve_steady(1 if state.steady else 0)
         all_decode = self._finish_each(plan, state) if state.scheduled else True
-        self.num_computed_tokens += plan.num_scheduled_tokens
-        plan.version = self._version
+        self._roster.num_computed_tokens += plan.num_scheduled_tokens
+        plan.version = self._roster.version
         if self._host is not None:
             self._unpaid_swap_out += state.swapped_out
             if plan.num_scheduled:  # what leaves in a pass without a step crosses the link during the next one
@@ -398,7 +384,7 @@ class ContinuousBatcher:
             if samples:
                 seq.last_step = plan.number
                 if not self._one_by_one:
-                    self._followers.append(seq)
+                    self._roster.followers.append(seq)
         plan.outputs = plan.explicit
         return all_decode
 
@@ -412,230 +398,36 @@ class ContinuousBatcher:
             return False  # service counts move with every token, and with them the head
         return self.settings.prefill_schedule_interval == 1
 
-    # --- the steady --------------------------------------------------------------------------------------------------
-
-    def _let_join(self) -> None:
-        """Whoever sampled a token in the last step decodes from now on, with the steady."""
-        followers, self._followers = self._followers, []
-        max_model_len = self.settings.max_model_len
-        for seq in followers:
-            if seq.phase is Phase.RUNNING and not seq.siblings and self.kv.can_join(seq):
-                self.kv.join(seq)
-                end = min(seq.num_prompt_tokens + seq.max_tokens, max_model_len) - 1
-                self._steady.join(seq, end - seq.num_computed_tokens)
-                del self._loose[seq]
-                self.outcome.joined(seq, self._ticks.committed)
-
-    def _loosen(self, seq: Sequence) -> None:
-        """From now on `seq` is looked at by itself again, and so are those of its outputs that are to come."""
-        self.outcome.left(seq)
-        if seq in self._stopped:
-            del self._stopped[seq]
-            seq.counts_alone()
-        else:
-            self._steady.leave(seq)
-            self.kv.leave(seq)
-        self._loose[seq] = None
-        for plan in self._open:
-            if plan.number > seq.last_step:
-                plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
-        seq.last_step = self._ticks.scheduled
-
-    def _dissolve(self) -> None:
-        """Nobody is steady any more."""
-        if self._steady.count or self._stopped:
-            for seq in [seq for seq in self.running if seq.is_steady]:
-                self._loosen(seq)
-            self._loose = dict.fromkeys(self.running)
-
     def _take_apart(self, state: PassState) -> None:
         """The steady were scheduled together, but now it matters who they are."""
         one_by_one = state.scheduled
-        state.scheduled = {seq: 1 for seq in self.running if seq in self._steady}
+        state.scheduled = {seq: 1 for seq in self.running if seq in self._roster.steady}
         state.scheduled.update(one_by_one)
         state.steady = 0
-        self._dissolve()
+        self._roster.dissolve()
 
     def _serve_steady(self, num_steps: int) -> None:
         assert self._fair is not None
-        for tenant, count in self._steady.tenants.items():
+        for tenant, count in self._roster.steady.tenants.items():
             if count:
                 self._fair.served[tenant] += count * num_steps
-
-    # --- everybody comes and goes ------------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """Moves when somebody takes or leaves a slot."""
-        return self._version
-
-    def resume(self, scheduled: int, committed: int, seqs: list[Sequence], plan: StepPlan | None) -> None:
-        """Go on with `seqs`, in order of admission, and `plan`, whose outputs are to come; nobody was here before.
-
-        All of them sampled a token in the last step, or are to.
-        """
-        assert not self.running, "only an empty batcher can resume"
-        self._ticks.scheduled, self._ticks.committed = scheduled, committed
-        for seq in seqs:
-            seq.phase = Phase.RUNNING
-            placed = self.kv.try_reserve(seq, seq.num_computed_tokens)
-            assert placed, "their memory was theirs before"
-            self.num_computed_tokens += seq.num_computed_tokens
-            self._take_slot(seq)
-        self._followers = list(seqs)
-        if plan is not None:
-            plan.version = self._version
-            self._open.append(plan)
-
-    def now(self) -> tuple[int, int]:
-        """Steps scheduled and committed so far."""
-        return self._ticks.scheduled, self._ticks.committed
-
-    def settle(self) -> bool:
-        """Whether, before a pass, all who run are steady, nobody waits and nothing is owed."""
-        if self._followers:
-            self._let_join()
-        if self._ticks.scheduled in self._steady.stops:
-            self._let_stop()
-        return not (self._loose or self._stopped or len(self.waiting) or self._unpaid_swap_out)
-
-    def dismiss(self) -> list[Sequence]:
-        """Let everybody go, slots and memory with them: they go on elsewhere. All are steady."""
-        seqs = list(self.running)
-        for seq in seqs:
-            self._steady.leave(seq)
-            self.kv.free(seq)
-        self.running.clear()
-        self._open.clear()
-        self.num_computed_tokens = 0
-        return seqs
 
     # --- outputs -----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan) -> None:
-        """Section 7: outputs in schedule order; whoever ends frees its blocks before the next output is looked at."""
-        if not plan.num_scheduled:
-            return
-        ticks = self._ticks
-        ticks.committed += 1
-        ending = self.outcome.tokens(ticks.committed)
-        assert self._open[0] is plan, "plans are committed in order"
-        del self._open[0]
-        if ending or plan.outputs:
-            self._process_outputs(plan, ending)
+        """Section 7."""
+        if plan.num_scheduled:
+            self._outputs.commit(plan)
 
     def run_ahead(self, num_steps: int) -> None:
         """Apply further passes, which only let the steady decode, and the outputs of those before the last."""
-        ticks = self._ticks
-        ticks.committed += num_steps
-        grown = self.kv.grow_all(num_steps, self._known)
-        assert grown, "steps_until_full promised this memory"
-        ticks.scheduled += num_steps
-        self.num_computed_tokens += num_steps * self._steady.count
+        self._roster.run_ahead(num_steps, self._known)
         if self._fair is not None:
             self._serve_steady(num_steps)
 
-    def _process_outputs(self, plan: StepPlan, ending: list[Sequence]) -> None:
-        outputs: list[tuple[int, int, Sequence, Chunk | None]]
-        outputs = [(chunk.seq.number, 0, chunk.seq, chunk) for chunk in plan.outputs]
-        outputs += [(seq.number, 1, seq, None) for seq in ending]
-        if len(outputs) > 1:
-            outputs.sort(key=_FIRST_TWO)
-        for _, _, seq, chunk in outputs:
-            if seq.phase is Phase.FINISHED:
-                continue
-            if chunk is not None:
-                self._process_output(seq, chunk.num_tokens, chunk.samples)
-            else:
-                self._enter_output(seq)
-                self._end(seq)
-
-    def _process_output(self, seq: Sequence, num_tokens: int, samples: bool) -> None:
-        stale = seq.num_stale_tokens > 0
-        if stale:
-            seq.num_stale_tokens -= num_tokens
-        else:
-            seq.num_in_flight_tokens -= num_tokens - seq.is_steady
-        if not samples:
-            return
-        if not seq.is_steady:
-            seq.num_output_tokens += 1
-            if not stale:
-                seq.num_outstanding_tokens -= 1
-        if not stale:
-            self._enter_output(seq)
-        ends = (
-            seq.num_output_tokens >= seq.max_tokens
-            or seq.num_prompt_tokens + seq.num_output_tokens >= self.settings.max_model_len
-        )
-        if seq.siblings:
-            self._give_birth(seq, ends)
-        if self.outcome.token(seq, ends):
-            self._end(seq)
-
-    def _enter_output(self, seq: Sequence) -> None:
-        """A token that was not known at allocation may complete a block, the last token of a sequence too."""
-        if self.settings.async_scheduling and seq.kv is not None:
-            self.kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
-
-    def _end(self, seq: Sequence) -> None:
-        self._leave(seq)
-        self._ended_since_pass = True
-        self.outcome.released(seq)
-
-    def _leave(self, seq: Sequence) -> None:
-        """Take a sequence that ends or is aborted out of whatever holds it."""
-        if seq.phase is Phase.RUNNING:
-            if seq in self._stopped:
-                del self._stopped[seq]
-                seq.counts_alone()
-            elif seq.is_steady:
-                self._steady.leave(seq)
-            else:
-                del self._loose[seq]
-            del self.running[seq]
-            self.num_computed_tokens -= seq.num_computed_tokens
-            self.kv.free(seq)
-            self._num_unborn -= len(seq.siblings)
-            self._version += 1
-        else:
-            self.waiting.remove(seq)
-            if self._host is not None and self._host.holds(seq):
-                self._host.release(seq)
-        self._tokens_at_admission.pop(seq, None)
-        seq.phase = Phase.FINISHED
-
-    def _give_birth(self, parent: Sequence, ends: bool) -> None:
-        """The prompt is computed: its other samples share it and get their first token in the same step.
-
-        A sample for which there is no memory starts like a preempted one.
-        """
-        born, parent.siblings = parent.siblings, ()
-        if parent.phase is Phase.RUNNING:
-            self._num_unborn -= len(born)
-        for child in born:
-            child.num_output_tokens = parent.num_output_tokens
-            if parent.phase is Phase.RUNNING and self.kv.try_fork(parent, child):
-                child.num_computed_tokens = parent.num_prompt_tokens
-                self.num_computed_tokens += child.num_computed_tokens
-                child.in_prefill = False
-                child.phase = Phase.RUNNING
-                child.last_step = self._ticks.committed
-                self._take_slot(child)
-            else:
-                child.phase = Phase.PREEMPTED
-                self.waiting.push_preempted(child)
-            if self.outcome.token(child, ends):
-                self._end(child)
-
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""
-        self.outcome.left(seq)
-        self._end(seq)
-        for unborn in seq.siblings:
-            unborn.phase = Phase.FINISHED
-            self.outcome.released(unborn)
+        self._outputs.abort(seq)
 
 
 _NUMBER = attrgetter("number")
-_FIRST_TWO = itemgetter(0, 1)

@@ -77,7 +77,7 @@ class StepPlan:
 
     def add(self, chunk: Chunk) -> None:
         """Schedule a chunk of a prompt or a decode of its own."""
-        seq, kind, before, n, samples = chunk
+        _, kind, before, n, samples = chunk
         self.num_scheduled += 1
         self.num_sampled += samples
         if kind == "D":
@@ -116,7 +116,7 @@ class StepPlan:
 
 
 class PassState:
-    """The state of one scheduling pass while it is being made; `steady` were scheduled together, the rest one by one."""
+    """One scheduling pass while it is being made; `steady` were scheduled together, the rest one by one."""
 
     __slots__ = (
         "budget", "cap", "hold", "kind_of", "preemptions", "scheduled", "steady", "swapped_in", "swapped_out",

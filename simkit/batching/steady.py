@@ -41,7 +41,7 @@ class Steady:
         return 0, 0
 
     def join(self, seq: Sequence, num_steps: int) -> None:
-        """`seq` is steady from now on; after `num_steps` further scheduled steps a limit that everybody sees stops it."""
+        """`seq` is steady; after `num_steps` further scheduled steps a limit that everybody sees stops it."""
         ticks = self.ticks
         base = seq.num_computed_tokens - ticks.scheduled
         seq.counts_by(ticks)

@@ -318,9 +318,7 @@ def may_ride(setup: Setup) -> bool:
     patient = workload.timeout_s is None and workload.queue_limit is None
     # Running ahead of outputs, the batcher schedules a step beyond an end that it cannot see.
     ends_are_seen = workload.stop == "length" or not setup.async_scheduling
-    return (
-        engine.batching == "continuous" and plain and whole_prompts and counted and patient and ends_are_seen
-    )
+    return engine.batching == "continuous" and plain and whole_prompts and counted and patient and ends_are_seen
 
 
 def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome, *, one_by_one: bool = False) -> Batcher:

@@ -126,4 +126,3 @@ class Customer:
             request.priority,
             left_ns,
         )
-

@@ -453,7 +453,6 @@ class Express:
                 return
         raise AssertionError(f"step {upto} was not planned")
 
-
     def close(self) -> None:
         """Note all that is planned."""
         self._split_row()
@@ -472,7 +471,11 @@ class Express:
         self.grow(number)
         start = self.end_ns(number - 1)
         allocated = (self._num_blocks - self._free) * self._block_size
-        context_sum, context_max, used = context_sum + num_decode * ahead, context_max + ahead, used + num_decode * ahead
+        context_sum, context_max, used = (
+            context_sum + num_decode * ahead,
+            context_max + ahead,
+            used + num_decode * ahead,
+        )
         return [
             start, 0, number, 1, num_decode, context_sum, context_max, dead, held, waiting, allocated, used, gaps,
             gaps_last, -1,

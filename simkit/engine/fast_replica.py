@@ -25,7 +25,7 @@ class FastReplica(Replica):
         super().__init__(*args, **options)
         assert isinstance(self.batcher, ContinuousBatcher)
         assert isinstance(self.kv, CountedAllocator)
-        self._full_batcher, self._full_kv = self.batcher, self.kv
+        self._full_batcher, self._roster, self._full_kv = self.batcher, self.batcher.roster, self.kv
         self._make_customer = make_customer
         self._express = Express(
             self.index,
@@ -129,8 +129,8 @@ class FastReplica(Replica):
             seqs.append(seq)
             if rider.first > committed:
                 chunks.append(Chunk(seq, "N", 0, seq.num_prompt_tokens, samples=True))
-        self._full_batcher.resume(scheduled, committed, seqs, None if run is None else run.plan)
-        self._last_version = self._full_batcher.version if express.goes_on else -1
+        self._roster.resume(scheduled, committed, seqs, None if run is None else run.plan)
+        self._last_version = self._roster.version if express.goes_on else -1
         if run is not None:
             run.plan.explicit = run.plan.outputs = chunks
             self._in_flight.append(run)
@@ -195,27 +195,27 @@ class FastReplica(Replica):
 
     def _may_get_on(self) -> bool:
         """Whether nothing is under way but at most one step of the steady, or what is left of a run of them."""
-        if not self._full_batcher.settle() or self.ledger.has_untold_preemptions():
+        if not self._full_batcher.is_settled() or self.ledger.has_untold_preemptions():
             return False
         if not self._in_flight:
             return True
         run = self._in_flight[0]
         if run.steps - run.done != 1 or run.plan.outputs or run.num_gaps != run.num_gaps_last:
             return False
-        return not run.waiting and run.plan.num_decode == len(self._full_batcher.running)
+        return not run.waiting and run.plan.num_decode == len(self._roster.running)
 
     def _get_on(self) -> None:
         """Everybody goes on as a rider. A pass is due."""
         express, ledger = self._express, self.ledger
         self._rides = True
-        scheduled, committed = self._full_batcher.now()
+        scheduled, committed = self._roster.ticks.scheduled, self._roster.ticks.committed
         express.start(scheduled, committed, ledger.last_end_ns, self._device_free_ns)
-        express.goes_on = self._last_version == self._full_batcher.version
+        express.goes_on = self._last_version == self._roster.version
         block_size = self._full_kv.block_size
-        bases = [seq.num_computed_tokens - scheduled for seq in self._full_batcher.running]
-        for seq in self._full_batcher.running:
+        bases = [seq.num_computed_tokens - scheduled for seq in self._roster.running]
+        for seq in self._roster.running:
             ledger.dismiss(seq)
-        for seq, base in zip(self._full_batcher.dismiss(), bases, strict=True):
+        for seq, base in zip(self._roster.dismiss(), bases, strict=True):
             customer: Customer = seq.owner
             newcomer = Newcomer(
                 customer.request,

@@ -84,7 +84,7 @@ class Ledger:
         self.num_outstanding -= 1
 
     def resume(self, number: int, committed: int, last_end_ns: int) -> None:
-        """Steps up to `number` are scheduled, those up to `committed` are over, the last of them since `last_end_ns`."""
+        """Steps up to `number` are scheduled; those up to `committed` are over, since `last_end_ns`."""
         self._number, self._committed, self._last_end_ns = number, committed, last_end_ns
 
     def dismiss(self, seq: Sequence) -> None:

@@ -174,7 +174,8 @@ class StepLog:
     def _begun(self, up_to: Ints, run: Ints, number: Ints) -> Ints:
         """Blocks begun until step `number`, counted from anywhere, by who is there in `run`."""
         rounds, rest = np.divmod(number, self._period)
-        return rounds * up_to[run, -1] + up_to[run, rest]
+        begun: Ints = rounds * up_to[run, -1] + up_to[run, rest]
+        return begun
 
     def _begins_at(self, numbers: Ints) -> Ints:
         """How many begin a block, by residue, when each of the steps `numbers` is made: int64[runs, period]."""

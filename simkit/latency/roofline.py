@@ -98,7 +98,7 @@ class Roofline:
         peak = dtype_peak(gpu, dtype)
         self._gemms = layer_gemms(model, ranks, fmt)
         self._elementwise = layer_elementwise(model, ranks, fmt)
-        self._layer_kernels = [*self._gemms, *self._elementwise]
+        self._layer_kernels: list[Gemm | Elementwise] = [*self._gemms, *self._elementwise]
         self._head, self._sampler = head_gemm(model, ranks, fmt), sampler(model, fmt)
         self._attention = attention_shape(model, ranks, fmt)
         quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
@@ -120,9 +120,11 @@ class Roofline:
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._token_table, self._sample_table = self._token_ns(rows), self._sample_ns(rows)
         # Python floats: faster one by one than numpy's, and equal to them.
-        self._token_list, self._sample_list = self._token_table.tolist(), self._sample_table.tolist()
-        self._token_work, self._sample_work = self._row_work(self._layer_kernels, rows), self._row_work(
-            [self._head, self._sampler], rows
+        self._token_list: list[float] = self._token_table.tolist()
+        self._sample_list: list[float] = self._sample_table.tolist()
+        self._token_work, self._sample_work = (
+            self._row_work(self._layer_kernels, rows),
+            self._row_work([self._head, self._sampler], rows),
         )
         self._attention_costs = _AttentionCosts(self._attention, self._rates)
 
@@ -155,7 +157,8 @@ class Roofline:
         host = self._one_host_ns(step)
         slope, floor, layers = costs.context_ns, ATTENTION_FLOOR_NS, costs.full_layers
         if num_steps > SCALAR_STEPS:
-            total = np.arange(context, context + seqs * num_steps, seqs) * slope
+            total: Floats = np.arange(context, context + seqs * num_steps, seqs).astype(np.float64)
+            total *= slope
             total -= floor
             np.maximum(total, 0.0, out=total)
             total *= layers

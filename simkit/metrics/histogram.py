@@ -19,7 +19,8 @@ _MAX_PENDING = 1 << 16
 def _bin_of(durations_ns: Ints) -> Ints:
     """Exponent and the first ten bits of the mantissa of a double are a logarithm that costs nothing; 0 is bin 0."""
     bits = durations_ns.astype(np.float64).view(np.int64) >> _DROPPED_BITS
-    return np.maximum(bits - (_BITS_OF_ONE - 1), 0)
+    bins: Ints = np.maximum(bits - (_BITS_OF_ONE - 1), 0)
+    return bins
 
 
 class DurationHistogram:

@@ -1,0 +1,141 @@
+"""What a step brought: tokens, first and last ones, births of further samples, and who leaves.
+
+Owns section 7 of the scheduler specification: outputs in schedule order, each finished with before the next is looked
+at. Imports plan, roster and the queues; decides nothing about the next pass.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from simkit.batching.ordering import WaitingQueue
+from simkit.batching.plan import Chunk, Outcome, StepPlan
+from simkit.batching.roster import Roster
+from simkit.batching.settings import ContinuousSettings
+from simkit.sequence import Phase, Sequence
+from simkit.types import HostMemory, KVAllocator
+
+
+class Outputs:
+    """Processes the outputs of plans. `ended` tells that somebody left since it was last set to False.
+
+    `tokens_at_admission` is kept for the policy `fair`, None for others.
+    """
+
+    def __init__(
+        self,
+        settings: ContinuousSettings,
+        roster: Roster,
+        waiting: WaitingQueue,
+        kv: KVAllocator,
+        outcome: Outcome,
+        host: HostMemory | None,
+        tokens_at_admission: dict[Sequence, int] | None,
+    ) -> None:
+        self.ended = False
+        self._settings = settings
+        self._roster = roster
+        self._waiting = waiting
+        self._kv = kv
+        self._outcome = outcome
+        self._host = host
+        self._tokens_at_admission = tokens_at_admission
+
+    def commit(self, plan: StepPlan) -> None:
+        """Whoever ends frees its blocks before the next output is looked at."""
+        ticks, open_plans = self._roster.ticks, self._roster.open_plans
+        ticks.committed += 1
+        ending = self._outcome.tokens(ticks.committed)
+        assert open_plans[0] is plan, "plans are committed in order"
+        del open_plans[0]
+        if not (ending or plan.outputs):
+            return
+        outputs: list[tuple[int, int, Sequence, Chunk | None]]
+        outputs = [(chunk.seq.number, 0, chunk.seq, chunk) for chunk in plan.outputs]
+        for seq in ending:
+            outputs.append((seq.number, 1, seq, None))
+        if len(outputs) > 1:
+            outputs.sort(key=_FIRST_TWO)
+        for _, _, seq, chunk in outputs:
+            if seq.phase is Phase.FINISHED:
+                continue
+            if chunk is not None:
+                self._process(seq, chunk.num_tokens, chunk.samples)
+            else:
+                self._enter(seq)
+                self._end(seq)
+
+    def _process(self, seq: Sequence, num_tokens: int, samples: bool) -> None:
+        stale = seq.num_stale_tokens > 0
+        if stale:
+            seq.num_stale_tokens -= num_tokens
+        else:
+            seq.num_in_flight_tokens -= num_tokens - seq.is_steady
+        if not samples:
+            return
+        if not seq.is_steady:
+            seq.num_output_tokens += 1
+            if not stale:
+                seq.num_outstanding_tokens -= 1
+        if not stale:
+            self._enter(seq)
+        ends = (
+            seq.num_output_tokens >= seq.max_tokens
+            or seq.num_prompt_tokens + seq.num_output_tokens >= self._settings.max_model_len
+        )
+        if seq.siblings:
+            self._give_birth(seq, ends)
+        if self._outcome.token(seq, ends):
+            self._end(seq)
+
+    def _enter(self, seq: Sequence) -> None:
+        """A token that was not known at allocation may complete a block, the last token of a sequence too."""
+        if self._settings.async_scheduling and seq.kv is not None:
+            self._kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
+
+    def _end(self, seq: Sequence) -> None:
+        if seq.phase is Phase.RUNNING:
+            self._roster.leave_slot(seq)
+        else:
+            self._waiting.remove(seq)
+            if self._host is not None and self._host.holds(seq):
+                self._host.release(seq)
+        if self._tokens_at_admission is not None:
+            self._tokens_at_admission.pop(seq, None)
+        seq.phase = Phase.FINISHED
+        self.ended = True
+        self._outcome.released(seq)
+
+    def _give_birth(self, parent: Sequence, ends: bool) -> None:
+        """The prompt is computed: its other samples share it and get their first token in the same step.
+
+        A sample for which there is no memory starts like a preempted one.
+        """
+        born, parent.siblings = parent.siblings, ()
+        if parent.phase is Phase.RUNNING:
+            self._roster.num_unborn -= len(born)
+        for child in born:
+            child.num_output_tokens = parent.num_output_tokens
+            if parent.phase is Phase.RUNNING and self._kv.try_fork(parent, child):
+                child.num_computed_tokens = parent.num_prompt_tokens
+                child.in_prefill = False
+                child.last_step = self._roster.ticks.committed
+                self._roster.take_slot(child)
+                if self._tokens_at_admission is not None:
+                    self._tokens_at_admission[child] = child.num_output_tokens
+            else:
+                child.phase = Phase.PREEMPTED
+                self._waiting.push_preempted(child)
+            if self._outcome.token(child, ends):
+                self._end(child)
+
+    def abort(self, seq: Sequence) -> None:
+        """A client abort frees at once, from whichever queue."""
+        self._outcome.left(seq)
+        self._end(seq)
+        for unborn in seq.siblings:
+            unborn.phase = Phase.FINISHED
+            self._outcome.released(unborn)
+
+
+_FIRST_TWO = itemgetter(0, 1)

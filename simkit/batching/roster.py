@@ -1,0 +1,150 @@
+"""Who runs: the steady, those who are looked at one by one, and those whose last token is under way.
+
+Owns the running list and the counts over it; makes no decision. Imports `sequence`, plan and steady.
+"""
+
+from __future__ import annotations
+
+from simkit.batching.plan import Chunk, Outcome, StepPlan
+from simkit.batching.steady import Steady
+from simkit.sequence import Phase, Sequence, Ticks
+from simkit.types import KVAllocator
+
+
+class Roster:
+    """Sequences with a slot, in order of admission, and the plans whose outputs are to come.
+
+    Each of them is *steady*, *loose* (looked at one by one) or *stopped* (scheduled no more, its last token under way).
+    """
+
+    def __init__(self, kv: KVAllocator, outcome: Outcome, max_model_len: int) -> None:
+        self.running: dict[Sequence, None] = {}
+        self.loose: dict[Sequence, None] = {}
+        self.stopped: dict[Sequence, None] = {}
+        self.ticks = Ticks()
+        self.steady = Steady(self.ticks)
+        self.followers: list[Sequence] = []
+        """Those that sampled a token in the last step, and may be steady from the next one on."""
+        self.open_plans: list[StepPlan] = []
+        self.num_computed_tokens = 0
+        self.num_unborn = 0
+        """Slots set aside for further samples of those that run."""
+        self.version = 0
+        """Moves when somebody takes or leaves a slot."""
+        self._kv = kv
+        self._outcome = outcome
+        self._max_model_len = max_model_len
+        self._num_admitted = 0
+
+    def schedule(self, plan: StepPlan) -> list[Chunk]:
+        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
+        steady = [seq for seq in self.running if seq in self.steady] if plan.num_scheduled else []
+        decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in steady]
+        return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
+
+    def take_slot(self, seq: Sequence) -> None:
+        """`seq` runs, and is loose."""
+        seq.phase = Phase.RUNNING
+        self.running[seq] = self.loose[seq] = None
+        self.num_computed_tokens += seq.num_computed_tokens
+        seq.number = self._num_admitted
+        self._num_admitted += 1
+        self.version += 1
+
+    def leave_slot(self, seq: Sequence) -> None:
+        """`seq` runs no more; its memory is given back."""
+        if seq in self.stopped:
+            del self.stopped[seq]
+            seq.counts_alone()
+        elif seq.is_steady:
+            self.steady.leave(seq)
+        else:
+            del self.loose[seq]
+        del self.running[seq]
+        self.num_computed_tokens -= seq.num_computed_tokens
+        self._kv.free(seq)
+        self.num_unborn -= len(seq.siblings)
+        self.version += 1
+
+    # --- the steady --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Before a pass: let those join the steady, and those leave them, for whom it is time."""
+        if self.followers:
+            self._let_join()
+        if self.ticks.scheduled in self.steady.stops:
+            for seq in self.steady.stop():
+                self._kv.leave(seq)
+                self.stopped[seq] = None
+                self._outcome.stopped(seq)
+
+    def _let_join(self) -> None:
+        """Whoever sampled a token in the last step decodes from now on, with the steady."""
+        followers, self.followers = self.followers, []
+        for seq in followers:
+            if seq.phase is Phase.RUNNING and not seq.siblings and self._kv.can_join(seq):
+                self._kv.join(seq)
+                end = min(seq.num_prompt_tokens + seq.max_tokens, self._max_model_len) - 1
+                self.steady.join(seq, end - seq.num_computed_tokens)
+                del self.loose[seq]
+                self._outcome.joined(seq, self.ticks.committed)
+
+    def dissolve(self) -> None:
+        """Nobody is steady any more: all are looked at one by one again, and so are their outputs that are to come."""
+        if not (self.steady.count or self.stopped):
+            return
+        for seq in self.running:
+            if seq.is_steady:
+                self._loosen(seq)
+        self.loose.clear()
+        self.loose.update(self.running)
+
+    def _loosen(self, seq: Sequence) -> None:
+        self._outcome.left(seq)
+        if seq in self.stopped:
+            del self.stopped[seq]
+            seq.counts_alone()
+        else:
+            self.steady.leave(seq)
+            self._kv.leave(seq)
+        for plan in self.open_plans:
+            if plan.number > seq.last_step:
+                plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
+        seq.last_step = self.ticks.scheduled
+
+    def run_ahead(self, num_steps: int, known: int) -> None:
+        """`num_steps` further passes only let the steady decode; the outputs of those before the last came in."""
+        self.ticks.committed += num_steps
+        grown = self._kv.grow_all(num_steps, known)
+        assert grown, "steps_until_full promised this memory"
+        self.ticks.scheduled += num_steps
+        self.num_computed_tokens += num_steps * self.steady.count
+
+    # --- everybody comes and goes ------------------------------------------------------------------------------------
+
+    def resume(self, scheduled: int, committed: int, seqs: list[Sequence], plan: StepPlan | None) -> None:
+        """Go on with `seqs`, in order of admission, and `plan`, whose outputs are to come; nobody was here before.
+
+        All of them sampled a token in the last step, or are to.
+        """
+        assert not self.running, "only an empty roster can resume"
+        self.ticks.scheduled, self.ticks.committed = scheduled, committed
+        for seq in seqs:
+            placed = self._kv.try_reserve(seq, seq.num_computed_tokens)
+            assert placed, "their memory was theirs before"
+            self.take_slot(seq)
+        self.followers = list(seqs)
+        if plan is not None:
+            plan.version = self.version
+            self.open_plans.append(plan)
+
+    def dismiss(self) -> list[Sequence]:
+        """Let everybody go, slots and memory with them: they go on elsewhere. All are steady."""
+        seqs = list(self.running)
+        for seq in seqs:
+            self.steady.leave(seq)
+            self._kv.free(seq)
+        self.running.clear()
+        self.open_plans.clear()
+        self.num_computed_tokens = 0
+        return seqs
