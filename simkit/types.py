@@ -209,6 +209,10 @@ class KVAllocator(Protocol):
     def num_gpu_blocks(self) -> int | None:
         """Blocks of a paged pool, the dummy block included; None for contiguous memory."""
 
+    @property
+    def caches(self) -> bool:
+        """Whether there is a prefix cache, in which `enter` makes blocks known."""
+
     def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
         """Whether a lone sequence of `num_tokens` (contiguous: that reserves `reserve_tokens`) can be held."""
 

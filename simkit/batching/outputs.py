@@ -40,6 +40,7 @@ class Outputs:
         self._outcome = outcome
         self._host = host
         self._tokens_at_admission = tokens_at_admission
+        self._enters = settings.async_scheduling and kv.caches
 
     def commit(self, plan: StepPlan) -> None:
         """Whoever ends frees its blocks before the next output is looked at."""
@@ -90,7 +91,7 @@ class Outputs:
 
     def _enter(self, seq: Sequence) -> None:
         """A token that was not known at allocation may complete a block, the last token of a sequence too."""
-        if self._settings.async_scheduling and seq.kv is not None:
+        if self._enters and seq.kv is not None:
             self._kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
 
     def _end(self, seq: Sequence) -> None:

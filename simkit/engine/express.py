@@ -111,6 +111,7 @@ class Express:
         self._log = log
         self._left = left
         self._stream = stream
+        self._shape = StepPlan()
         self._stopped_upto = self._split_at = 0
         self.clear()
 
@@ -151,7 +152,7 @@ class Express:
 
     def has_more(self) -> bool:
         """Whether a further step has anything to hold."""
-        if self.scheduled > self._stopped_upto:
+        if self.scheduled in self._by_last and self.scheduled > self._stopped_upto:
             self._let_stop()
         return self._count > 0 or bool(self.waiting)
 
@@ -187,8 +188,10 @@ class Express:
     def plan(self, now_ns: int, until_ns: int | None) -> bool:
         """Plan the step after the last one, or a run of steps; False, and nothing is done, if the batcher has to."""
         number = self.scheduled + 1
-        self._split_row()
-        self.grow(self.scheduled)
+        if self._split_at:
+            self._split_row()
+        if self._grown < self.scheduled:
+            self.grow(self.scheduled)
         if self._count > self._budget or self._begins[number % self._block_size] > self._free:
             return False
         if self.waiting and not self._fits():
@@ -240,6 +243,7 @@ class Express:
         shape.prefill_tokens, shape.prefill_pairs = tokens, pairs
         shape.num_sampled += len(riders)
         segment = Segment(number, start_ns, self._pricer.ends_ns(shape, start_ns, 1, None))
+        shape.prefill_tokens = shape.prefill_pairs = 0
         end_ns = segment.end_ns(number)
         self.segments.append(segment)
         self.scheduled = number
@@ -263,7 +267,7 @@ class Express:
 
     def _describe(self, number: int) -> StepPlan:
         """The decodes of step `number`, for the latency model."""
-        shape = StepPlan()
+        shape = self._shape
         shape.num_decode = shape.num_sampled = count = self._count
         shape.decode_context_sum = self._base_sum + count * number
         longest = self._longest
@@ -322,14 +326,11 @@ class Express:
 
     def _let_stop(self) -> None:
         """Whoever gets its last token with the last step planned is not scheduled any more."""
-        self._stopped_upto = self.scheduled
         self._split_row()
         self.grow(self.scheduled)
-        stopping = self._by_last.get(self.scheduled)
-        if stopping is not None:
-            self._lingering = self.scheduled
-            for rider in stopping:
-                self._stop(rider)
+        self._stopped_upto = self._lingering = self.scheduled
+        for rider in self._by_last[self.scheduled]:
+            self._stop(rider)
 
     def _stop(self, rider: Rider) -> None:
         self._count -= 1
@@ -355,7 +356,8 @@ class Express:
         ending = self._by_last.pop(number, None)
         if ending is None:
             return
-        self._split_row()
+        if self._split_at:
+            self._split_row()
         free_from = min(self.scheduled, number + self.lag) + 1
         if number > self._stopped_upto:
             self.grow(number)

@@ -39,6 +39,7 @@ class FastReplica(Replica):
         )
         self._rides = True
         self._passes_to_stay = 0
+        self._next = (0, 0)
 
     def _gone(self, now_ns: int) -> None:
         self.ledger.left_by_express()
@@ -80,11 +81,14 @@ class FastReplica(Replica):
         if not self._rides:
             super()._step_event(wake)
         elif wake == self._wake:
-            self._express.commit(*self._express.due())
+            self._express.commit(*self._next)
             self._ride()
 
     def _due_ns(self) -> int:
-        return self._express.due()[1] if self._rides else super()._due_ns()
+        if not self._rides:
+            return super()._due_ns()
+        self._next = self._express.due()
+        return self._next[1]
 
     def _ride(self, may_plan: bool = False) -> None:
         """Segment after segment for as long as nothing else is booked; then book what comes next."""
@@ -187,7 +191,7 @@ class FastReplica(Replica):
     def _make_passes(self) -> bool:
         if self._passes_to_stay > 0:
             self._passes_to_stay -= 1
-        elif self._may_get_on():
+        elif not len(self._full_batcher.waiting) and self._may_get_on():
             self._get_on()
             self._ride(may_plan=True)
             return False

@@ -178,7 +178,7 @@ class _System:
         return self._num_booked == 0
 
     def _tell_if_arrivals_ended(self) -> None:
-        if self.no_arrival_pending():
+        if not self._num_booked:
             for replica in self._replicas:
                 replica.arrivals_ended()
 

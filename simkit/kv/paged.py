@@ -120,6 +120,11 @@ class PagedAllocator:
         return self._num_gpu_blocks
 
     @property
+    def caches(self) -> bool:
+        """Whether blocks are shared by content."""
+        return self.cache is not None
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that can be taken, cached ones included."""
         return len(self._free)
