@@ -83,7 +83,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
     facts = simulate(setup, replication, progress, single_step=single_step)
-    outcome = summarise(facts.record, _terms(setup))
+    outcome = summarise(facts.record, terms_of(setup))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
@@ -118,7 +118,8 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
 
-def _terms(setup: Setup) -> Terms:
+def terms_of(setup: Setup) -> Terms:
+    """What the summary must know of a set-up."""
     scenario = setup.scenario
     hardware, warmup = scenario.hardware, scenario.warmup
     if not isinstance(warmup, str):
