@@ -29,6 +29,8 @@ from simkit.parts import Result, assemble, make_part
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from simkit.planner.compare import Comparison
     from simkit.planner.sweep import Sweep
 
@@ -36,6 +38,9 @@ __all__ = ["Result", "load", "run", "write", "write_comparison", "write_sweep"]
 
 MAX_FOLDER_BYTES = 200
 """Of a folder named after an arm or a point; file systems refuse names longer than 255."""
+
+ROWS_A_GROUP = 1 << 20
+"""Of a parquet file; what pyarrow takes by itself."""
 
 
 def run(
@@ -144,12 +149,20 @@ def _digest(text: str) -> str:
 
 
 def _write_run(result: Result, directory: Path) -> None:
-    import pyarrow.parquet as pq
-
     (directory / "manifest.json").write_bytes(canonical_json(result.manifest))
     (directory / "summary.json").write_bytes(canonical_json(result.summary))
     for name, table in result.tables.items():
-        pq.write_table(table, directory / f"{name}.parquet")
+        _write_table(table, directory / f"{name}.parquet")
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    """Write a table a row group at a time; the bytes do not depend on how its rows are chunked in memory."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for first in range(0, table.num_rows, ROWS_A_GROUP) or (0,):
+            rows = table.slice(first, ROWS_A_GROUP)
+            writer.write_table(rows.combine_chunks(), row_group_size=ROWS_A_GROUP)
 
 
 @contextmanager

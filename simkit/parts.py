@@ -83,14 +83,14 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
     facts = simulate(setup, replication, progress, single_step=single_step)
-    outcome = summarise(facts.record, _terms(setup))
+    outcome = summarise(facts.record, terms_of(setup))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
         summary=plain(outcome.summary),
         warmup=plain(outcome.warmup),
-        requests=_numbered(request_table([(outcome.requests, facts.record.reasons)]), replication),
-        steps=_numbered(span_table([facts.record]), replication),
+        requests=request_table(outcome.requests, facts.record.reasons, replication),
+        steps=span_table(facts.record, replication),
         slots=slot_table(facts.record) if replication == 0 else None,
         notes=facts.notes,
         counters=plain(facts.counters),
@@ -100,30 +100,26 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
 
 def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
     """The result of a run from the parts of all its replications, in any order."""
-    import pyarrow as pa
-
     parts = sorted(parts, key=lambda part: part.replication)
     assert [part.replication for part in parts] == list(range(setup.scenario.replications)), "one part a replication"
     tables = {
-        "requests": pa.concat_tables([part.requests for part in parts]).combine_chunks(),
-        "steps": pa.concat_tables([part.steps for part in parts]).combine_chunks(),
+        "requests": _joined([part.requests for part in parts]),
+        "steps": _joined([part.steps for part in parts]),
         "slots": parts[0].slots,
     }
     summaries = [part.summary for part in parts]
     return Result(combine(summaries), _manifest(setup, parts), tables, summaries)
 
 
-def _numbered(table: pa.Table, replication: int) -> pa.Table:
-    """A table of one replication, with the number of that replication written in."""
-    if replication == 0:
-        return table
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """The rows of all tables, copying none."""
     import pyarrow as pa
 
-    index = table.schema.get_field_index("replication")
-    return table.set_column(index, table.schema.field(index), pa.repeat(pa.scalar(replication, pa.int64()), len(table)))
+    return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
 
-def _terms(setup: Setup) -> Terms:
+def terms_of(setup: Setup) -> Terms:
+    """What the summary must know of a set-up."""
     scenario = setup.scenario
     hardware, warmup = scenario.hardware, scenario.warmup
     if not isinstance(warmup, str):

@@ -33,9 +33,7 @@ class Outcome:
 
 def summarise(record: Record, terms: Terms) -> Outcome:
     """Numbers of one replication."""
-    table = record.requests.to_dict()
-    order = np.argsort(table["id"], kind="stable")
-    table = {name: column[order] for name, column in table.items()}
+    table = record.requests.sort("id")
     finished = table["status"] == rec.FINISHED
     measured, warmup = _measured(table, finished, terms.warmup)
     table["measured"] = measured.astype(np.int64)

@@ -58,39 +58,61 @@ SPAN_COLUMNS = (
 )
 SLOT_COLUMNS = ("replica", "id", "admitted_ns", "prefill_end_ns", "generated_last_ns", "released_ns", "end")
 
+FRESH_VALUES = 1 << 17
+"""Integers that wait as rows before they are spread over columns: 1 MB."""
+
 
 class Columns:
-    """Named int64 columns that grow by rows, or by many rows at a time."""
+    """Named int64 columns that grow by rows, and are read when all rows are there.
 
-    __slots__ = ("_chunks", "_data", "names")
+    Rows wait in a small buffer before they are spread over the columns. A long column grows where it is (the operating
+    system moves its pages) and is given out as it is, so nothing is ever held twice.
+    """
+
+    __slots__ = ("_columns", "_fresh", "names")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        self._chunks: list[Ints] = []
-        self._data = array("q")
+        self._fresh = array("q")
+        self._columns = [array("q") for _ in names]
 
     def __len__(self) -> int:
-        return len(self._data) // len(self.names) + sum(map(len, self._chunks))
+        return len(self._columns[0]) + len(self._fresh) // len(self.names)
 
     def append(self, row: tuple[int, ...]) -> None:
         """Add one row, values in the order of `names`."""
-        self._data.extend(row)
+        self._fresh.extend(row)
+        if len(self._fresh) >= FRESH_VALUES:
+            self._spread()
 
     def extend(self, rows: Ints) -> None:
-        """Add many rows, int64[n, len(names)], behind those that came one by one."""
-        self._fold()
-        self._chunks.append(rows)
+        """Add many rows, int64[n, len(names)]."""
+        self._fresh.frombytes(rows.tobytes())
+        if len(self._fresh) >= FRESH_VALUES:
+            self._spread()
 
-    def _fold(self) -> None:
-        if self._data:
-            self._chunks.append(np.frombuffer(self._data, dtype=np.int64).reshape(-1, len(self.names)))
-            self._data = array("q")
+    def _spread(self) -> None:
+        rows = np.frombuffer(self._fresh, dtype=np.int64).reshape(-1, len(self.names))
+        for column, values in zip(self._columns, rows.T, strict=True):
+            column.frombytes(values.tobytes())
+        self._fresh = array("q")
 
     def to_dict(self) -> dict[str, Ints]:
-        """Column name to int64 array."""
-        self._fold()
-        empty = [np.zeros((0, len(self.names)), dtype=np.int64)]
-        return {name: np.concatenate([c[:, i] for c in self._chunks or empty]) for i, name in enumerate(self.names)}
+        """Column name to int64 array: the columns themselves, to be read only. While they live no row can be added."""
+        if self._fresh:
+            self._spread()
+        return {
+            name: np.frombuffer(column, dtype=np.int64) for name, column in zip(self.names, self._columns, strict=True)
+        }
+
+    def sort(self, *keys: str) -> dict[str, Ints]:
+        """Put the rows in the order of some columns, the first of them leading; what `to_dict` then gives."""
+        columns = self.to_dict()
+        order = np.lexsort([columns[key] for key in reversed(keys)])
+        if (np.diff(order) < 0).any():
+            for column in columns.values():
+                column[:] = column[order]
+        return columns
 
 
 class Totals:

@@ -161,7 +161,7 @@ def test_an_interrupted_write_leaves_the_old_run_and_nothing_else(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(pq, "write_table", fail)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
     for name in ("run", "new"):
         with pytest.raises(type(failure)):
             api.write(result, tmp_path / name, overwrite=True, report=False)

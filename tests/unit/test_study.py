@@ -447,8 +447,7 @@ def test_without_a_place_to_keep_things_an_interrupt_is_an_interrupt(
 # --- what a single run imports ----------------------------------------------------------------------------------------
 def test_a_single_run_imports_nothing_of_studies(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TEXT)
-    # pandas is not in this list: pyarrow imports it with the first array that it makes.
-    heavy = ["joblib", "dask", "distributed", "matplotlib", "scipy.stats", "simkit.planner"]
+    heavy = ["joblib", "dask", "distributed", "matplotlib", "scipy.stats", "pandas", "simkit.planner"]
     code = (
         "import sys; from simkit import cli\n"
         "try: cli.app(['run', 'tiny.yaml', '--set', 'replications=1', '--no-report', '--quiet'])\n"
