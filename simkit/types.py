@@ -213,6 +213,10 @@ class KVAllocator(Protocol):
     def caches(self) -> bool:
         """Whether there is a prefix cache, in which `enter` makes blocks known."""
 
+    @property
+    def blocks_are_alike(self) -> bool:
+        """Whether memory comes in blocks of which nobody will ask which one it is."""
+
     def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
         """Whether a lone sequence of `num_tokens` (contiguous: that reserves `reserve_tokens`) can be held."""
 

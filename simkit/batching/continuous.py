@@ -58,6 +58,7 @@ class ContinuousBatcher:
         self._budget = settings.max_num_batched_tokens
         self._known = 0 if settings.async_scheduling else 1
         self._plain = self._fair is None and settings.prefill_schedule_interval == 1
+        self._last_goes_first = settings.policy in ("fcfs", "sjf") and kv.blocks_are_alike
         self._last_prefill_pass = -settings.prefill_schedule_interval
         self._backlog = False
 
@@ -185,8 +186,10 @@ class ContinuousBatcher:
             if due:
                 self._schedule_each(state, due, 0)
             return
-        in_order = not due or due[0].number > steady.newest
-        if not (in_order and steady.count <= state.budget and self.kv.grow_all(1, self._known)):
+        in_order = (not due or due[0].number > steady.newest) and steady.count <= state.budget
+        if in_order and not due and self._last_goes_first:
+            self._evict_until_all_grow(state)
+        elif not (in_order and self.kv.grow_all(1, self._known)):
             self._roster.dissolve()
             self._schedule_each(state, [seq for seq in self.running if self._is_due(seq, state)], 0)
             return
@@ -194,6 +197,14 @@ class ContinuousBatcher:
         state.budget -= steady.count
         if due:
             self._schedule_each(state, due, 0)
+
+    def _evict_until_all_grow(self, state: PassState) -> None:
+        """Nobody else is to be looked at, and blocks are all alike: then it does not matter who found none."""
+        while not self.kv.grow_all(1, self._known):
+            victim = last_admitted(self.running)
+            if victim.is_steady:
+                self._roster.loosen(victim)
+            self._evict(victim, state)
 
     def _is_due(self, seq: Sequence, state: PassState) -> bool:
         """Whether the pass has to look at a running sequence: not one that is held or whose last token is under way."""

@@ -95,11 +95,12 @@ class Roster:
             return
         for seq in self.running:
             if seq.is_steady:
-                self._loosen(seq)
+                self.loosen(seq)
         self.loose.clear()
         self.loose.update(self.running)
 
-    def _loosen(self, seq: Sequence) -> None:
+    def loosen(self, seq: Sequence) -> None:
+        """`seq` is looked at by itself again, and so are those of its outputs that are to come."""
         self._outcome.left(seq)
         if seq in self.stopped:
             del self.stopped[seq]
@@ -107,6 +108,7 @@ class Roster:
         else:
             self.steady.leave(seq)
             self._kv.leave(seq)
+        self.loose[seq] = None
         for plan in self.open_plans:
             if plan.number > seq.last_step:
                 plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]

@@ -154,6 +154,7 @@ class ContiguousAllocator:
 
     shared_tokens = 0
     caches = False
+    blocks_are_alike = False
 
     def __init__(self, capacity_tokens: int, placement: str) -> None:
         if placement not in _SPACES:

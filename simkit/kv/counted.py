@@ -27,6 +27,7 @@ class CountedAllocator:
 
     shared_tokens = 0
     caches = False
+    blocks_are_alike = True
 
     def __init__(self, num_gpu_blocks: int, block_size: int, watermark: float = 0.0) -> None:
         assert num_gpu_blocks >= 2, "a pool needs the dummy block and one more"

@@ -92,6 +92,8 @@ class PagedAllocator:
     `watermark` is the fraction of all blocks that admission leaves free while something is running.
     """
 
+    blocks_are_alike = False
+
     def __init__(
         self, num_gpu_blocks: int, block_size: int, watermark: float = 0.0, enable_prefix_caching: bool = False
     ) -> None:
