@@ -50,6 +50,10 @@ class FreeStack:
         del self._stack[-count:]
         return taken
 
+    def take_one(self) -> int:
+        """Remove the block at the front of the queue."""
+        return self._stack.pop()
+
     def release(self, blocks: list[int]) -> None:
         """Drop a user of each block: walked from last to first, the group of idle ones goes to the front."""
         if not self._more_users:
@@ -232,9 +236,11 @@ class PagedAllocator:
             return
         table: BlockTable = seq.kv
         num_full = min(num_tokens, seq.num_known_tokens) // self.block_size
-        while table.num_entered < num_full:
-            self.cache.enter(table.blocks[table.num_entered], seq.tokens.block_key(table.num_entered))
-            table.num_entered += 1
+        if table.num_entered < num_full:
+            enter, block_key, blocks = self.cache.enter, seq.tokens.block_key, table.blocks
+            for index in range(table.num_entered, num_full):
+                enter(blocks[index], block_key(index))
+            table.num_entered = num_full
 
     def free(self, seq: Sequence) -> None:
         """Return the table of `seq`."""
@@ -271,27 +277,36 @@ class PagedAllocator:
         steps = range(first, first + num_steps)
         if sum([len(growing[step % block_size]) for step in steps]) > len(self._free):
             return False
+        self._num_grown = first + num_steps
         for step in steps:
             beginning = growing[step % block_size]
             if beginning:
                 self._begin_blocks(beginning)
             if self.cache is not None:
-                for seq in growing[(step + known) % block_size]:
-                    table = seq.kv
-                    if known or table.num_entered < len(table.blocks) - 1:
-                        index = table.num_entered
-                        self.cache.enter(table.blocks[index], seq.tokens.block_key(index))
-                        table.num_entered = index + 1
-        self._num_grown = first + num_steps
+                full = growing[(step + known) % block_size]
+                if full:
+                    self._enter_full(full, known)
         return True
 
     def _begin_blocks(self, beginning: dict[Sequence, None]) -> None:
-        blocks = self._free.take(len(beginning))
-        self._num_entries += len(blocks)
+        self._num_entries += len(beginning)
+        if len(beginning) == 1:
+            for seq in beginning:
+                seq.kv.blocks.append(self._free.take_one())
+            return
         # Joined later does not mean admitted later.
-        seqs = sorted(beginning, key=_NUMBER) if len(blocks) > 1 else beginning
-        for seq, block in zip(seqs, blocks, strict=True):
-            seq.kv.blocks.append(block)
+        for seq in sorted(beginning, key=_NUMBER):
+            seq.kv.blocks.append(self._free.take_one())
+
+    def _enter_full(self, full: dict[Sequence, None], known: int) -> None:
+        cache = self.cache
+        assert cache is not None
+        for seq in full if len(full) == 1 else sorted(full, key=_NUMBER):
+            table: BlockTable = seq.kv
+            index = table.num_entered
+            if known or index < len(table.blocks) - 1:
+                cache.enter(table.blocks[index], seq.tokens.block_key(index))
+                table.num_entered = index + 1
 
     def steps_until_full(self, limit: int) -> int:
         """Largest number of steps <= limit whose blocks are free."""

@@ -19,6 +19,9 @@ class TokenIdentity(Protocol):
         """Key of block `index`: equal for two sequences exactly when all tokens up to its end are equal."""
 
 
+_INDEX_BITS = 32
+
+
 class PrefixCache:
     """Free queue with content. A block with 0 users is in the queue, possibly still with a key: that is the cache."""
 
@@ -28,7 +31,8 @@ class PrefixCache:
         self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
         self._users = [0] * num_gpu_blocks
         self._keys: list[Hashable | None] = [None] * num_gpu_blocks
-        self._holders: dict[Hashable, dict[int, None]] = {}
+        # The one block that holds a key, or several in the order in which they were entered.
+        self._holders: dict[Hashable, int | dict[int, None]] = {}
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -38,10 +42,10 @@ class PrefixCache:
         found: list[int] = []
         holders = self._holders
         while len(found) < max_blocks:
-            blocks = holders.get(tokens.block_key(len(found)))
-            if not blocks:
+            holder = holders.get(tokens.block_key(len(found)))
+            if holder is None:
                 break
-            found.append(next(iter(blocks)))
+            found.append(holder if type(holder) is int else next(iter(holder)))  # type: ignore[arg-type]
         return found
 
     def count_idle(self, blocks: list[int]) -> int:
@@ -66,37 +70,49 @@ class PrefixCache:
 
     def take(self, count: int) -> list[int]:
         """Remove `count` blocks from the front of the queue; their content is forgotten."""
-        taken = [self._queue.popitem(last=False)[0] for _ in range(count)]
-        for block in taken:
-            self._users[block] = 1
-            key = self._keys[block]
-            if key is not None:
-                self._keys[block] = None
-                holders = self._holders[key]
-                del holders[block]
-                if not holders:
-                    del self._holders[key]
-        return taken
+        return [self.take_one() for _ in range(count)]
+
+    def take_one(self) -> int:
+        """Remove the block at the front of the queue."""
+        block, _ = self._queue.popitem(last=False)
+        self._users[block] = 1
+        key = self._keys[block]
+        if key is not None:
+            self._keys[block] = None
+            holder = self._holders[key]
+            if type(holder) is int:
+                del self._holders[key]
+            else:
+                del holder[block]  # type: ignore[union-attr]
+                if len(holder) == 1:  # type: ignore[arg-type]
+                    self._holders[key] = next(iter(holder))  # type: ignore[arg-type]
+        return block
 
     def enter(self, block: int, key: Hashable) -> None:
         """Make `block` a holder of `key`, behind those that hold it already."""
         assert self._keys[block] is None, f"block {block} already has content"
         self._keys[block] = key
-        self._holders.setdefault(key, {})[block] = None
+        holder = self._holders.setdefault(key, block)
+        if holder is not block:
+            if type(holder) is int:
+                self._holders[key] = {holder: None, block: None}
+            else:
+                holder[block] = None  # type: ignore[index]
 
     def release(self, blocks: list[int]) -> None:
         """Drop one user of each block, last to first: idle ones without key go to the front, with a key to the back."""
         front: list[int] = []
+        users, keys, queue = self._users, self._keys, self._queue
         for block in reversed(blocks):
-            self._users[block] -= 1
-            if self._users[block] == 0:
-                if self._keys[block] is None:
+            users[block] = num_users = users[block] - 1
+            if not num_users:
+                if keys[block] is None:
                     front.append(block)
                 else:
-                    self._queue[block] = None
+                    queue[block] = None
         for block in reversed(front):
-            self._queue[block] = None
-            self._queue.move_to_end(block, last=False)
+            queue[block] = None
+            queue.move_to_end(block, last=False)
 
     def check(self, tables: Seq[list[int]], num_gpu_blocks: int) -> None:
         """Raise AssertionError unless user counts equal table occurrences and idle blocks are exactly the queue."""
@@ -109,11 +125,12 @@ class PrefixCache:
         assert counts[0] == 0, "the dummy block was handed out"
         idle = {block for block in range(1, num_gpu_blocks) if counts[block] == 0}
         assert idle == set(self._queue), "idle blocks are not the free queue"
-        for key, holders in self._holders.items():
-            assert holders, "a key without holder"
+        for key, holder in self._holders.items():
+            holders = [holder] if isinstance(holder, int) else list(holder)
+            assert isinstance(holder, int) or len(holders) > 1, "a key with a list of holders that is too short"
             assert all(self._keys[block] == key for block in holders), "holder and key disagree"
-        for block, block_key in enumerate(self._keys):
-            assert block_key is None or block in self._holders[block_key], "a keyed block is not among the holders"
+        num_held = sum(1 if isinstance(holder, int) else len(holder) for holder in self._holders.values())
+        assert num_held == sum(key is not None for key in self._keys), "a keyed block is not among the holders"
 
 
 class GroupedTokens:
@@ -134,9 +151,9 @@ class GroupedTokens:
         self._num_prompt_blocks = prompt_tokens // block_size
 
     def block_key(self, index: int) -> Hashable:
-        """(stream, index), with the sample where a block holds generated tokens of one that is not the first."""
+        """Stream and index in one int; with the sample too, where one that is not the first generated the tokens."""
         if index < self._num_shared_blocks:
-            return (-1 - self._group, index)
+            return (-1 - self._group << _INDEX_BITS) + index
         if self._sample and index >= self._num_prompt_blocks:
             return (self._own, index, self._sample)
-        return (self._own, index)
+        return (self._own << _INDEX_BITS) + index
