@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from heapq import heappop, heappush
 
-from simkit.batching.ends import NEVER
 from simkit.batching.plan import StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.engine.customer import Newcomer
 from simkit.engine.pricing import Pricer
+from simkit.engine.riders import Rider, Riders
 from simkit.engine.step_log import RUN_COLUMNS, StepLog
 from simkit.kv.counted import CountedAllocator
 from simkit.metrics import record as rec
@@ -27,31 +26,6 @@ from simkit.types import Ints
 
 MAX_RUN_STEPS = 4096
 """Steps priced at once at most; bounds the arrays, not the result."""
-
-
-class Rider:
-    """A request that holds a slot. After step m it has computed `base` + m tokens; step `last` brings its last one.
-
-    Its prompt is computed in step `first`, or was before. Step `internal_from` begins its last block, of which `slack`
-    tokens will never be filled. Stamps as in `Customer`.
-    """
-
-    __slots__ = (
-        "admitted_ns", "base", "first", "first_scheduled_ns", "first_token_ns", "internal_from", "last", "newcomer",
-        "num_preemptions", "prefill_end_ns", "slack",
-    )  # fmt: skip
-
-    def __init__(self, newcomer: Newcomer, first: int, base: int, block_size: int) -> None:
-        final = newcomer.request.prompt_tokens + newcomer.true_output_tokens - 1
-        self.newcomer = newcomer
-        self.first = first
-        self.base = base
-        self.last = final - base
-        self.slack = -final % block_size
-        begins = final - block_size + self.slack + 1 - base
-        self.internal_from = begins if begins > first else first
-        self.admitted_ns = self.first_scheduled_ns = self.first_token_ns = self.prefill_end_ns = -1
-        self.num_preemptions = 0
 
 
 class Segment:
@@ -92,7 +66,7 @@ class Express:
         self.lag = 1 if settings.async_scheduling else 0
         self.scheduled = self.committed = 0
         self.waiting: list[Newcomer] = []
-        self.riders: dict[Rider, None] = {}
+        self.riders = Riders(kv.num_free_blocks, kv.block_size, log)
         self.segments: list[Segment] = []
         self.detail: tuple[int, ...] | None = None
         self.row: list[int] = []
@@ -112,33 +86,25 @@ class Express:
         self._left = left
         self._stream = stream
         self._shape = StepPlan()
-        self._stopped_upto = self._split_at = 0
-        self.clear()
+        self._split_at = 0
 
     def start(self, scheduled: int, committed: int, last_end_ns: int, device_free_ns: int) -> None:
         """Go on after step `scheduled`; `take` follows for each rider."""
-        self.scheduled = self._grown = scheduled
+        self.scheduled = self.riders.grown = scheduled
         self.committed = committed
         self.last_end_ns, self.device_free_ns = last_end_ns, device_free_ns
 
+    def take(self, rider: Rider) -> None:
+        """`rider` comes from the batcher, with its slot and memory."""
+        self.riders.admit(rider, rider.base + self.scheduled)
+        self.riders.decode(rider, self.scheduled + 1)
+
     def clear(self) -> None:
-        """Nobody rides any more."""
-        for rider in self.riders:
-            if rider.last > self._stopped_upto:
-                self._log.begins(self.scheduled + 1, (1 - rider.base) % self._block_size, -1)
+        """All go on elsewhere."""
+        self.riders.dismiss(self.scheduled)
+        self.riders = Riders(self._num_blocks, self._block_size, self._log)
         self.segments, self.row, self.detail = [], [], None
-        self.riders = {}
-        self._count = self._base_sum = self._num_measured = 0
-        self._lingering_tokens = self._lingering = self._stopped_upto = 0
-        self._grown = self.scheduled
         self._split_at = 0
-        self._free = self._num_blocks
-        # How many begin a block with a step, by its number modulo the block size.
-        self._begins = [0] * (2 * self._block_size)  # twice, so that a round is a slice wherever it starts
-        self._by_last: dict[int, list[Rider]] = {}
-        self._lasts: list[int] = []
-        self._longest: list[tuple[int, int, Rider]] = []
-        self._num_pushed = 0
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -152,16 +118,17 @@ class Express:
 
     def has_more(self) -> bool:
         """Whether a further step has anything to hold."""
-        if self.scheduled in self._by_last and self.scheduled > self._stopped_upto:
-            self._let_stop()
-        return self._count > 0 or bool(self.waiting)
+        if self.riders.must_stop(self.scheduled):
+            self._split_row()
+            self.riders.stop(self.scheduled)
+        return self.riders.count > 0 or bool(self.waiting)
 
     def due(self) -> tuple[int, int]:
         """(number, when it ends) of the next step whose outputs, or the pass behind it, have to be looked at."""
         number = self.scheduled - self.lag
         if number <= self.committed:
             number = self.scheduled
-        last = self._lingering if self._lingering > self.committed else self._next_last()
+        last = self.riders.next_release(self.committed)
         if last < number:
             number = last
         return number, self.end_ns(number)
@@ -187,18 +154,16 @@ class Express:
 
     def plan(self, now_ns: int, until_ns: int | None) -> bool:
         """Plan the step after the last one, or a run of steps; False, and nothing is done, if the batcher has to."""
-        number = self.scheduled + 1
+        number, riders = self.scheduled + 1, self.riders
         if self._split_at:
             self._split_row()
-        if self._grown < self.scheduled:
-            self.grow(self.scheduled)
-        if self._count > self._budget or self._begins[number % self._block_size] > self._free:
-            return False
-        if self.waiting and not self._fits():
+        riders.grow(self.scheduled)
+        begun = riders.begins[number % self._block_size]
+        if riders.count > self._budget or begun > riders.free or (self.waiting and not self._fits(begun)):
             return False
         self.close_row(self.scheduled)
-        self._free -= self._begins[number % self._block_size]
-        self._grown = number
+        riders.free -= begun
+        riders.grown = number
         start_ns = max(now_ns, self.device_free_ns)
         if self.waiting:
             self._plan_prefill(number, start_ns)
@@ -207,11 +172,11 @@ class Express:
         self.device_free_ns = self.segments[-1].end_ns(self.scheduled)
         return True
 
-    def _fits(self) -> bool:
-        """Whether the next pass admits all who wait, each with its whole prompt."""
+    def _fits(self, begun: int) -> bool:
+        """Whether the next pass, with `begun` blocks, admits all who wait, each with its whole prompt."""
         block_size = self._block_size
-        budget, held = self._budget - self._count, len(self.riders)
-        free = self._free - self._begins[(self.scheduled + 1) % block_size]
+        budget, held = self._budget - self.riders.count, len(self.riders.on_board)
+        free = self.riders.free - begun
         for newcomer in self.waiting:
             tokens = newcomer.request.prompt_tokens
             blocks = -(-tokens // block_size)
@@ -234,10 +199,9 @@ class Express:
             rider = Rider(newcomer, number, prompt - number, self._block_size)
             tokens += prompt
             pairs += prompt * (prompt + 1) // 2
-            self._free -= -(-prompt // self._block_size)
+            self.riders.admit(rider, prompt)
             if rider.slack:
                 self._log.internal(rider.internal_from, rider.slack)
-            self.riders[rider] = None
             riders.append(rider)
         self.waiting = []
         shape.prefill_tokens, shape.prefill_pairs = tokens, pairs
@@ -252,14 +216,13 @@ class Express:
         for rider in riders:
             rider.admitted_ns = rider.first_scheduled_ns = start_ns
             rider.first_token_ns = rider.prefill_end_ns = end_ns
-            self.add(rider)
+            self.riders.decode(rider, number + 1)
 
     def _plan_decodes(self, number: int, start_ns: int, until_ns: int | None) -> None:
         """Steps of all decodes until the first of them ends, or as many as memory, or interest, lasts for."""
         shape = self._describe(number)
-        num_steps = min(self._next_last() - self.scheduled, MAX_RUN_STEPS)
-        if self._count * -(-num_steps // self._block_size) > self._free:
-            num_steps = 1 + self._num_fitting(number + 1, num_steps - 1)
+        num_steps = min(self.riders.next_last() - self.scheduled, MAX_RUN_STEPS)
+        num_steps = 1 + self.riders.num_fitting(number + 1, num_steps - 1)
         segment = Segment(number, start_ns, self._pricer.ends_ns(shape, start_ns, num_steps, until_ns))
         self.segments.append(segment)
         self.scheduled += segment.num_steps
@@ -268,83 +231,11 @@ class Express:
     def _describe(self, number: int) -> StepPlan:
         """The decodes of step `number`, for the latency model."""
         shape = self._shape
-        shape.num_decode = shape.num_sampled = count = self._count
-        shape.decode_context_sum = self._base_sum + count * number
-        longest = self._longest
-        while longest and longest[0][2].last < number:
-            heappop(longest)
-        shape.decode_context_max = number - longest[0][0] if longest else 0
+        shape.num_decode = shape.num_sampled = self.riders.count
+        shape.decode_context_sum, shape.decode_context_max = self.riders.contexts(number)
         return shape
 
-    def grow(self, upto: int) -> None:
-        """Take the blocks that the decodes begin with the steps up to number `upto`."""
-        first, num_steps = self._grown + 1, upto - self._grown
-        if num_steps > 0:
-            rounds, rest = divmod(num_steps, self._block_size)
-            first %= self._block_size
-            self._free -= rounds * self._count + sum(self._begins[first : first + rest])
-            self._grown = upto
-
-    def _num_fitting(self, number: int, limit: int) -> int:
-        """How many steps from `number` on find memory, at most `limit`."""
-        free, steps = self._free, 0
-        while steps < limit:
-            free -= self._begins[(number + steps) % self._block_size]
-            if free < 0:
-                break
-            steps += 1
-        return steps
-
-    # --- riders ------------------------------------------------------------------------------------------------------
-
-    def add(self, rider: Rider) -> None:
-        """`rider` decodes from the next step on, unless it has its last token already."""
-        self._count += 1
-        self._base_sum += rider.base
-        self._count_begins(rider, self.scheduled + 1, 1)
-        self._num_measured += rider.newcomer.measured
-        same_last = self._by_last.get(rider.last)
-        if same_last is None:
-            self._by_last[rider.last] = [rider]
-            heappush(self._lasts, rider.last)
-        else:
-            same_last.append(rider)
-        self._num_pushed += 1
-        heappush(self._longest, (-rider.base, self._num_pushed, rider))
-
-    def _count_begins(self, rider: Rider, number: int, change: int) -> None:
-        residue = (1 - rider.base) % self._block_size
-        self._begins[residue] += change
-        self._begins[residue + self._block_size] += change
-        self._log.begins(number, residue, change)
-
-    def take(self, rider: Rider) -> None:
-        """`rider` comes from the batcher, with its slot and memory."""
-        self.riders[rider] = None
-        self._free -= -(-(rider.base + self.scheduled) // self._block_size)
-        self.add(rider)
-
-    def _let_stop(self) -> None:
-        """Whoever gets its last token with the last step planned is not scheduled any more."""
-        self._split_row()
-        self.grow(self.scheduled)
-        self._stopped_upto = self._lingering = self.scheduled
-        for rider in self._by_last[self.scheduled]:
-            self._stop(rider)
-
-    def _stop(self, rider: Rider) -> None:
-        self._count -= 1
-        self._base_sum -= rider.base
-        self._count_begins(rider, self.scheduled + 1, -1)
-        self._num_measured -= rider.newcomer.measured
-        self._lingering_tokens += rider.base + rider.last
-
-    def _next_last(self) -> int:
-        """Number of the step with which the first of the decodes ends."""
-        lasts = self._lasts
-        while lasts and (lasts[0] <= self._stopped_upto or lasts[0] not in self._by_last):
-            heappop(lasts)
-        return lasts[0] if lasts else NEVER
+    # --- outputs -----------------------------------------------------------------------------------------------------
 
     def commit(self, number: int, end_ns: int) -> None:
         """The outputs of all steps up to `number`, which ends now, are in: let those go whose last one it was."""
@@ -353,22 +244,14 @@ class Express:
         segments = self.segments
         while segments and segments[0].first + segments[0].num_steps <= number and len(segments) > 1:
             del segments[0]
-        ending = self._by_last.pop(number, None)
-        if ending is None:
+        if number not in self.riders.by_last:
             return
         if self._split_at:
             self._split_row()
         free_from = min(self.scheduled, number + self.lag) + 1
-        if number > self._stopped_upto:
-            self.grow(number)
-            for rider in ending:
-                self._stop(rider)
-        for rider in ending:
-            self._lingering_tokens -= rider.base + rider.last
-            self._free += -(-(rider.base + rider.last) // self._block_size)
+        for rider in self.riders.release(number):
             if rider.slack:
                 self._log.internal(free_from, -rider.slack)
-            del self.riders[rider]
             self._let_go(rider, end_ns)
         self.goes_on = False
         if free_from <= self.scheduled:
@@ -410,9 +293,10 @@ class Express:
 
     def _open_row(self, number: int, start_ns: int, shape: StepPlan, prefill_tokens: int) -> None:
         """Steps from `number` on, which starts at `start_ns` and is described by `shape`; its blocks are taken."""
-        stable = not (prefill_tokens or self._lingering_tokens)
+        riders = self.riders
+        stable = not (prefill_tokens or riders.lingering_tokens)
         self.detail = None
-        gaps = self._num_measured if self._stream else 0
+        gaps = riders.num_measured if self._stream else 0
         self.row = [
             start_ns,
             0,
@@ -422,10 +306,10 @@ class Express:
             shape.decode_context_sum,
             shape.decode_context_max,
             0,
-            len(self.riders),
+            len(riders.on_board),
             0,
-            (self._num_blocks - self._free) * self._block_size,
-            shape.decode_context_sum + prefill_tokens + self._lingering_tokens,
+            riders.allocated_tokens,
+            shape.decode_context_sum + prefill_tokens + riders.lingering_tokens,
             gaps,
             gaps,
             -1,
@@ -437,7 +321,7 @@ class Express:
         number, self._split_at = self._split_at, 0
         if number:
             self.close_row(number - 1)
-            self.grow(number)
+            self.riders.grow(number)
             self._open_row(number, self.end_ns(number - 1), self._describe(number), 0)
 
     def close_row(self, upto: int) -> None:
@@ -470,9 +354,8 @@ class Express:
             return row
         (start, _, _, _, num_decode, context_sum, context_max, dead, held, waiting, _, used, gaps, gaps_last, _) = row
         self.close_row(number - 1)
-        self.grow(number)
-        start = self.end_ns(number - 1)
-        allocated = (self._num_blocks - self._free) * self._block_size
+        self.riders.grow(number)
+        start, allocated = self.end_ns(number - 1), self.riders.allocated_tokens
         context_sum, context_max, used = (
             context_sum + num_decode * ahead,
             context_max + ahead,

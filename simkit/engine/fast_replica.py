@@ -12,8 +12,9 @@ from typing import Any
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.engine.customer import Customer, Newcomer
-from simkit.engine.express import Express, Rider, Segment
+from simkit.engine.express import Express, Segment
 from simkit.engine.replica import Replica, Run
+from simkit.engine.riders import Rider
 from simkit.kv.counted import CountedAllocator
 from simkit.sequence import Sequence
 
@@ -119,7 +120,7 @@ class FastReplica(Replica):
         """Everybody goes on as a sequence. A pass is due."""
         express = self._express
         self._rides = False
-        self._passes_to_stay = 4 + len(express.riders)
+        self._passes_to_stay = 4 + len(express.riders.on_board)
         scheduled, committed = express.scheduled, express.committed
         run = None
         if scheduled > committed:
@@ -128,7 +129,7 @@ class FastReplica(Replica):
             express.close()
         self.ledger.resume(scheduled, committed, express.last_end_ns)
         seqs, chunks = [], []
-        for rider in express.riders:
+        for rider in express.riders.on_board:
             seq = self._sequence(rider)
             seqs.append(seq)
             if rider.first > committed:
