@@ -233,8 +233,6 @@ class FastReplica(Replica):
             rider.admitted_ns, rider.first_scheduled_ns = customer.admitted_ns, customer.first_scheduled_ns
             rider.first_token_ns, rider.prefill_end_ns = customer.generated_first_ns, customer.prefill_end_ns
             rider.num_preemptions = seq.num_preemptions
-            if rider.slack:
-                rider.internal_from = customer.internal_from
             express.take(rider)
             customer.sequences = ()
         if self._in_flight:

@@ -23,6 +23,7 @@ from simkit import cli
 from simkit.batching import continuous
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ordering import FcfsQueue
+from simkit.batching.outputs import Outputs
 from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
 from simkit.conformance.check import check_file
@@ -342,22 +343,32 @@ def enter_keys_after_the_step(patch: Patch) -> None:
 
 
 def never_enter_keys_late(patch: Patch) -> None:
-    patch.setattr(ContinuousBatcher, "_enter_output", lambda self, seq: None)
+    patch.setattr(Outputs, "_enter", lambda self, seq: None)
+
+
+def holders_of(cache: PrefixCache, key: Any) -> list[int]:
+    """The blocks that hold `key`, the first one entered first."""
+    holder: Any = cache._holders.get(key, {})
+    return [holder] if isinstance(holder, int) else list(holder)
 
 
 def forget_keys_of_blocks_never_computed(patch: Patch) -> None:
     right = ContinuousBatcher._evict
 
+    def forget(cache: PrefixCache, block: int) -> None:
+        key = cache._keys[block]
+        others = [other for other in holders_of(cache, key) if other != block]
+        cache._keys[block] = None
+        del cache._holders[key]
+        if others:
+            cache._holders[key] = others[0] if len(others) == 1 else dict.fromkeys(others)
+
     def evict(self: ContinuousBatcher, victim: Sequence, state: Any) -> None:
         kv: Any = self.kv
         if kv.cache is not None:
             for block in kv.blocks_of(victim)[victim.num_computed_tokens // kv.block_size :]:
-                key = kv.cache._keys[block]
-                if key is not None and kv.cache._users[block] == 1:
-                    kv.cache._keys[block] = None
-                    del kv.cache._holders[key][block]
-                    if not kv.cache._holders[key]:
-                        del kv.cache._holders[key]
+                if kv.cache._keys[block] is not None and kv.cache._users[block] == 1:
+                    forget(kv.cache, block)
         right(self, victim, state)
 
     patch.setattr(ContinuousBatcher, "_evict", evict)
@@ -367,10 +378,10 @@ def find_the_last_of_several_holders(patch: Patch) -> None:
     def hits(self: PrefixCache, tokens: Any, max_blocks: int) -> list[int]:
         found: list[int] = []
         while len(found) < max_blocks:
-            blocks = self._holders.get(tokens.block_key(len(found)))
+            blocks = holders_of(self, tokens.block_key(len(found)))
             if not blocks:
                 break
-            found.append(next(reversed(blocks)))
+            found.append(blocks[-1])
         return found
 
     patch.setattr(PrefixCache, "hits", hits)
@@ -524,19 +535,19 @@ def spend_a_step_on_a_token_under_way(patch: Patch) -> None:
 
 
 def end_one_token_after_the_model_length(patch: Patch) -> None:
-    right, join = ContinuousBatcher._process_output, Steady.join
+    right, join = Outputs._process, Steady.join
 
-    def process(self: ContinuousBatcher, seq: Sequence, num_tokens: int, samples: bool) -> None:
-        given = self.settings
-        self.settings = replace(given, max_model_len=given.max_model_len + 1)
+    def process(self: Outputs, seq: Sequence, num_tokens: int, samples: bool) -> None:
+        given = self._settings
+        self._settings = replace(given, max_model_len=given.max_model_len + 1)
         right(self, seq, num_tokens, samples)
-        self.settings = given
+        self._settings = given
 
     def joined(self: Any, seq: Sequence, commit: int) -> None:
         most = min(seq.max_tokens, self._max_model_len + 1 - seq.num_prompt_tokens)
         self._ends.follow(seq, commit + most - seq.num_output_tokens)
 
-    patch.setattr(ContinuousBatcher, "_process_output", process)
+    patch.setattr(Outputs, "_process", process)
     patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
     patch.setattr(_Ends, "joined", joined)
 

@@ -1,14 +1,18 @@
 """The engine's own loop against recorded decisions: same arrivals, same step times, hence the same stamps.
 
 `simkit conform` drives batcher and allocator with a loop of its own; here the replica that `simkit run` uses drives
-them, in simulated time, single-stepped and in runs of equal steps, synchronously and asynchronously.
+them, in simulated time, single-stepped, in runs of equal steps, and riding while nobody waits, synchronously and
+asynchronously.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +23,8 @@ from simkit.conformance.replay import SegmentTokens
 from simkit.conformance.trace import Trace, TraceRequest, find_traces, read_trace
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Customer
+from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.fast_replica import FastReplica
 from simkit.engine.replica import Replica
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
@@ -71,45 +76,69 @@ class Door:
     def no_arrival_pending(self) -> bool:
         return False
 
-    def left(self, customer: Customer, now_ns: int) -> None:
+    def left(self, now_ns: int) -> None:
         pass
 
 
-def stamps(trace: Trace, single_step: bool) -> list[list[int]]:
-    """[id, cached tokens, preemptions, first token, last token, tokens] of each request, as the engine has it."""
+def may_ride(config: dict[str, Any]) -> bool:
+    """Whether a run with these settings would take the short way while nobody waits, as `build.may_ride` has it."""
+    return (
+        config["policy"] == "fcfs"
+        and not config["enable_prefix_caching"]
+        and config["prefill_schedule_interval"] == 1
+        and config["long_prefill_token_threshold"] == 0
+    )
+
+
+def stamps(trace: Trace, way: str) -> list[list[int]]:
+    """[id, cached tokens, preemptions, first token, last token, tokens] of each request, as the engine has it.
+
+    `way` is single (steps), macro (runs of equal steps) or riding (neither plans nor sequences while nobody waits).
+    """
     config = trace.config
     record, clock, door = Record(keep_slots=False), Clock(), Door(trace)
     pool = config["num_gpu_blocks"], config["block_size"], config["watermark"]
     caching = config["enable_prefix_caching"]
     # As a run would choose: blocks are only counted where nobody can ask for their names.
-    kv = PagedAllocator(*pool, caching) if single_step or caching else CountedAllocator(*pool)
+    kv = PagedAllocator(*pool, caching) if way == "single" or caching else CountedAllocator(*pool)
     settings = ContinuousSettings(**{n: config[n] for n in ContinuousSettings.__slots__ if n in config})
-    replica = Replica(
+    rows: dict[int, TraceRequest] = {row.id: row for row in trace.requests}
+    interned: dict[object, int] = {}
+
+    def customer_of(newcomer: Newcomer) -> Customer:
+        request, arrival_ns, measured, output, _ = newcomer
+        customer = Customer(request, arrival_ns, 0, measured, output)
+        customer.num_parts = 1
+        tokens = SegmentTokens(rows[request.id], config["block_size"], interned)
+        customer.sequences = (Sequence(request, tokens=tokens, owner=customer),)
+        return customer
+
+    make: Callable[..., Replica] = partial(FastReplica, make_customer=customer_of) if way == "riding" else Replica
+    replica = make(
         0,
         clock,
         kv,
         Formula(**trace.duration),
-        lambda outcome: ContinuousBatcher(settings, kv, outcome, one_by_one=single_step),
+        lambda outcome: ContinuousBatcher(settings, kv, outcome, one_by_one=way == "single"),
         record,
         door,
         max_slots=settings.max_num_seqs,
         settings=trace.case,
         stream=True,
         async_scheduling=config["async_scheduling"],
-        single_step=single_step,
+        single_step=way == "single",
     )
-    interned: dict[object, int] = {}
 
     def arrive(row: TraceRequest) -> None:
         output = min(row.output_tokens, config["max_model_len"] - row.prompt_tokens)
         request = Request(row.id, row.at_ns, row.prompt_tokens, output, row.output_tokens, row.priority)
-        customer = Customer(request, row.at_ns, 0, True, output)
-        customer.num_parts = 1
-        tokens = SegmentTokens(row, config["block_size"], interned)
-        customer.sequences = (Sequence(request, tokens=tokens, owner=customer),)
+        newcomer = Newcomer(request, row.at_ns, True, output, row.prompt_tokens + row.output_tokens)
         record.arrive(clock.now_ns)
         door.arrived()
-        replica.arrive(customer.sequences[0])
+        if isinstance(replica, FastReplica):
+            replica.welcome(newcomer)
+        else:
+            replica.arrive(customer_of(newcomer).sequences[0])
 
     for row in trace.requests:
         clock.at(row.at_ns, ranks.ARRIVAL, lambda row=row: arrive(row))  # type: ignore[misc]
@@ -121,15 +150,22 @@ def stamps(trace: Trace, single_step: bool) -> list[list[int]]:
     return [[int(table[name][i]) for name in names] for i in order]
 
 
-@pytest.mark.parametrize("single_step", [False, True], ids=["macro", "single"])
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.split(".")[0])
-def test_the_engine_gives_every_token_when_the_real_one_did(path: Path, single_step: bool) -> None:
+CASES = [
+    pytest.param(path, way, id=f"{path.name.split('.')[0]}-{way}")
+    for path in SHIPPED
+    for way in ("macro", "single", *(["riding"] if may_ride(read_trace(path).config) else []))
+]
+
+
+@pytest.mark.parametrize(("path", "way"), CASES)
+def test_the_engine_gives_every_token_when_the_real_one_did(path: Path, way: str) -> None:
     trace = read_trace(path)
-    assert stamps(trace, single_step) == trace.summary["req"]
+    assert stamps(trace, way) == trace.summary["req"]
 
 
 @pytest.mark.skipif(not OTHERS, reason="no recorded scheduler traces beside the checkout")
 def test_the_engine_agrees_with_all_other_traces() -> None:
     for path in OTHERS:
         trace = read_trace(path)
-        assert stamps(trace, single_step=False) == trace.summary["req"], trace.case
+        for way in ("macro", "riding") if may_ride(trace.config) else ("macro",):
+            assert stamps(trace, way) == trace.summary["req"], (trace.case, way)

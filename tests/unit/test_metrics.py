@@ -110,6 +110,8 @@ def test_merging_is_adding_to_one_histogram(values: list[tuple[int, int, bool]])
         whole.add(duration, count)
         if to_left:
             left.add(duration, count)
+        elif count % 2:
+            right.add(duration, count)
         else:
             right.add_many(np.array([duration]), np.array([count]))
     left.merge(right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
@@ -23,7 +24,8 @@ PERIOD = 4
 
 @dataclass(frozen=True)
 class Run:
-    """Equal steps as the engine tells them; `growth` are the blocks that its second and further steps take."""
+    """Equal steps as the engine tells them; `growth` are the blocks that its second and further steps take, by what the
+    number of the step leaves when it is divided by the block size."""
 
     start_ns: int
     durations_ns: tuple[int, ...]
@@ -39,17 +41,19 @@ class Run:
     used: int
     num_gaps: int
     num_gaps_last: int
-    growth: tuple[int, ...] | None
+    growth: tuple[int, ...] = (0,) * PERIOD
     detail: dict[str, int] = field(default_factory=dict)
 
     @property
     def ends_ns(self) -> list[int]:
         return [self.start_ns + done for done in itertools.accumulate(self.durations_ns)]
 
+    def begun(self, offset: int) -> int:
+        """Blocks begun until its step `offset`, counted from 0."""
+        return sum(self.growth[(self.number + ahead) % PERIOD] for ahead in range(1, offset + 1))
+
     def cut(self, at: int) -> tuple[Run, Run]:
         """The first `at` steps, and the others as a run that continues them."""
-        taken = sum(self.growth[step % PERIOD] for step in range(at)) if self.growth else 0
-        turn = at % PERIOD
         first = replace(self, durations_ns=self.durations_ns[:at], num_gaps_last=self.num_gaps)
         second = replace(
             self,
@@ -59,9 +63,8 @@ class Run:
             continues=True,
             context_sum=self.context_sum + at * self.num_decode,
             context_max=self.context_max + at,
-            allocated=self.allocated + taken * PERIOD,
+            allocated=self.allocated + self.begun(at) * PERIOD,
             used=self.used + at * (self.num_decode - self.dead_slots),
-            growth=self.growth and self.growth[turn:] + self.growth[:turn],
             detail={"kv_external_tokens": self.detail.get("kv_external_tokens", 0)} if self.detail else {},
         )
         return first, second
@@ -128,8 +131,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Run], dict[int, int]]:
             used=used,
             num_gaps=gaps,
             num_gaps_last=draw(st.integers(0, gaps)),
-            growth=None if prefill or draw(st.booleans()) else tuple(draw(st.lists(
-                st.integers(0, 3), min_size=PERIOD, max_size=PERIOD))),
+            growth=tuple(draw(st.lists(st.integers(0, 3), min_size=PERIOD, max_size=PERIOD))),
             detail=detail,
         )  # fmt: skip
         runs.append(run)
@@ -141,21 +143,33 @@ def cases(draw: st.DrawFn) -> tuple[list[Run], dict[int, int]]:
     return runs, changes
 
 
+def begin_changes(runs: list[Run]) -> Iterator[tuple[int, int, int]]:
+    """From which step on how many more begin a block, by residue."""
+    now = [0] * PERIOD
+    for run in runs:
+        for residue, wanted in enumerate(run.growth):
+            if wanted != now[residue]:
+                yield run.number, residue, wanted - now[residue]
+                now[residue] = wanted
+
+
 def note(runs: list[Run], changes: dict[int, int], flush_steps: int, early: bool) -> Record:
     """A record of these runs; changes are told as early as possible, or just before their step."""
     record, left = Record(keep_slots=False), dict(changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_log, "FLUSH_STEPS", flush_steps)
         log = StepLog(3, record, Work(), CAPACITY, PERIOD)
+        begins = list(begin_changes(runs))
         for run in runs:
+            while begins and (early or begins[0][0] == run.number):
+                log.begins(*begins.pop(0))
             upto = 10**9 if early else run.number + len(run.durations_ns)
             for step in [step for step in left if step < upto]:
                 log.internal(step, left.pop(step))
             detail = log.detail(tuple(run.detail.get(name, 0) for name in DETAIL_COLUMNS)) if run.detail else -1
-            growth = log.growth(list(run.growth)) if run.growth else -1
             row = {
                 "t_start_ns": run.start_ns, "num_steps": len(run.durations_ns), "kv_allocated_tokens": run.allocated,
-                "kv_used_tokens": run.used, "detail": detail, "growth": growth,
+                "kv_used_tokens": run.used, "detail": detail,
             }  # fmt: skip
             ends = run.ends_ns
             log.add(
@@ -175,8 +189,7 @@ def by_hand(
     for run in runs:
         for offset, (duration, end) in enumerate(zip(run.durations_ns, run.ends_ns, strict=True)):
             detail = {name: run.detail.get(name, 0) for name in DETAIL_COLUMNS}
-            blocks = sum(run.growth[step % PERIOD] for step in range(offset)) if run.growth else 0
-            allocated = run.allocated + blocks * PERIOD
+            allocated = run.allocated + run.begun(offset) * PERIOD
             used = run.used + offset * (run.num_decode - run.dead_slots)
             internal = sum(change for step, change in changes.items() if step <= run.number + offset)
             live = run.num_decode + detail["num_prefills"] - run.dead_slots
@@ -252,7 +265,7 @@ def test_the_grouping_of_steps_changes_nothing(case: tuple[list[Run], dict[int, 
 
 def plain(**changed: int | tuple[int, ...] | None) -> Run:
     """A run of three decodes whose pool takes no further block."""
-    run = Run(0, (10,), 1, False, 3, 30, 10, 0, 3, 0, 100, 30, 3, 3, None)
+    run = Run(0, (10,), 1, False, 3, 30, 10, 0, 3, 0, 100, 30, 3, 3)
     return replace(run, **changed)  # type: ignore[arg-type]
 
 
@@ -292,7 +305,7 @@ def test_a_day_of_a_million_tokens_is_added_up_exactly() -> None:
         (plain(allocated=CAPACITY + 1), {}),
         (plain(durations_ns=(10,) * 25), {}),
         (plain(durations_ns=(10,) * 25, growth=(0, 0, 0, 0)), {}),
-        (plain(durations_ns=(10,) * 4, used=92, growth=(0, 0, 0, 3)), {}),
+        (plain(durations_ns=(10,) * 4, used=92, growth=(0, 3, 0, 0)), {}),
     ],
 )
 def test_books_that_do_not_balance_are_noticed(run: Run, changes: dict[int, int]) -> None:
@@ -300,5 +313,5 @@ def test_books_that_do_not_balance_are_noticed(run: Run, changes: dict[int, int]
     with pytest.raises(CheckError, match="broken invariant: replica 3, step that ends at"):
         note([run], changes, 1 << 13, early=True)
     note([plain(durations_ns=(10,) * 24)], {}, 1 << 13, early=True)
-    note([plain(durations_ns=(10,) * 25, growth=(1, 1, 1, 0))], {1: 70}, 1 << 13, early=True)
+    note([plain(durations_ns=(10,) * 25, growth=(1, 0, 1, 1))], {1: 70}, 1 << 13, early=True)
     note([plain(durations_ns=(10,) * 4, used=92, growth=(3, 0, 0, 0))], {}, 1 << 13, early=True)
