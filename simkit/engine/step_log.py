@@ -7,7 +7,6 @@ does not depend on how steps were grouped. Imports metrics.record, `types` and n
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,22 +96,22 @@ class StepLog:
 
     def detail(self, values: tuple[int, ...]) -> int:
         """The number by which a run names these values, in the order of DETAIL_COLUMNS."""
-        self._details.extend(values)
+        self._details.fromlist(list(values))
         self._num_details += 1
         return self._num_details - 1
 
     def begins(self, number: int, residue: int, change: int) -> None:
         """From step `number` on `change` more begin a block with each step whose number leaves `residue`."""
-        self._begins_changes.extend((number, residue, change))
+        self._begins_changes.fromlist([number, residue, change])
 
-    def add(self, run: Iterable[int], ends_ns: list[int] | Ints) -> None:
+    def add(self, run: list[int], ends_ns: list[int] | Ints) -> None:
         """Note a run, values in the order of RUN_COLUMNS, whose steps ended at `ends_ns`.
 
         Its detail is noted just before.
         """
-        self._runs.extend(run)
+        self._runs.fromlist(run)
         if isinstance(ends_ns, list):
-            self._ends.extend(ends_ns)
+            self._ends.fromlist(ends_ns)
         else:
             self._ends.frombytes(ends_ns.tobytes())
         if len(self._ends) >= FLUSH_STEPS:

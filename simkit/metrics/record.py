@@ -81,7 +81,7 @@ class Columns:
 
     def append(self, row: tuple[int, ...]) -> None:
         """Add one row, values in the order of `names`."""
-        self._fresh.extend(row)
+        self._fresh.fromlist(list(row))
         if len(self._fresh) >= FRESH_VALUES:
             self._spread()
 

@@ -173,7 +173,7 @@ def note(runs: list[Run], changes: dict[int, int], flush_steps: int, early: bool
             }  # fmt: skip
             ends = run.ends_ns
             log.add(
-                tuple(int(row[name] if name in row else getattr(run, name)) for name in RUN_COLUMNS),
+                [int(row[name] if name in row else getattr(run, name)) for name in RUN_COLUMNS],
                 np.array(ends) if len(ends) > 9 else ends,
             )
         log.close()
