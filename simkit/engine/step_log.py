@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.errors import CheckError
+from simkit.metrics.exact import dot
 from simkit.metrics.record import SPAN_COLUMNS, Record
 from simkit.types import Ints, LatencyModel, StepShapes
 
@@ -52,8 +53,6 @@ DETAIL_COLUMNS = (
 """What most runs have none of."""
 
 FLUSH_STEPS = 1 << 13
-_LOW_BITS = 20
-_LOW_MASK = (1 << _LOW_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +215,12 @@ class StepLog:
         run_ns = np.add.reduceat(durations, first)
         totals.busy_ns += int(run_ns.sum())
         totals.num_steps += len(durations)
-        totals.live_slot_ns += _dot(runs["live_slots"], run_ns)
-        totals.held_slot_ns += _dot(runs["held_slots"], run_ns)
-        totals.kv_external_ns += _dot(runs["kv_external_tokens"], run_ns)
-        totals.kv_allocated_ns += _dot(allocated, durations)
-        totals.kv_used_ns += _dot(used, durations)
-        totals.kv_internal_ns += _dot(internal, durations)
+        totals.live_slot_ns += dot(runs["live_slots"], run_ns)
+        totals.held_slot_ns += dot(runs["held_slots"], run_ns)
+        totals.kv_external_ns += dot(runs["kv_external_tokens"], run_ns)
+        totals.kv_allocated_ns += dot(allocated, durations)
+        totals.kv_used_ns += dot(used, durations)
+        totals.kv_internal_ns += dot(internal, durations)
         totals.kv_peak_tokens = max(totals.kv_peak_tokens, int(allocated.max()))
         totals.prefill_tokens += int(runs["prefill_tokens"].sum())
         totals.padded_tokens += int(runs["padded_tokens"].sum())
@@ -256,11 +255,12 @@ class StepLog:
             swap_out_bytes=once("swap_out_bytes"),
         )
         flops, moved_bytes = self._latency.work(shapes)
+        once_each = np.ones(len(run), dtype=np.int64)
         # Rounded to ints: float sums would depend on how steps were grouped.
         self._record.totals.add_work(
             int(self._latency.gpu_ns(shapes).sum()),
-            _total(np.rint(flops).astype(np.int64)),
-            _total(np.rint(moved_bytes).astype(np.int64)),
+            dot(np.rint(flops).astype(np.int64), once_each),
+            dot(np.rint(moved_bytes).astype(np.int64), once_each),
         )
 
     def _add_spans(
@@ -298,14 +298,3 @@ class StepLog:
 
 
 _END, _STEPS = SPAN_COLUMNS.index("t_end_ns"), SPAN_COLUMNS.index("num_steps")
-
-
-def _dot(values: Ints, durations_ns: Ints) -> int:
-    """Sum of values x durations, exactly: a day at a million tokens does not fit 64 bits."""
-    high, low = durations_ns >> _LOW_BITS, durations_ns & _LOW_MASK
-    return (int(np.dot(values, high)) << _LOW_BITS) + int(np.dot(values, low))
-
-
-def _total(values: Ints) -> int:
-    """Sum of values, exactly: the FLOPs of some thousand large steps do not fit 64 bits."""
-    return (int((values >> _LOW_BITS).sum()) << _LOW_BITS) + int((values & _LOW_MASK).sum())

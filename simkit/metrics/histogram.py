@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simkit.metrics.exact import dot
 from simkit.types import Ints
 
 _DROPPED_BITS = 52 - 10
@@ -23,6 +24,13 @@ def _bin_of(durations_ns: Ints) -> Ints:
     return bins
 
 
+def _lower_ns(bins: Ints) -> Ints:
+    """Where bins begin."""
+    edges = ((bins + (_BITS_OF_ONE - 1)) << _DROPPED_BITS).view(np.float64).astype(np.int64)
+    lower: Ints = np.where(bins > 0, edges, 0)
+    return lower
+
+
 class DurationHistogram:
     """Counts of durations in ns; the mean is exact, percentiles are exact to the width of a bin.
 
@@ -31,7 +39,8 @@ class DurationHistogram:
 
     def __init__(self) -> None:
         self._counts = np.zeros(_NUM_BINS, dtype=np.int64)
-        self._sums_ns = np.zeros(_NUM_BINS, dtype=np.int64)
+        # Of what durations exceed the lower edge of their bin by: a thousandth of the sums, which might not fit.
+        self._excess_ns = np.zeros(_NUM_BINS, dtype=np.int64)
         self._pending_ns: list[int] = []
         self._pending_counts: list[int] = []
         self._total_ns = 0
@@ -59,17 +68,18 @@ class DurationHistogram:
     def add_many(self, durations_ns: Ints, counts: Ints | int) -> None:
         """`counts` of each of `durations_ns`."""
         assert int(durations_ns.min(initial=0)) >= 0, "a negative duration"
-        bins, sums_ns = _bin_of(durations_ns), durations_ns * counts
-        np.add.at(self._counts, bins, counts)
-        np.add.at(self._sums_ns, bins, sums_ns)
-        self._total_ns += int(sums_ns.sum())
-        self._count += int(np.broadcast_to(counts, durations_ns.shape).sum())
+        weights = np.broadcast_to(np.asarray(counts, dtype=np.int64), durations_ns.shape)
+        bins = _bin_of(durations_ns)
+        np.add.at(self._counts, bins, weights)
+        np.add.at(self._excess_ns, bins, (durations_ns - _lower_ns(bins)) * weights)
+        self._total_ns += dot(durations_ns, weights)
+        self._count += int(weights.sum())
 
     def merge(self, other: DurationHistogram) -> None:
         """Add the counts of another histogram."""
         other._flush()
         self._counts += other._counts
-        self._sums_ns += other._sums_ns
+        self._excess_ns += other._excess_ns
         self._total_ns += other._total_ns
         self._count += other._count
 
@@ -91,7 +101,8 @@ class DurationHistogram:
         return low + (high - low) * (rank - below)
 
     def _value(self, index: int) -> float:
-        return int(self._sums_ns[index]) / int(self._counts[index])
+        lower = int(_lower_ns(np.array([index], dtype=np.int64))[0])
+        return lower + int(self._excess_ns[index]) / int(self._counts[index])
 
     def _flush(self) -> None:
         if self._pending_ns:
