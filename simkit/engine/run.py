@@ -23,6 +23,7 @@ from simkit.metrics.record import Record
 from simkit.sequence import Sequence
 from simkit.types import Request
 from simkit.units import s_to_ns
+from simkit.workload.arrivals import NEVER_NS
 from simkit.workload.build import Workload, build_workload
 
 MAX_TURNED_AWAY_AT_ONCE = 10_000
@@ -165,6 +166,8 @@ class _System:
         if request is None:
             self._source_ended = True
             return
+        if time_ns >= NEVER_NS:
+            raise InputError("workload.arrivals: clients think so long that requests arrive after more than 146 years")
         self._num_booked += 1
         self._clock.at(time_ns, rank, lambda: self._arrive_closed(request))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.errors import CheckError
-from simkit.metrics.exact import dot
+from simkit.metrics.exact import dot, rounded_total
 from simkit.metrics.record import SPAN_COLUMNS, Record
 from simkit.types import Ints, LatencyModel, StepShapes
 
@@ -255,12 +255,11 @@ class StepLog:
             swap_out_bytes=once("swap_out_bytes"),
         )
         flops, moved_bytes = self._latency.work(shapes)
-        once_each = np.ones(len(run), dtype=np.int64)
         # Rounded to ints: float sums would depend on how steps were grouped.
         self._record.totals.add_work(
             int(self._latency.gpu_ns(shapes).sum()),
-            dot(np.rint(flops).astype(np.int64), once_each),
-            dot(np.rint(moved_bytes).astype(np.int64), once_each),
+            rounded_total(flops),
+            rounded_total(moved_bytes),
         )
 
     def _add_spans(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics import record as rec
+from simkit.metrics.exact import total
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
@@ -117,15 +118,15 @@ def _throughput(table: dict[str, Ints], counted: Bools, measured: Bools) -> dict
     names = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
     span_ns = measured_span_ns(table, counted, measured)
     output = int(table["output_tokens"][counted].sum())
-    total = output + int(table["prompt_tokens"][counted].sum())
+    both = output + int(table["prompt_tokens"][counted].sum())
     return {
         name: ratio(amount * NS_PER_S, span_ns)
-        for name, amount in zip(names, (int(counted.sum()), output, total), strict=True)
+        for name, amount in zip(names, (int(counted.sum()), output, both), strict=True)
     }
 
 
 def _residence_ns(table: dict[str, Ints], finished: Bools) -> int:
-    return int((table["last_token_ns"] - table["first_scheduled_ns"])[finished].sum())
+    return total((table["last_token_ns"] - table["first_scheduled_ns"])[finished])
 
 
 def _latencies(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
@@ -151,7 +152,8 @@ def _stats(values_ns: Ints | Floats) -> dict[str, Any]:
     if not len(values_ns):
         return _absent(None)
     percentiles = np.percentile(values_ns, PERCENTILES)
-    mean = float(values_ns.sum()) / len(values_ns)
+    whole = total(values_ns.astype(np.int64)) if values_ns.dtype == np.int64 else float(values_ns.sum())
+    mean = whole / len(values_ns)
     return {"mean": ns_to_ms(mean)} | {
         f"p{p}": ns_to_ms(float(v)) for p, v in zip(PERCENTILES, percentiles, strict=True)
     }

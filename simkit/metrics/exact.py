@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.types import Ints
+from simkit.types import Floats, Ints
 
 _SAFE = 1 << 62
 
@@ -17,3 +17,16 @@ def dot(values: Ints, weights: Ints) -> int:
     if largest < _SAFE:
         return int(np.dot(values, weights))
     return sum(map(int.__mul__, values.tolist(), weights.tolist()))
+
+
+def total(values: Ints) -> int:
+    """Sum of values, exactly."""
+    return dot(values, np.ones(len(values), dtype=np.int64))
+
+
+def rounded_total(values: Floats) -> int:
+    """Sum of values, each rounded to an integer, exactly."""
+    rounded = np.rint(values)
+    if not len(rounded) or float(np.abs(rounded).max()) * len(rounded) < _SAFE:
+        return int(rounded.astype(np.int64).sum())
+    return sum(map(int, rounded.tolist()))

@@ -101,11 +101,13 @@ def run_study(
 ) -> Study:
     """Simulate all replications of all points.
 
-    What can be refused before anything runs is: InputError, naming the point behind `word` (``arm NAME: ...``). A point
-    that fails later leaves the others alone. Ctrl-C raises Interrupted where finished simulations are kept, else it is
-    the ordinary KeyboardInterrupt.
+    A point that cannot be run, or fails, leaves the others alone; when none can be run, that is an InputError, which
+    names the first behind `word` (``arm NAME: ...``), and nothing runs. Ctrl-C raises Interrupted where finished
+    simulations are kept, else it is the ordinary KeyboardInterrupt.
     """
-    setups = _set_up_all(points, word)
+    all_points = points
+    setups, refused = _set_up_all(points, word)
+    points = [point for point in points if point.name not in refused]
     tasks = _tasks(points, options.get("single_step", False))
     shelf = _Shelf(setups, len(tasks), options)
     outcomes: dict[int, Part | Failure] = dict(shelf.load())
@@ -120,7 +122,9 @@ def run_study(
             raise
         kept_here = f"{shelf.num_kept} of {len(tasks)} simulations kept"
         raise Interrupted(f"interrupted: {kept_here}; add --resume to go on") from None
-    return _sort_out(points, setups, tasks, outcomes)
+    study = _sort_out(points, setups, tasks, outcomes)
+    failed = study.failed | refused
+    return Study(study.results, {point.name: failed[point.name] for point in all_points if point.name in failed})
 
 
 def run_scenario(scenario: Scenario, *, progress: Progress | None = None, **options: Unpack[Options]) -> Result:
@@ -159,14 +163,18 @@ def work(task: Task, progress: Progress | None = None) -> Part | Failure:
         return Failure("error", f"{text} ({Path(place.filename).name}:{place.lineno})")
 
 
-def _set_up_all(points: Sequence[Point], word: str) -> list[Setup]:
-    setups = []
+def _set_up_all(points: Sequence[Point], word: str) -> tuple[list[Setup], dict[str, Failure]]:
+    """The points that can be run, and why the others cannot: what does not fit is a result as well."""
+    setups, refused = [], {}
     for point in points:
         try:
             setups.append(set_up(point.scenario))
         except InputError as error:
-            raise InputError(f"{word} {point.name}: {error}" if word else str(error)) from None
-    return setups
+            refused[point.name] = Failure("input", str(error), point.settings)
+    if not setups:
+        name, failure = next(iter(refused.items()))
+        raise InputError(f"{word} {name}: {failure.message}" if word else failure.message)
+    return setups, refused
 
 
 def _tasks(points: Sequence[Point], single_step: bool) -> list[Task]:

@@ -20,6 +20,13 @@ SPEED_HEADER = ("case", "requests/s", "steps/s", "requests/timeout", "peak MB", 
 BAR_HEADER = ("bar", "here", "limit", "")
 
 
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text}")
+    return number
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, measure, print."""
     options = _parser().parse_args(arguments)
@@ -30,17 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--requests", type=int, default=20_000, metavar="N", help="of a case (default %(default)s)")
+    parser.add_argument(
+        "--requests", type=_at_least_one, default=20_000, metavar="N", help="of a case (default %(default)s)"
+    )
     parser.add_argument("--case", action="append", choices=CASES, metavar="NAME", help=f"of: {'; '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="the best counts (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     parser.add_argument("--bars", action="store_true", help="measure the bars, not the cases")
     parser.add_argument(
-        "--run-requests", type=int, default=100_000, metavar="N",
+        "--run-requests", type=_at_least_one, default=100_000, metavar="N",
         help="of the whole run of --bars; ten times as many for the large one (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--sweep-requests", type=int, default=100_000, metavar="N",
+        "--sweep-requests", type=_at_least_one, default=100_000, metavar="N",
         help="of each point of the sweep of --bars (default %(default)s)",
     )  # fmt: skip
     return parser

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
-from simkit.metrics.exact import dot
+from simkit import api, scenario
+from simkit.errors import InputError
+from simkit.metrics.exact import dot, rounded_total, total
 from simkit.metrics.histogram import DurationHistogram
 
 LARGE = st.integers(-(2**62), 2**62)
@@ -16,6 +21,35 @@ LARGE = st.integers(-(2**62), 2**62)
 def test_dot_is_exact(pairs: list[tuple[int, int]]) -> None:
     values, weights = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
     assert dot(values, weights) == sum(value * weight for value, weight in pairs)
+
+
+@given(st.lists(LARGE, max_size=20))
+def test_totals_are_exact(values: list[int]) -> None:
+    assert total(np.array(values, dtype=np.int64)) == sum(values)
+    floats = [value * 1e6 for value in values]
+    assert rounded_total(np.array(floats)) == sum(map(int, floats))
+
+
+def unit(engine: dict[str, Any], workload: dict[str, Any]) -> dict[str, Any]:
+    """Summary of a scenario whose steps last 1 ms."""
+    data = {
+        "model": "llama-3.1-8b",
+        "hardware": {"gpu": "a100-sxm4-80gb"},
+        "engine": engine,
+        "workload": {"prompt_tokens": {"dist": "fixed", "value": 5}, **workload},
+        "latency": {"profile": "unit"},
+    }
+    return api.run(scenario.from_dict(data)).summary
+
+
+def test_a_closed_loop_that_thinks_for_ages_is_refused() -> None:
+    workload = {
+        "num_requests": 20,
+        "arrivals": {"process": "closed_loop", "concurrency": 1, "think_time_s": 1e9},
+        "output_tokens": {"dist": "fixed", "value": 3},
+    }
+    with pytest.raises(InputError, match="146 years"):
+        unit({}, workload)
 
 
 def test_a_histogram_of_very_long_gaps_keeps_its_mean_and_percentiles() -> None:

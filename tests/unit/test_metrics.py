@@ -265,6 +265,15 @@ def test_latencies_throughput_and_concurrency_by_hand() -> None:
     assert summary["concurrency_mean"] == pytest.approx((50 + 20 + 70) / 120)
 
 
+def test_means_of_waits_that_add_up_to_more_than_64_bits_hold() -> None:
+    years_ms = 90 * 365 * 86_400 * 1000
+    rows = [finished(n, 0, years_ms, years_ms, years_ms, 1) for n in range(40)]
+    summary = summarise(record_of(*rows), terms()).summary
+    for metric in ("ttft_ms", "e2e_ms", "queue_ms"):
+        assert summary[metric]["mean"] == summary[metric]["p50"] == years_ms
+    assert summary["concurrency_mean"] == 0  # nobody was between first scheduled and last token
+
+
 def test_tpot_is_undefined_for_one_token() -> None:
     """(50 - 10) / 4 = 10 and (120 - 60) / 10 = 6; the request of one token takes no part, and is not 0."""
     tpot = summarise(record_of(*THREE), terms()).summary["tpot_ms"]

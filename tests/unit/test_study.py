@@ -238,11 +238,16 @@ def test_a_run_whose_replication_fails_says_what_is_kept(tmp_path: Path, monkeyp
     assert sorted(os.listdir()) == [".out.kept", "tiny.yaml"]
 
 
-def test_what_can_be_refused_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_a_result_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Point("no", build(**{"engine.num_gpu_blocks": 3}), {"engine.num_gpu_blocks": 3})
+    outcome = run_study([points()[0], refused, *points()[1:]], word="arm")
+    assert list(outcome.results) == [point.name for point in points()]
+    assert list(outcome.failed) == ["no"]
+    assert (outcome.failed["no"].kind, outcome.failed["no"].settings) == ("input", {"engine.num_gpu_blocks": 3})
+    assert "max_model_len" in outcome.failed["no"].message
     made = spy(monkeypatch)
-    refused = Point("no", build(**{"engine.num_gpu_blocks": 3}))
     with pytest.raises(InputError, match=r"^arm no: .*max_model_len"):
-        run_study([*points(), refused], word="arm")
+        run_study([refused], word="arm")
     assert made == []
 
 

@@ -151,7 +151,7 @@ def test_a_failing_point_among_good_ones(monkeypatch: pytest.MonkeyPatch) -> Non
         (["--axis", "engine.max_num_seqs=2", "--set", "engine.max_num_seq=3"], "--set engine.max_num_seq: unknown key; did you mean 'engine.max_num_seqs'?"),
         (["--axis", "engine.max_num_seqs=0"], "--axis engine.max_num_seqs: expected an integer >= 1, got 0"),
         (["--axis", "engine.max_num_seqs=1", "--axis", "engine.max_num_seqs=2"], "--axis engine.max_num_seqs: expected each key once; list all its values after one ="),
-        (["--axis", "engine.num_gpu_blocks=3,100"], "point num_gpu_blocks=3: tiny.yaml:4: engine.max_model_len: one sequence of 64 tokens needs 4 KV blocks, 2 fit"),
+        (["--axis", "engine.num_gpu_blocks=3,2"], "point num_gpu_blocks=3: tiny.yaml:4: engine.max_model_len: one sequence of 64 tokens needs 4 KV blocks, 2 fit"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_nothing_runs(args: list[str], line: str) -> None:
@@ -159,6 +159,20 @@ def test_mistakes_are_one_line_and_nothing_runs(args: list[str], line: str) -> N
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
     assert result.stderr.startswith(line)
     assert os.listdir() == ["tiny.yaml"]
+
+
+def test_a_point_that_does_not_fit_is_named_and_the_others_are_made() -> None:
+    result = simkit_("--axis", "engine.num_gpu_blocks=3,100,2")
+    assert result.exit_code == 2
+    assert [line.split(":")[0] for line in result.stderr.splitlines()[:2]] == [
+        "point num_gpu_blocks=3",
+        "point num_gpu_blocks=2",
+    ]
+    swept = json.loads(Path("runs/tiny-sweep/sweep.json").read_bytes())
+    assert (list(swept["points"]), list(swept["failed"])) == (
+        ["num_gpu_blocks=100"],
+        ["num_gpu_blocks=3", "num_gpu_blocks=2"],
+    )
 
 
 def test_keys_that_end_alike_are_written_out() -> None:
