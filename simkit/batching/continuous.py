@@ -44,7 +44,7 @@ class ContinuousBatcher:
         self.kv = kv
         self.outcome = outcome
         self.waiting: WaitingQueue = QUEUES[settings.policy]()
-        self._roster = Roster(kv, outcome, settings.max_model_len)
+        self._roster = Roster(kv, outcome, settings.max_model_len, by_tenant=settings.policy == "fair")
         self.running = self._roster.running
         self._by_priority = settings.policy == "priority"
         self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None

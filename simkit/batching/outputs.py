@@ -51,6 +51,10 @@ class Outputs:
         del open_plans[0]
         if not (ending or plan.outputs):
             return
+        if not plan.outputs and len(ending) == 1:
+            self._enter(ending[0])
+            self._end(ending[0])
+            return
         outputs: list[tuple[int, int, Sequence, Chunk | None]]
         outputs = [(chunk.seq.number, 0, chunk.seq, chunk) for chunk in plan.outputs]
         for seq in ending:

@@ -17,12 +17,12 @@ class Roster:
     Each of them is *steady*, *loose* (looked at one by one) or *stopped* (scheduled no more, its last token under way).
     """
 
-    def __init__(self, kv: KVAllocator, outcome: Outcome, max_model_len: int) -> None:
+    def __init__(self, kv: KVAllocator, outcome: Outcome, max_model_len: int, *, by_tenant: bool) -> None:
         self.running: dict[Sequence, None] = {}
         self.loose: dict[Sequence, None] = {}
         self.stopped: dict[Sequence, None] = {}
         self.ticks = Ticks()
-        self.steady = Steady(self.ticks)
+        self.steady = Steady(self.ticks, by_tenant=by_tenant)
         self.followers: list[Sequence] = []
         """Those that sampled a token in the last step, and may be steady from the next one on."""
         self.open_plans: list[StepPlan] = []

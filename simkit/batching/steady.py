@@ -13,14 +13,16 @@ from simkit.sequence import Sequence, Ticks
 class Steady:
     """The steady sequences of a batcher. Contexts are as after the steps scheduled so far."""
 
-    __slots__ = ("_computed", "_longest", "_when", "count", "newest", "stops", "tenants", "ticks")
+    __slots__ = ("_by_tenant", "_computed", "_longest", "_when", "count", "newest", "stops", "tenants", "ticks")
 
-    def __init__(self, ticks: Ticks) -> None:
+    def __init__(self, ticks: Ticks, *, by_tenant: bool = False) -> None:
         self.ticks = ticks
         self.count = 0
         self.newest = -1
         """Largest admission number of those that joined since nobody was steady."""
         self.tenants: dict[int, int] = {}
+        """How many a tenant has, if they are counted `by_tenant`."""
+        self._by_tenant = by_tenant
         self._computed = 0
         self._longest: list[tuple[int, int, Sequence]] = []
         self.stops: dict[int, list[Sequence]] = {}
@@ -60,8 +62,8 @@ class Steady:
         heappush(self._longest, (-base, seq.number, seq))
         if seq.number > self.newest:
             self.newest = seq.number
-        tenants = self.tenants
-        tenants[seq.tenant] = tenants.get(seq.tenant, 0) + 1
+        if self._by_tenant:
+            self.tenants[seq.tenant] = self.tenants.get(seq.tenant, 0) + 1
 
     def leave(self, seq: Sequence) -> None:
         """`seq` counts alone again."""
@@ -84,7 +86,8 @@ class Steady:
         base, stop = self._when.pop(seq)
         self.count -= 1
         self._computed -= base
-        self.tenants[seq.tenant] -= 1
+        if self._by_tenant:
+            self.tenants[seq.tenant] -= 1
         if not self.count:
             self.newest = -1
         return stop

@@ -202,7 +202,8 @@ class _System:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
         true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
-        newcomer = Newcomer(request, now, self._measure(request, now), true_output, reserve)
+        measured = self._measure is None or self._measure(request, now)
+        newcomer = Newcomer(request, now, measured, true_output, reserve)
         if isinstance(replica, FastReplica):
             replica.welcome(newcomer)
             return
@@ -245,7 +246,9 @@ class _System:
         now = self._clock.now_ns
         self._watch_turned_away(now)
         self.record.leave(now, now)
-        customer = Customer(request, now, index, self._measure(request, now), request.output_tokens)
+        customer = Customer(
+            request, now, index, self._measure is None or self._measure(request, now), request.output_tokens
+        )
         self.record.requests.append(customer.row(status, self.record.reason(reason), now, stream=True))
         self.left(now)
 
@@ -287,11 +290,11 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _measure_rule(setup: Setup) -> Callable[[Request, int], bool]:
-    """Whether a request counts for the statistics, as far as that is known on arrival."""
+def _measure_rule(setup: Setup) -> Callable[[Request, int], bool] | None:
+    """Whether a request counts for the statistics, as far as that is known on arrival; None: all do."""
     warmup = setup.scenario.warmup
     if isinstance(warmup, str):
-        return lambda request, now_ns: True
+        return None
     num_requests = getattr(warmup, "requests", None)
     if num_requests is not None:
         return lambda request, now_ns: bool(request.id >= num_requests)
