@@ -1,8 +1,9 @@
 """Continuous batching: decides every step, by the rules of the vLLM V1 scheduler (version 0.33).
 
-Owns the running list, the waiting queue and the scheduling pass. Never imports a clock, randomness, a latency model or
-true output lengths. Section numbers in docstrings are those of the scheduler specification. Beyond the real engine and
-off by default: policies `sjf` and `fair`, preemption by swapping, several samples of one prompt.
+Owns the waiting queue and the scheduling pass; who runs is in `roster`, what a step brought in `outputs`. Never imports
+a clock, randomness, a latency model or true output lengths. Section numbers in docstrings are those of the scheduler
+specification. Beyond the real engine and off by default: policies `sjf` and `fair`, preemption by swapping, several
+samples of one prompt.
 
 Sequences that decode one token in every step are *steady*: they are scheduled together, whatever their number. Where
 the order among them matters (a block is missing, the budget is short) they are taken one by one.

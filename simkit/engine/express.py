@@ -16,16 +16,13 @@ from collections.abc import Callable
 from simkit.batching.plan import StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.engine.customer import Newcomer
-from simkit.engine.pricing import Pricer
+from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.riders import Rider, Riders
 from simkit.engine.step_log import RUN_COLUMNS, StepLog
 from simkit.kv.counted import CountedAllocator
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
 from simkit.types import Ints
-
-MAX_RUN_STEPS = 4096
-"""Steps priced at once at most; bounds the arrays, not the result."""
 
 
 class Segment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from simkit.batching.plan import Batcher, StepPlan
-from simkit.engine.kv_split import Holding, KVSplit, Tail, add_up, unshare
+from simkit.engine.kv_split import Holding, KVSplit, Tail, add_up, block_size_of, unshare
 from simkit.engine.ledger import Ledger
 from simkit.engine.step_log import StepLog
 from simkit.sequence import Sequence
@@ -25,7 +25,7 @@ class KVBooks:
         self._ledger = ledger
         self._log = log
         self._look = look
-        self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
+        self._block_size = block_size_of(kv) or 1
         self.has_samples = False
         """Whether requests have several samples, which may share blocks that are not full."""
         self._internal = 0

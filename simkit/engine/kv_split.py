@@ -2,7 +2,9 @@
 
 For a sequence with c tokens computed, a of memory and F tokens when it ends (its last token is never computed):
 used = min(c, F), reserved = min(a, F) - used, internal = a - min(a, F). A replica keeps the sums up to date as things
-change; here they are taken by looking at every sequence, which is what single steps do. Pure arithmetic.
+change; here they are taken by looking at every sequence, which is what single steps do.
+
+Pure arithmetic; imports `types`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from simkit.types import KVAllocator
+
+
+def block_size_of(kv: KVAllocator) -> int | None:
+    """Tokens of a block of the pool; None where memory is contiguous."""
+    return kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else None
 
 
 class Holding(NamedTuple):

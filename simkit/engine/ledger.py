@@ -13,6 +13,7 @@ from simkit.batching.ends import Ends
 from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.customer import Customer
+from simkit.engine.kv_split import block_size_of
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.metrics import record as rec
@@ -62,7 +63,7 @@ class Ledger:
         self._record = record
         self._log = log
         self._kv = kv
-        self._block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else None
+        self._block_size = block_size_of(kv)
         self._left_system = left_system
         self._stream = stream
         self._counts_memory = counts_memory

@@ -9,6 +9,9 @@ import numpy as np
 from simkit.batching.plan import StepPlan
 from simkit.types import Ints, LatencyModel, ScalarLatency
 
+MAX_RUN_STEPS = 4096
+"""Steps priced at once at most; bounds the arrays, not the result."""
+
 
 class Pricer:
     """Prices plans by the scalar methods of a latency model where it has them, else by arrays."""

@@ -18,8 +18,9 @@ from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer
 from simkit.engine.kv_books import KVBooks
+from simkit.engine.kv_split import block_size_of
 from simkit.engine.ledger import Ledger
-from simkit.engine.pricing import Pricer
+from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.metrics.record import Record
@@ -28,9 +29,6 @@ from simkit.types import Ints, KVAllocator, LatencyModel
 
 MAX_EMPTY_PASSES = 1000
 """Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
-
-MAX_RUN_STEPS = 4096
-"""Steps priced at once at most; bounds the arrays, not the result."""
 
 
 class Surroundings(Protocol):
@@ -94,8 +92,7 @@ class Replica:
     ) -> None:
         self.index = index
         self.kv = kv
-        block_size = kv.capacity_tokens // (kv.num_gpu_blocks - 1) if kv.num_gpu_blocks else 1
-        self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size)
+        self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size_of(kv) or 1)
         self._in_flight: deque[Run] = deque()
         self.ledger = Ledger(
             index, record, self._log, kv, surroundings.left, stream=stream, settings=settings,

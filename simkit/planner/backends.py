@@ -85,9 +85,11 @@ class _Local:
         self._jobs = jobs
 
     def is_alive(self) -> bool:
+        """Whether it can be asked again."""
         return True  # joblib starts new processes
 
     def run(self, work: Work, calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """(index, result) of each call as it ends; `Lost` for those that were under way when a process died."""
         import joblib
 
         out: dict[int, None] = {}
@@ -134,9 +136,11 @@ class _Dask:
         self._client = client
 
     def is_alive(self) -> bool:
+        """Whether the scheduler still answers."""
         return bool(self._client.status == "running")
 
     def run(self, work: Work, calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """(index, result) of each call as it ends."""
         import joblib
 
         parallel = joblib.Parallel(
@@ -204,14 +208,15 @@ def _dask_pool(address: str, jobs: int) -> Iterator[_Dask]:
     with _silent("distributed"), contextlib.ExitStack() as stack:
         try:
             if match is None:
-                # As in local processes: no dashboard, no limit of memory, nothing that listens to others.
+                # As in local processes: no limit of memory, nothing that listens to others. Without an address of its
+                # own the web server would try Dask's usual port, and warn when that is taken.
                 target = stack.enter_context(
                     new_cluster(
                         n_workers=jobs,
                         threads_per_worker=1,
                         processes=True,
                         host="127.0.0.1",
-                        dashboard_address=None,
+                        dashboard_address="127.0.0.1:0",
                         memory_limit=0,
                         silence_logs=logging.CRITICAL,
                     )

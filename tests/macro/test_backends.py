@@ -62,7 +62,7 @@ def cluster() -> Iterator[Any]:
         threads_per_worker=1,
         processes=True,
         host="127.0.0.1",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
     ) as running:
         yield running
@@ -183,7 +183,7 @@ def test_what_is_no_address(address: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_scheduler_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "ANSWER_S", 0.5)
     with LocalCluster(  # type: ignore[no-untyped-call]
-        n_workers=0, host="127.0.0.1", dashboard_address=None, silence_logs=logging.CRITICAL
+        n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
     ) as empty:
         line = said(tmp_path, monkeypatch, empty.scheduler_address)
     assert line.endswith(": the scheduler has no workers; start some with `dask worker`")
