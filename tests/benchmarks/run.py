@@ -21,10 +21,9 @@ BAR_HEADER = ("bar", "here", "limit", "")
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text}")
-    return number
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,7 +40,9 @@ def _parser() -> argparse.ArgumentParser:
         "--requests", type=_at_least_one, default=20_000, metavar="N", help="of a case (default %(default)s)"
     )
     parser.add_argument("--case", action="append", choices=CASES, metavar="NAME", help=f"of: {'; '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="the best counts (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=_at_least_one, default=3, metavar="N", help="the best counts (default %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     parser.add_argument("--bars", action="store_true", help="measure the bars, not the cases")
     parser.add_argument(
