@@ -33,7 +33,7 @@ class Gemm:
     """A matrix product run `layers` times a pass on each GPU: `flops` and `row_bytes` a row, weights read once.
 
     `routed` products have `weight_bytes` for *all* experts together, read in the share of experts touched.
-    `quantized` says that the product may run at the peak of the quantised format.
+    `quantized` says that the product may run at the peak of the quantised format. A row times k x n gives n outputs.
     """
 
     name: str
@@ -42,16 +42,19 @@ class Gemm:
     weight_bytes: float
     row_bytes: float
     quantized: bool
+    n: int
+    k: int
     routed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """A kernel without reuse, run `layers` times a pass on each GPU, moving `row_bytes` a row."""
+    """A kernel without reuse, run `layers` times a pass on each GPU, moving `row_bytes` a row of `width` elements."""
 
     name: str
     layers: int
     row_bytes: float
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +129,26 @@ def layer_elementwise(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Eleme
     dense_layers = model.num_layers - moe_layers
     inputs = 2 if model.gated_mlp else 1
     kernels = [
-        Elementwise("norms", 2 * model.num_layers, 4 * model.hidden_size * act),
-        Elementwise("rotary", model.num_layers, 2 * (query + kv) * act),
-        Elementwise("kv_write", model.num_layers, 2 * kv * (act + fmt.kv_bytes)),
+        Elementwise("norms", 2 * model.num_layers, 4 * model.hidden_size * act, model.hidden_size),
+        Elementwise("rotary", model.num_layers, 2 * (query + kv) * act, query + kv),
+        Elementwise("kv_write", model.num_layers, 2 * kv * (act + fmt.kv_bytes), kv),
     ]
     if dense_layers:
         width = _split(model.intermediate_size, ranks)
-        kernels.append(Elementwise("activation", dense_layers, (inputs + 1) * width * act))
+        kernels.append(Elementwise("activation", dense_layers, (inputs + 1) * width * act, width))
     if moe_layers:
         width = _split(model.moe_intermediate_size, ranks) * (model.experts_per_token + model.num_shared_experts)
-        kernels.append(Elementwise("expert_activation", moe_layers, (inputs + 1) * width * act))
+        kernels.append(Elementwise("expert_activation", moe_layers, (inputs + 1) * width * act, width))
         # The outputs of the chosen experts are read, weighted and written as one vector.
-        kernels.append(Elementwise("combine", moe_layers, (model.experts_per_token + 1) * model.hidden_size * act))
+        combined = (model.experts_per_token + 1) * model.hidden_size * act
+        kernels.append(Elementwise("combine", moe_layers, combined, model.hidden_size))
     return tuple(kernels)
 
 
 def sampler(model: ModelSpec, fmt: Formats) -> Elementwise:
     """Logits of the whole vocabulary: read, written in 32 bits, read again to choose a token. Every rank does it."""
-    return Elementwise("sampler", 1, model.vocab_size * (fmt.activation_bytes + 2 * _LOGIT_BYTES))
+    row_bytes = model.vocab_size * (fmt.activation_bytes + 2 * _LOGIT_BYTES)
+    return Elementwise("sampler", 1, row_bytes, model.vocab_size)
 
 
 def attention_shape(model: ModelSpec, ranks: int, fmt: Formats) -> AttentionShape:
@@ -177,7 +182,7 @@ def _kv_width(model: ModelSpec, ranks: int) -> int:
 
 
 def _gemm(name: str, layers: int, k: int, n: int, weight_bytes: float, fmt: Formats, quantized: bool) -> Gemm:
-    return Gemm(name, layers, 2.0 * k * n, k * n * weight_bytes, (k + n) * fmt.activation_bytes, quantized)
+    return Gemm(name, layers, 2.0 * k * n, k * n * weight_bytes, (k + n) * fmt.activation_bytes, quantized, n, k)
 
 
 def _mlp_gemms(model: ModelSpec, name: str, layers: int, width: int, fmt: Formats, quantized: bool) -> list[Gemm]:
@@ -203,6 +208,8 @@ def _expert_gemms(model: ModelSpec, layers: int, width: int, fmt: Formats) -> li
             weight_bytes=k * n * fmt.expert_bytes * model.num_experts,
             row_bytes=(k + n) * fmt.activation_bytes * chosen,
             quantized=quantized,
+            n=n,
+            k=k,
             routed=True,
         )
         for name, k, n in shapes

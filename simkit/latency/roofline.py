@@ -4,41 +4,21 @@ step = host overhead + sum over layers of {GEMMs, prefill attention, decode atte
 TP > 1} + LM head and sampler + swaps over PCIe. Every kernel is the larger of its compute roof and its memory roof, at
 the achievable fractions of `simkit.latency.rates`, and of a floor that no launch beats.
 
-Imports numpy, `simkit.models`, `simkit.hardware` and its siblings `ops` and `rates`; never an engine. All arithmetic is
+Imports numpy, `simkit.models`, `simkit.hardware` and its siblings; never an engine. All arithmetic is
 elementwise, so k steps at once give the same bytes as k single calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt
 
-from simkit.errors import InputError
 from simkit.hardware import GpuSpec
-from simkit.latency.ops import (
-    AttentionShape,
-    Elementwise,
-    Gemm,
-    attention_shape,
-    check_parallel,
-    formats,
-    head_gemm,
-    layer_elementwise,
-    layer_gemms,
-    sampler,
-)
-from simkit.latency.rates import (
-    ATTENTION_FLOOR_NS,
-    ELEMENTWISE_FLOOR_NS,
-    GEMM_FLOOR_NS,
-    SAMPLER_FLOOR_NS,
-    Link,
-    Rates,
-    dtype_peak,
-)
+from simkit.latency.kernels import TABLE_ROWS, Kernels, attended
+from simkit.latency.ops import AttentionShape
+from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
 from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
@@ -50,14 +30,10 @@ calibrated profile replaces it by a measured figure."""
 HOST_PER_SEQ_NS = 0
 """Host work a sequence and step; assumed, as `HOST_FIXED_NS`."""
 
-TABLE_ROWS = 16_384
-"""Rows (tokens, sequences) up to which times are looked up; beyond they are computed by the same formula."""
-
 SCALAR_STEPS = 32
 """Steps of a run up to which Python's own arithmetic is faster than arrays."""
 
 RowNs = Callable[[Floats], Floats]
-Work = tuple[Floats, Floats]
 
 
 class Roofline:
@@ -66,10 +42,8 @@ class Roofline:
     Decode attention reads context_sum tokens a full layer and min(context_sum, sequences x window) a sliding-window
     layer. The latter is an upper bound of sum(min(context, window)) by Jensen's inequality (min is concave); prefill
     uses min(pairs, tokens x window) in the same way. Chunks and decodes of one step are priced as the sum of their
-    attention. MoE: a step of t tokens reads the weights of the share 1 - (1 - k/E)**t of E experts, the expectation
-    when each token picks k experts uniformly.
+    attention. `Kernels` says what quantisation and experts do.
 
-    `quantization` fp8 and int8 use that format's peak where the GPU has one; everything else computes in `dtype`.
     `swap_*_bytes` are of all ranks together, cross each rank's own host link, and are not overlapped with anything.
     Raises InputError for formats, interconnects and splits the GPU or the model cannot do.
     """
@@ -90,43 +64,26 @@ class Roofline:
         host_fixed_ns: float = HOST_FIXED_NS,
         host_per_seq_ns: float = HOST_PER_SEQ_NS,
     ) -> None:
-        if model.not_modelled:
-            raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
-        ranks = tensor_parallel_size
-        check_parallel(model, ranks)
-        fmt = formats(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
-        peak = dtype_peak(gpu, dtype)
-        self._gemms = layer_gemms(model, ranks, fmt)
-        self._elementwise = layer_elementwise(model, ranks, fmt)
-        self._layer_kernels: list[Gemm | Elementwise] = [*self._gemms, *self._elementwise]
-        self._head, self._sampler = head_gemm(model, ranks, fmt), sampler(model, fmt)
-        self._attention = attention_shape(model, ranks, fmt)
-        quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
-        self._rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
-        self._link = None if ranks == 1 else Link(gpu, ranks, interconnect)
-        self._reduce_bytes = model.hidden_size * fmt.activation_bytes
-        self._gather_bytes = model.vocab_size * fmt.activation_bytes / 2  # an all-gather is half an all-reduce
-        self._layers = model.num_layers
-        self._untouched = _untouched_experts(model)
-        self._ranks = ranks
-        self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / ranks
+        self.kernels = kernels = Kernels(
+            model,
+            gpu,
+            tensor_parallel_size=tensor_parallel_size,
+            interconnect=interconnect,
+            dtype=dtype,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / tensor_parallel_size
         self._async = async_scheduling
         self._host_fixed_ns, self._host_per_seq_ns = float(host_fixed_ns), float(host_per_seq_ns)
-        uses_quantized_peak = quantized_peak is not None and any(g.quantized for g in self._gemms)
-        self.peak_flops_per_s: float | None = ranks * (
-            quantized_peak if quantized_peak and uses_quantized_peak else peak
-        )
-        self.peak_bytes_per_s: float | None = ranks * gpu.hbm_bytes_per_s
+        self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
+        self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._token_table, self._sample_table = self._token_ns(rows), self._sample_ns(rows)
         # Python floats: faster one by one than numpy's, and equal to them.
         self._token_list: list[float] = self._token_table.tolist()
         self._sample_list: list[float] = self._sample_table.tolist()
-        self._token_work, self._sample_work = (
-            self._row_work(self._layer_kernels, rows),
-            self._row_work([self._head, self._sampler], rows),
-        )
-        self._attention_costs = _AttentionCosts(self._attention, self._rates)
+        self._attention_costs = _AttentionCosts(kernels.attention, kernels.rates)
 
     def step_ns(self, shapes: StepShapes) -> Ints:
         """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
@@ -136,7 +93,7 @@ class Roofline:
             host = host + self._host_per_seq_ns * np.maximum(shapes.decode_seqs, shapes.sampled_seqs)
         total = np.maximum(gpu, host) if self._async else gpu + host
         total = total + (shapes.swap_in_bytes + shapes.swap_out_bytes) * self._swap_ns_per_byte
-        return _to_ns(total)
+        return to_ns(total)
 
     def one_ns(self, step: OneStep) -> int:
         """`step_ns` of one step without arrays, the same operations in the same order."""
@@ -167,7 +124,7 @@ class Roofline:
                 np.maximum(total, host, out=total)
             else:
                 total += host
-            return _to_ns(total)
+            return to_ns(total)
         contexts = range(context, context + seqs * num_steps, seqs)
         if not self._async:
             return [max(round(base + max(c * slope - floor, 0.0) * layers + host), 1) for c in contexts]
@@ -182,36 +139,11 @@ class Roofline:
 
     def gpu_ns(self, shapes: StepShapes) -> Ints:
         """Time in which the GPU computes, int64[k] >= 1; copies over PCIe do not count."""
-        return _to_ns(self._gpu_float_ns(shapes))
+        return to_ns(self._gpu_float_ns(shapes))
 
     def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
-        """(FLOPs, bytes) of each step, float64[k], all ranks together: matrix products and attention as computed
-        (padding and dead slots included); weights, activations, KV and swapped bytes."""
-        flops, moved = self._work_of(self._token_work, self._layer_kernels, shapes.decode_seqs + shapes.prefill_tokens)
-        sample_flops, sample_moved = self._work_of(self._sample_work, [self._head, self._sampler], shapes.sampled_seqs)
-        flops, moved = flops + sample_flops, moved + sample_moved
-        shape = self._attention
-        for layers, window in ((shape.full_layers, 0), (shape.sliding_layers, shape.window)):
-            if layers:
-                context, pairs, cached = _attended(shapes, window)
-                flops = flops + layers * shape.flops_per_pair * (context + pairs)
-                moved = moved + layers * shape.kv_bytes_per_token * (context + cached)
-        return flops * self._ranks, moved * self._ranks + shapes.swap_in_bytes + shapes.swap_out_bytes
-
-    def _work_of(self, tables: Work, kernels: Seq[Gemm | Elementwise], rows: Ints) -> Work:
-        """FLOPs and bytes of passes of `rows` rows, from the tables where these cover every row."""
-        if len(rows) and rows.max() > TABLE_ROWS:
-            return self._row_work(kernels, rows.astype(np.float64))
-        return tables[0][rows], tables[1][rows]
-
-    def _row_work(self, kernels: Seq[Gemm | Elementwise], rows: Floats) -> Work:
-        flops, moved = np.zeros(len(rows)), np.zeros(len(rows))
-        for kernel in kernels:
-            if isinstance(kernel, Gemm):
-                flops = flops + kernel.layers * kernel.flops * rows
-                moved = moved + kernel.layers * kernel.weight_bytes * self._share_read(kernel, rows)
-            moved = moved + kernel.layers * kernel.row_bytes * rows
-        return flops, moved
+        """(FLOPs, bytes) of each step, float64[k], as `Kernels.work` counts them."""
+        return self.kernels.work(shapes)
 
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = _look_up(self._token_table, self._token_ns, shapes.decode_seqs + shapes.prefill_tokens)
@@ -220,40 +152,24 @@ class Roofline:
 
     def _token_ns(self, tokens: Floats) -> Floats:
         """Everything but attention in the layers of a step of `tokens` tokens, with the floor of attention."""
-        some = np.minimum(tokens, 1.0)
-        total = some * (self._layers * ATTENTION_FLOOR_NS)
-        for gemm in self._gemms:
-            total = total + gemm.layers * self._gemm_ns(gemm, tokens, some)
-        for kernel in self._elementwise:
-            total = total + kernel.layers * self._elementwise_ns(kernel, tokens, some, ELEMENTWISE_FLOOR_NS)
-        if self._link:
-            total = total + 2 * self._layers * self._link.all_reduce_ns(self._reduce_bytes * tokens, some)
+        kernels, some = self.kernels, np.minimum(tokens, 1.0)
+        total = some * (kernels.layers * ATTENTION_FLOOR_NS)
+        for gemm in kernels.gemms:
+            total = total + gemm.layers * kernels.gemm_ns(gemm, tokens, some)
+        for kernel in kernels.elementwise:
+            total = total + kernel.layers * kernels.elementwise_ns(kernel, tokens, some, ELEMENTWISE_FLOOR_NS)
+        if kernels.link:
+            total = total + 2 * kernels.layers * kernels.link.all_reduce_ns(kernels.reduce_bytes * tokens, some)
         return total
 
     def _sample_ns(self, samples: Floats) -> Floats:
         """LM head, gathering of the logits, and sampler for `samples` sequences."""
-        some = np.minimum(samples, 1.0)
-        total = self._gemm_ns(self._head, samples, some)
-        total = total + self._elementwise_ns(self._sampler, samples, some, SAMPLER_FLOOR_NS)
-        if self._link:
-            total = total + self._link.all_reduce_ns(self._gather_bytes * samples, some)
+        kernels, some = self.kernels, np.minimum(samples, 1.0)
+        total = kernels.gemm_ns(kernels.head, samples, some)
+        total = total + kernels.elementwise_ns(kernels.sampler, samples, some, SAMPLER_FLOOR_NS)
+        if kernels.link:
+            total = total + kernels.link.all_reduce_ns(kernels.gather_bytes * samples, some)
         return total
-
-    def _gemm_ns(self, gemm: Gemm, rows: Floats, some: Floats) -> Floats:
-        moved = gemm.weight_bytes * self._share_read(gemm, rows) + gemm.row_bytes * rows
-        roofs = np.maximum(
-            rows * (gemm.flops * self._rates.gemm_ns_per_flop(gemm.quantized)), moved * self._rates.gemm_ns_per_byte
-        )
-        return np.maximum(roofs, some * GEMM_FLOOR_NS)
-
-    def _elementwise_ns(self, kernel: Elementwise, rows: Floats, some: Floats, floor_ns: float) -> Floats:
-        return np.maximum(rows * (kernel.row_bytes * self._rates.gemm_ns_per_byte), some * floor_ns)
-
-    def _share_read(self, gemm: Gemm, rows: Floats) -> Floats:
-        """Share of the weights that a pass of `rows` rows reads: all or, of experts, those touched; 0 without rows."""
-        if not gemm.routed:
-            return np.minimum(rows, 1.0)
-        return 1.0 - self._untouched[np.minimum(rows, TABLE_ROWS).astype(np.int64)]
 
 
 class _AttentionCosts:
@@ -295,24 +211,10 @@ class _AttentionCosts:
         )
 
     def _layer_ns(self, shapes: StepShapes, window: int) -> Floats:
-        context, pairs, cached = _attended(shapes, window)
+        context, pairs, cached = attended(shapes, window)
         prefill = np.maximum(pairs * self._pair_ns, cached * self._cached_ns)
         over: Floats = np.maximum(context * self.context_ns + prefill - ATTENTION_FLOOR_NS, 0.0)
         return over
-
-
-def _attended(shapes: StepShapes, window: int) -> tuple[Ints, Ints, Ints]:
-    """(decode context, prefill pairs, prefill KV tokens read) of one layer; `window` 0 = full attention.
-
-    A chunk reads what was cached before it and itself. With a window it reads at most `window` cached tokens, and there
-    are at most as many chunks as prefill tokens.
-    """
-    context, pairs, before = shapes.decode_context_sum, shapes.prefill_pairs, shapes.prefill_context_tokens
-    if window:
-        context = np.minimum(context, shapes.decode_seqs * window)
-        reach = shapes.prefill_tokens * window
-        pairs, before = np.minimum(pairs, reach), np.minimum(before, reach)
-    return context, pairs, before + shapes.prefill_tokens
 
 
 def _look_up(table: Floats, formula: RowNs, rows: Ints) -> Floats:
@@ -323,13 +225,6 @@ def _look_up(table: Floats, formula: RowNs, rows: Ints) -> Floats:
     return found
 
 
-def _untouched_experts(model: ModelSpec) -> Floats:
-    """(1 - k/E)**t for t = 0 .. TABLE_ROWS, by repeated multiplication; it has vanished long before the end."""
-    miss = 1.0 - model.experts_per_token / model.num_experts if model.num_experts else 0.0
-    factors = np.full(TABLE_ROWS + 1, miss)
-    factors[0] = 1.0
-    return np.multiply.accumulate(factors)
-
-
-def _to_ns(value: npt.NDArray[np.float64]) -> Ints:
+def to_ns(value: npt.NDArray[np.float64]) -> Ints:
+    """Whole nanoseconds, at least 1."""
     return np.maximum(np.rint(value), 1.0).astype(np.int64)

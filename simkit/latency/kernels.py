@@ -1,0 +1,147 @@
+"""The kernels of one forward pass on one GPU: which there are, what each takes on the roofline, and what all of it moves.
+
+Owns the roofs and floors of single kernels and the FLOPs and bytes of a step; `roofline` and `calibrated` put steps
+together. Imports numpy, `simkit.models`, `simkit.hardware` and its siblings `ops` and `rates`; never an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from simkit.errors import InputError
+from simkit.hardware import GpuSpec
+from simkit.latency.ops import (
+    Elementwise,
+    Gemm,
+    attention_shape,
+    check_parallel,
+    formats,
+    head_gemm,
+    layer_elementwise,
+    layer_gemms,
+    sampler,
+)
+from simkit.latency.rates import GEMM_FLOOR_NS, Link, Rates, dtype_peak
+from simkit.models import ModelSpec
+from simkit.types import Floats, Ints, StepShapes
+
+TABLE_ROWS = 16_384
+"""Rows (tokens, sequences) up to which times are looked up."""
+
+Work = tuple[Floats, Floats]
+
+
+class Kernels:
+    """What one model runs on one of `tensor_parallel_size` GPUs.
+
+    MoE: a step of t tokens reads the weights of the share 1 - (1 - k/E)**t of E experts, the expectation when each
+    token picks k experts uniformly. `quantization` fp8 and int8 use that format's peak where the GPU has one;
+    everything else computes in `dtype`. Raises InputError for formats, interconnects and splits the GPU or the model
+    cannot do.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        *,
+        tensor_parallel_size: int,
+        interconnect: str,
+        dtype: str,
+        quantization: str | None,
+        kv_cache_dtype: str,
+    ) -> None:
+        if model.not_modelled:
+            raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
+        self.ranks = ranks = tensor_parallel_size
+        check_parallel(model, ranks)
+        self.formats = fmt = formats(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        peak = dtype_peak(gpu, dtype)
+        self.layers = model.num_layers
+        self.gemms, self.elementwise = layer_gemms(model, ranks, fmt), layer_elementwise(model, ranks, fmt)
+        self._layer_kernels: list[Gemm | Elementwise] = [*self.gemms, *self.elementwise]
+        self.head, self.sampler = head_gemm(model, ranks, fmt), sampler(model, fmt)
+        self.attention = attention_shape(model, ranks, fmt)
+        quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
+        self.rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
+        self.link = None if ranks == 1 else Link(gpu, ranks, interconnect)
+        self.reduce_bytes = model.hidden_size * fmt.activation_bytes
+        self.gather_bytes = model.vocab_size * fmt.activation_bytes / 2  # an all-gather is half an all-reduce
+        self._untouched = _untouched_experts(model)
+        uses_quantized_peak = quantized_peak is not None and any(g.quantized for g in self.gemms)
+        self.peak_flops_per_s = ranks * (quantized_peak if quantized_peak and uses_quantized_peak else peak)
+        self.peak_bytes_per_s = ranks * gpu.hbm_bytes_per_s
+        rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
+        self._token_work = self._row_work(self._layer_kernels, rows)
+        self._sample_work = self._row_work([self.head, self.sampler], rows)
+
+    def gemm_ns(self, gemm: Gemm, rows: Floats, some: Floats) -> Floats:
+        """Time of one call on the roofline; `some` is 0 where there are no rows, else 1."""
+        moved = gemm.weight_bytes * self._share_read(gemm, rows) + gemm.row_bytes * rows
+        roofs = np.maximum(
+            rows * (gemm.flops * self.rates.gemm_ns_per_flop(gemm.quantized)), moved * self.rates.gemm_ns_per_byte
+        )
+        return np.maximum(roofs, some * GEMM_FLOOR_NS)
+
+    def elementwise_ns(self, kernel: Elementwise, rows: Floats, some: Floats, floor_ns: float) -> Floats:
+        """Time of one call on the roofline."""
+        return np.maximum(rows * (kernel.row_bytes * self.rates.gemm_ns_per_byte), some * floor_ns)
+
+    def work(self, shapes: StepShapes) -> Work:
+        """(FLOPs, bytes) of each step, float64[k], all ranks together: matrix products and attention as computed
+        (padding and dead slots included); weights, activations, KV and swapped bytes."""
+        flops, moved = self._work_of(self._token_work, self._layer_kernels, shapes.decode_seqs + shapes.prefill_tokens)
+        sample_flops, sample_moved = self._work_of(self._sample_work, [self.head, self.sampler], shapes.sampled_seqs)
+        flops, moved = flops + sample_flops, moved + sample_moved
+        shape = self.attention
+        for layers, window in ((shape.full_layers, 0), (shape.sliding_layers, shape.window)):
+            if layers:
+                context, pairs, cached = attended(shapes, window)
+                flops = flops + layers * shape.flops_per_pair * (context + pairs)
+                moved = moved + layers * shape.kv_bytes_per_token * (context + cached)
+        return flops * self.ranks, moved * self.ranks + shapes.swap_in_bytes + shapes.swap_out_bytes
+
+    def _work_of(self, tables: Work, kernels: Seq[Gemm | Elementwise], rows: Ints) -> Work:
+        """FLOPs and bytes of passes of `rows` rows, from the tables where these cover every row."""
+        if len(rows) and rows.max() > TABLE_ROWS:
+            return self._row_work(kernels, rows.astype(np.float64))
+        return tables[0][rows], tables[1][rows]
+
+    def _row_work(self, kernels: Seq[Gemm | Elementwise], rows: Floats) -> Work:
+        flops, moved = np.zeros(len(rows)), np.zeros(len(rows))
+        for kernel in kernels:
+            if isinstance(kernel, Gemm):
+                flops = flops + kernel.layers * kernel.flops * rows
+                moved = moved + kernel.layers * kernel.weight_bytes * self._share_read(kernel, rows)
+            moved = moved + kernel.layers * kernel.row_bytes * rows
+        return flops, moved
+
+    def _share_read(self, gemm: Gemm, rows: Floats) -> Floats:
+        """Share of the weights that a pass of `rows` rows reads: all or, of experts, those touched; 0 without rows."""
+        if not gemm.routed:
+            return np.minimum(rows, 1.0)
+        return 1.0 - self._untouched[np.minimum(rows, TABLE_ROWS).astype(np.int64)]
+
+
+def attended(shapes: StepShapes, window: int) -> tuple[Ints, Ints, Ints]:
+    """(decode context, prefill pairs, prefill KV tokens read) of one layer; `window` 0 = full attention.
+
+    A chunk reads what was cached before it and itself. With a window it reads at most `window` cached tokens, and there
+    are at most as many chunks as prefill tokens.
+    """
+    context, pairs, before = shapes.decode_context_sum, shapes.prefill_pairs, shapes.prefill_context_tokens
+    if window:
+        context = np.minimum(context, shapes.decode_seqs * window)
+        reach = shapes.prefill_tokens * window
+        pairs, before = np.minimum(pairs, reach), np.minimum(before, reach)
+    return context, pairs, before + shapes.prefill_tokens
+
+
+def _untouched_experts(model: ModelSpec) -> Floats:
+    """(1 - k/E)**t for t = 0 .. TABLE_ROWS, by repeated multiplication; it has vanished long before the end."""
+    miss = 1.0 - model.experts_per_token / model.num_experts if model.num_experts else 0.0
+    factors = np.full(TABLE_ROWS + 1, miss)
+    factors[0] = 1.0
+    return np.multiply.accumulate(factors)
