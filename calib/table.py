@@ -1,6 +1,27 @@
-"""The kernel table: the neutral CSV in which measurements of GPU kernels travel. Imports no torch and no triton."""
+"""The kernel table: the neutral CSV in which measurements of GPU kernels travel. Owns its columns and how it is read.
+
+Imports pandas when it reads, never torch or triton.
+"""
 
 from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calib.errors import CalibrationError
+from simkit.latency.profile import AXES, ELEMENT_BYTES, EXTRA, KEYS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Floats = npt.NDArray[np.float64]
 
 COLUMNS = (
     "op",
@@ -22,3 +43,138 @@ COLUMNS = (
     "source",
 )
 """In this order. Cells that do not apply to an op are empty; `latency_us` is one call in microseconds."""
+
+MIXED = ("q_len", "kv_len", "decode_batch", "decode_kv_len", "num_heads", "num_kv_heads", "head_dim")
+SKEW = ("batch", "kv_len", "decode_batch", "decode_kv_len", "num_heads", "num_kv_heads", "head_dim")
+LAUNCHES = {"attention_mixed": MIXED, "attention_skew": SKEW}
+"""Ops of several kinds of sequences in one launch, and the sizes that tell them apart."""
+
+_MAY_BE_ZERO = {"kv_len", "q_len", "decode_batch", "decode_kv_len"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Measurements of one op on one format: sizes by column name and microseconds, arrays of one length."""
+
+    op: str
+    dtype: str
+    sizes: Mapping[str, Floats]
+    us: Floats
+
+    def __len__(self) -> int:
+        return len(self.us)
+
+    def take(self, chosen: npt.NDArray[Any]) -> Rows:
+        """The rows of a mask or of indices."""
+        return Rows(self.op, self.dtype, {name: values[chosen] for name, values in self.sizes.items()}, self.us[chosen])
+
+    def describe(self, index: int) -> str:
+        """One row as text: ``gemm bfloat16 m=1 n=64 k=64: 2.1 us``."""
+        sizes = " ".join(f"{name}={values[index]:g}" for name, values in self.sizes.items())
+        return f"{self.op} {self.dtype} {sizes}: {self.us[index]:g} us"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A kernel table by (op, dtype), what of it could not be read, and where it comes from."""
+
+    rows: Mapping[tuple[str, str], Rows]
+    unusable: tuple[str, ...]
+    sources: tuple[str, ...]
+    sha256: str
+    num_rows: int
+
+
+def size_names(op: str) -> tuple[str, ...]:
+    """The columns that an op needs."""
+    return LAUNCHES.get(op) or (*KEYS.get(op, ()), *AXES[op], *EXTRA.get(op, ()))
+
+
+def read_table(path: Path) -> Table:
+    """Read a CSV (or .csv.gz). Rows without a usable time or size are listed in `unusable`.
+
+    Raises CalibrationError for a file that cannot be read, missing columns, or no usable row at all.
+    """
+    import pandas as pd
+
+    try:
+        content = path.read_bytes()
+        frame = pd.read_csv(io.BytesIO(content), compression="gzip" if content[:2] == b"\x1f\x8b" else None)
+    except OSError as error:
+        raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, EOFError) as error:
+        raise CalibrationError(f"{path}: not a CSV file: {error}") from None
+    missing = [name for name in ("op", "dtype", "latency_us") if name not in frame.columns]
+    if missing:
+        raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
+    frame = frame.reindex(columns=[*COLUMNS])
+    for name in frame.columns.difference(["op", "dtype", "source"]):
+        frame[name] = pd.to_numeric(frame[name], errors="coerce")
+    frame["line"] = np.arange(len(frame)) + 2
+    rows: dict[tuple[str, str], Rows] = {}
+    unusable: list[str] = []
+    for (op, dtype), part in frame.groupby([frame["op"].astype(str), frame["dtype"].astype(str)], sort=True):
+        if op not in AXES and op not in LAUNCHES and op != "host_overhead" or dtype not in ELEMENT_BYTES:
+            unusable.append(f"{path.name}:{part['line'].iloc[0]}: {len(part)} rows of {op} {dtype}: not known, ignored")
+            continue
+        for found in _rows(op, dtype, part, path.name, unusable):
+            _append(rows, found)
+    if not rows:
+        raise CalibrationError(f"{path}: no usable row" + (f"; {unusable[0]}" if unusable else ""))
+    sources = tuple(sorted({str(source) for source in frame["source"].dropna()}))
+    return Table(rows, tuple(unusable), sources, hashlib.sha256(content).hexdigest(), len(frame))
+
+
+def _rows(op: str, dtype: str, part: DataFrame, where: str, unusable: list[str]) -> list[Rows]:
+    """The usable rows of one group; launches that hold only one kind of sequence count as that op."""
+    names = ("m",) if op == "host_overhead" else size_names(op)
+    part = _defaults(op, part)
+    sizes = {name: part[name].to_numpy(np.float64) for name in names}
+    us = part["latency_us"].to_numpy(np.float64)
+    usable = np.isfinite(us) & (us > 0)
+    for name, values in sizes.items():
+        with np.errstate(invalid="ignore"):
+            usable &= np.isfinite(values) & (values >= (0 if name in _MAY_BE_ZERO else 1))
+    for index in np.flatnonzero(~usable):
+        bad = [n for n, v in sizes.items() if not v[index] >= (0 if n in _MAY_BE_ZERO else 1)] or ["latency_us"]
+        unusable.append(f"{where}:{part['line'].iloc[index]}: {op} {dtype}: {bad[0]} is missing or out of range")
+    rows = Rows(op, dtype, sizes, us).take(usable)
+    return _by_kind(rows) if op == "attention_mixed" else [rows]
+
+
+def _defaults(op: str, part: DataFrame) -> DataFrame:
+    """Rotary rows that name no heads are of the table's own attention shape, 32 heads and 8 KV heads."""
+    if op in ("rotary_embedding", "rotary_kv_write"):
+        return part.assign(num_heads=part["num_heads"].fillna(32), num_kv_heads=part["num_kv_heads"].fillna(8))
+    return part
+
+
+def _by_kind(rows: Rows) -> list[Rows]:
+    chunk, decodes = rows.sizes["q_len"] > 0, rows.sizes["decode_batch"] > 0
+    heads = ("num_heads", "num_kv_heads", "head_dim")
+    pure, alone = rows.take(chunk & ~decodes), rows.take(decodes & ~chunk)
+    prefill = {name: pure.sizes[name] for name in heads} | {
+        "batch": np.ones(len(pure)),
+        "q_len": pure.sizes["q_len"],
+        "kv_len": pure.sizes["kv_len"],
+    }
+    decode = {name: alone.sizes[name] for name in heads} | {
+        "batch": alone.sizes["decode_batch"],
+        "kv_len": alone.sizes["decode_kv_len"],
+    }
+    return [
+        Rows("attention_prefill", rows.dtype, prefill, pure.us),
+        Rows("attention_decode", rows.dtype, decode, alone.us),
+        rows.take(chunk & decodes),
+    ]
+
+
+def _append(rows: dict[tuple[str, str], Rows], found: Rows) -> None:
+    if not len(found):
+        return
+    key = (found.op, found.dtype)
+    if key in rows:
+        old = rows[key]
+        sizes = {name: np.concatenate([old.sizes[name], found.sizes[name]]) for name in old.sizes}
+        found = Rows(found.op, found.dtype, sizes, np.concatenate([old.us, found.us]))
+    rows[key] = found

@@ -1,0 +1,222 @@
+"""From a kernel table to a profile: checks, one fit an op, errors where it was not fitted, and the JSON of it all.
+
+Needs no torch. Imports its siblings, `simkit.hardware` and `simkit.latency.profile`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from calib.checks import check_units, merge_equal, split_by_limit
+from calib.errors import CalibrationError
+from calib.fit_op import Fitted, fit_op, spikes
+from calib.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
+from calib.score import Score, predict, score
+from calib.table import Rows, Table
+from simkit.hardware import GpuSpec
+from simkit.latency.profile import AXES, KEYS, SCHEMA, Limits, OpFit, Profile, parse_profile, to_nested
+
+Progress = Callable[[float, str], None]
+
+LISTED = 8
+"""Refused rows, outliers and warnings that a profile lists in full; it counts them all."""
+
+REQUIRED = ("gemm", "attention_decode", "attention_prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class OpReport:
+    """What became of the rows of one op, and how well they are predicted."""
+
+    op: str
+    dtype: str
+    num_rows: int
+    num_shapes: int
+    num_merged: int
+    num_filled: int
+    refused: tuple[str, ...]
+    outliers: tuple[str, ...]
+    far_apart: tuple[str, ...]
+    num_clamped: int
+    score: Score | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.num_rows,
+            "shapes": self.num_shapes,
+            "merged": self.num_merged,
+            "filled_between": self.num_filled,
+            "clamped": self.num_clamped,
+            "refused": _listed(self.refused),
+            "outliers": _listed(self.outliers),
+            "far_apart": _listed(self.far_apart),
+            "errors": None if self.score is None else self.score.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """A fitted profile: its JSON text, the same parsed, and the report by op."""
+
+    text: str
+    profile: Profile
+    reports: tuple[OpReport, ...]
+    unusable: tuple[str, ...]
+
+
+def fit_table(
+    table: Table,
+    gpu: GpuSpec,
+    name: str,
+    provenance: Mapping[str, Any],
+    *,
+    more: Seq[Launches] = (),
+    progress: Progress | None = None,
+) -> FitResult:
+    """Fit every op of `table`; `more` are launches of unlike sequences that no kernel table can hold.
+
+    Raises CalibrationError for wrong units and for a table without the main kernels.
+    """
+    missing = [op for op in REQUIRED if not any(key[0] == op for key in table.rows)]
+    if missing:
+        raise CalibrationError(f"no usable row of {', '.join(missing)}: a profile needs {', '.join(REQUIRED)}")
+    plain = [rows for rows in table.rows.values() if rows.op in AXES]
+    fitted = []
+    for index, rows in enumerate(plain):
+        if progress is not None:
+            progress(index / (len(plain) + 1), f"fitting {rows.op} {rows.dtype}")
+        fitted.append(_fit_one(rows, limits_of(rows.op, rows.dtype, gpu)))
+    fits = {row["op"]: fit for row, _, fit in fitted}
+    mixed = [launches_of(rows) for rows in table.rows.values() if rows.op == "attention_mixed"]
+    unequal = [unequal_of(rows) for rows in table.rows.values() if rows.op == "attention_skew"]
+    if progress is not None:
+        progress(len(plain) / (len(plain) + 1), "fitting launches of unlike sequences")
+    mixed += [part for part in more if (part.q > 0).all()]
+    unequal += [part for part in more if not (part.q > 0).any()]
+    rule = mixed_json(mixed, fits["attention_prefill"], gpu)
+    data: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": name,
+        "gpu": _gpu(gpu),
+        "provenance": {
+            **provenance,
+            "sources": list(table.sources),
+            "table_sha256": table.sha256,
+            "table_rows": table.num_rows,
+        },
+        "host": _host(table),
+        "mixed": rule,
+        "skew": skew_json(unequal[0] if unequal else None, fits["attention_decode"], rule, gpu),
+        "ops": [row for row, _, _ in fitted],
+    }
+    text = to_text(data)
+    return FitResult(text, parse_profile(text, name), tuple(report for _, report, _ in fitted), table.unusable)
+
+
+def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:
+    """What `op` cannot beat: the link for copies to the host and between GPUs, else compute and memory.
+
+    Raises CalibrationError for a format that the GPU does not compute in.
+    """
+    if dtype not in gpu.peak_flops_per_s:
+        raise CalibrationError(f"{op}: {gpu.name} has no {dtype}; it computes in {', '.join(gpu.peak_flops_per_s)}")
+    rates = {
+        "memcpy_h2d": gpu.pcie_bytes_per_s,
+        "memcpy_d2h": gpu.pcie_bytes_per_s,
+        "all_reduce": gpu.nvlink_bytes_per_s,
+    }
+    return Limits(gpu.peak_flops_per_s[dtype], rates.get(op) or gpu.hbm_bytes_per_s)
+
+
+def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit]:
+    if raw.op == "gemm":
+        check_units(raw, limits)
+    allowed, refused = split_by_limit(raw, limits)
+    if not len(allowed):
+        raise CalibrationError(f"{raw.op} {raw.dtype}: every row is faster than the hardware allows: {raw.describe(0)}")
+    merged = merge_equal(allowed)
+    fitted = fit_op(merged.rows, limits)
+    _, clamped = predict(fitted.fit, merged.rows)
+    report = OpReport(
+        op=raw.op,
+        dtype=raw.dtype,
+        num_rows=len(raw),
+        num_shapes=len(merged.rows),
+        num_merged=merged.num_merged,
+        num_filled=fitted.num_filled,
+        refused=tuple(refused.describe(i) for i in range(len(refused))),
+        outliers=tuple(merged.rows.describe(int(i)) for i in spikes(merged.rows, fitted.grid)),
+        far_apart=merged.far_apart,
+        num_clamped=clamped,
+        score=score(merged.rows, limits),
+    )
+    return _op_json(fitted, report), report, fitted.fit
+
+
+def _op_json(fitted: Fitted, report: OpReport) -> dict[str, Any]:
+    fit = fitted.fit
+    physics = {name: getattr(fit.physics, name) for name in type(fit.physics).__dataclass_fields__}
+    sheets = []
+    for key, sheet in sorted(fit.sheets.items()):
+        axes = {name: _numbers(axis) for name, axis in zip(AXES[fit.op], sheet.axes, strict=True)}
+        heads = dict(zip(KEYS.get(fit.op, ()), key, strict=True))
+        sheets.append({**heads, "axes": axes, "log_residual_per_mille": to_nested(sheet.residuals)})
+    return {
+        "op": fit.op,
+        "dtype": fit.dtype,
+        "limits": {"flops_per_s": fit.limits.flops_per_s, "bytes_per_s": fit.limits.bytes_per_s},
+        "physics": physics,
+        "axes": {},
+        "sheets": sheets,
+        "report": report.as_json(),
+    }
+
+
+def _host(table: Table) -> dict[str, float] | None:
+    """A line through the host times over running sequences, its ends not below 0; None where none was measured."""
+    found = [rows for (op, _), rows in table.rows.items() if op == "host_overhead"]
+    if not found:
+        return None
+    seqs, us = found[0].sizes["m"], found[0].us
+    slope = 0.0
+    if len(np.unique(seqs)) > 1:
+        slope = max(0.0, float(np.polyfit(seqs, us, 1)[0]))
+    return {"fixed_us": round(max(0.0, float(np.median(us - slope * seqs))), 3), "per_seq_us": round(slope, 5)}
+
+
+def _gpu(gpu: GpuSpec) -> dict[str, Any]:
+    names = ("name", "hbm_bytes_per_s", "pcie_bytes_per_s", "nvlink_bytes_per_s", "num_sms")
+    return {name: getattr(gpu, name) for name in names} | {"peak_flops_per_s": dict(gpu.peak_flops_per_s)}
+
+
+def _listed(lines: tuple[str, ...]) -> dict[str, Any]:
+    return {"count": len(lines), "first": list(lines[:LISTED])}
+
+
+def _numbers(axis: Any) -> list[int | float]:
+    return [int(value) if value == int(value) else float(value) for value in axis]
+
+
+def to_text(data: Any) -> str:
+    """JSON with one op, sheet and row of residuals a line or so: diffs stay readable, files stay small."""
+    return _text(data, 0) + "\n"
+
+
+def _text(value: Any, depth: int) -> str:
+    flat = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    if not isinstance(value, dict | list) or not value or (len(flat) <= 100 and depth > 1) or _is_row(value):
+        return flat
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(key)}:{_text(item, depth + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(inner) + "}"
+    return "[\n" + ",\n".join(_text(item, depth + 1) for item in value) + "]"
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(item, dict | list | str) for item in value)

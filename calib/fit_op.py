@@ -1,0 +1,150 @@
+"""Fits one op: the physics by least squares on log time, then residuals on the grid of measured sizes.
+
+Imports numpy, scipy (when it fits) and `simkit.latency.profile`; never torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from calib.holes import Estimate, estimate
+from calib.table import Floats, Rows
+from simkit.latency.profile import AXES, KEYS, MEMORY_BOUND_OPS, Limits, OpFit, Physics, Sheet, Work, work_of
+
+MAX_PHYSICS_ROWS = 4000
+"""Rows, evenly spread over the sorted sizes, that six parameters are fitted to."""
+
+START = (0.7, 0.7, 1e-3, 1e-3, 3.0, 2.0)
+LOWEST = (0.01, 0.01, 0.0, 0.0, 0.01, 1.0)
+HIGHEST = (1.0, 1.0, 10.0, 10.0, 200.0, 20.0)
+MAX_CACHE_FRACTION = 20.0
+"""How many times the memory's bandwidth a cache may have."""
+
+PRIOR = 0.01
+"""Weight of the start values, which decide what the measurements do not (a kernel without FLOPs, two rows)."""
+
+SPIKE = 1.4
+"""A time this many times what its neighbours say, or less than its inverse, is listed as an outlier."""
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The measured residuals of an op on the full grid of its keys and axes, and what neighbours say of each cell."""
+
+    names: tuple[str, ...]
+    axes: tuple[Floats, ...]
+    cells: Floats
+    neighbours: Estimate
+
+    def place(self, rows: Rows) -> tuple[tuple[Indices, ...], npt.NDArray[np.bool_]]:
+        """(cell of each row, whether it has one); rows off the grid point at an arbitrary cell."""
+        on = np.ones(len(rows), dtype=bool)
+        places = []
+        for name, axis in zip(self.names, self.axes, strict=True):
+            index = np.clip(np.searchsorted(axis, rows.sizes[name]), 0, len(axis) - 1)
+            on &= axis[index] == rows.sizes[name]
+            places.append(index)
+        return tuple(places), on
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """An op that was fitted: what a profile stores, the grid behind it, and how many cells were filled in."""
+
+    fit: OpFit
+    grid: Grid
+    num_filled: int
+
+
+def fit_op(rows: Rows, limits: Limits) -> Fitted:
+    """Fit `rows` (one row a key). Values are rounded as a profile stores them, so a written profile predicts alike."""
+    work = work_of(rows.op, rows.dtype, rows.sizes)
+    physics = fit_physics(work, rows.us, limits, in_memory=rows.op in MEMORY_BOUND_OPS)
+    grid = _grid(rows, np.log(rows.us / physics.us(work, limits)))
+    holes = np.isnan(grid.cells) & grid.neighbours.inside
+    full = np.round(np.where(holes, grid.neighbours.values, grid.cells), 3)
+    num_keys = len(KEYS.get(rows.op, ()))
+    measured = ~np.isnan(grid.cells)
+    sheets = {}
+    for key in np.ndindex(full.shape[:num_keys]):
+        if measured[key].any():
+            name = tuple(int(grid.axes[i][place]) for i, place in enumerate(key))
+            sheets[name] = _sheet(grid.axes[num_keys:], full[key])
+    filled = sum(int((~np.isnan(sheet.residuals)).sum()) for sheet in sheets.values()) - int(measured.sum())
+    return Fitted(OpFit(rows.op, rows.dtype, physics, limits, sheets), grid, filled)
+
+
+def _sheet(axes: tuple[Floats, ...], residuals: Floats) -> Sheet:
+    """A sheet without the sizes of which this key has no measurement."""
+    kept = []
+    for axis in range(residuals.ndim):
+        others = tuple(i for i in range(residuals.ndim) if i != axis)
+        kept.append(np.flatnonzero((~np.isnan(residuals)).any(axis=others)))
+    return Sheet([axis[keep] for axis, keep in zip(axes, kept, strict=True)], residuals[np.ix_(*kept)])
+
+
+def fit_physics(work: Work, us: Floats, limits: Limits, *, in_memory: bool) -> Physics:
+    """The six numbers of `Physics` that fit best, robustly, on the logarithm of time.
+
+    Only ops whose operands are `in_memory` cannot use more than the whole bandwidth.
+    """
+    from scipy.optimize import least_squares
+
+    chosen = np.unique(np.linspace(0, len(us) - 1, min(len(us), MAX_PHYSICS_ROWS)).astype(np.int64))
+    part = Work(work.flops[chosen], work.moved_bytes[chosen], work.chain[chosen], work.pieces[chosen])
+    log_us = np.log(us[chosen])
+    start = np.array(START)
+    # Floors start at the fastest call: a kernel is never faster than its launch.
+    start[4] = min(max(float(us.min()) * 0.9, LOWEST[4] * 2), HIGHEST[4] / 2)
+
+    highest = np.array(HIGHEST)
+    if not in_memory:
+        highest[1] = MAX_CACHE_FRACTION
+
+    def errors(values: Floats) -> Floats:
+        with np.errstate(over="ignore"):
+            time = np.log(Physics(*values).us(part, limits)) - log_us
+        prior: Floats = np.concatenate([time, PRIOR * (values - start) / np.maximum(start, 1e-3)])
+        return prior
+
+    found = least_squares(errors, start, bounds=(LOWEST, highest), loss="soft_l1", x_scale=np.maximum(start, 1e-3))
+    return Physics(*(_rounded(float(value)) for value in found.x))
+
+
+def _rounded(value: float, digits: int = 5) -> float:
+    """To so many significant digits: what a profile stores, and the same on every machine."""
+    if value == 0:
+        return 0.0
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def _grid(rows: Rows, residual: Floats) -> Grid:
+    keys = KEYS.get(rows.op, ())
+    names = (*keys, *AXES[rows.op])
+    axes = tuple(np.unique(rows.sizes[name]) for name in names)
+    cells = np.full([len(axis) for axis in axes], np.nan)
+    cells[tuple(np.searchsorted(axis, rows.sizes[name]) for axis, name in zip(axes, names, strict=True))] = residual
+    return Grid(names, axes, cells, estimate(cells, axes, range(len(keys), len(names))))
+
+
+def spikes(rows: Rows, grid: Grid) -> Indices:
+    """Rows far from what their neighbours say although these agree with theirs: isolated, so perhaps not real."""
+    places, _ = grid.place(rows)
+    off = np.abs(grid.cells - grid.neighbours.values)
+    far = (off > math.log(SPIKE)) & grid.neighbours.inside
+    lonely = far.copy()
+    for axis in range(off.ndim):
+        for step in (1, -1):
+            rolled = np.roll(off, step, axis)
+            # Along an axis the neighbours of a spike are off as well, but by less than the spike itself.
+            edge = [slice(None)] * off.ndim
+            edge[axis] = slice(0, 1) if step == 1 else slice(-1, None)
+            rolled[tuple(edge)] = 0.0
+            lonely &= ~(np.nan_to_num(rolled) >= off)
+    return np.flatnonzero(lonely[places])

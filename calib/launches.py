@@ -1,0 +1,253 @@
+"""Constants of launches that hold unlike sequences: a chunk beside decodes, and decodes of unequal length.
+
+Where they were measured they are fitted; where not, FlashAttention-2 GPUs get the constants of one that was measured,
+in units of their own KV block, and others the sum of the parts. Imports numpy, scipy when it fits, and
+`simkit.latency.profile`; never torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calib.score import Errors, errors_of
+from calib.table import Floats, Rows
+from simkit.hardware import GpuSpec
+from simkit.latency.profile import ARRAYS, Heads, OpFit, Skew, Varlen, launch_us, skewed, work_of
+
+NAMES = (
+    "floor_us", "cta_us", "block_us", "lone_block_us", "empty_cta_us", "tail_share", "crowded_share", "reread_base",
+    "reread_per_64_seqs", "l2_from_mb", "l2_to_mb",
+)  # fmt: skip
+START = (3.3, 2.3, 2.56, 2.8, 0.37, 0.6, 0.13, 1.18, 1.29, 60.0, 210.0)
+MIN_LAUNCHES = 100
+
+SERVED_WEIGHT, UNEQUAL_WEIGHT = 2.0, 0.7
+"""Launches such as serving makes count more than the corners of a grid; those of unequal decodes a little less."""
+
+FLASH_ATTENTION_2 = ("8.", "12.")
+"""Compute capabilities on which engines run FlashAttention-2."""
+
+SUM_FLOOR_US = 5.0
+"""The launch floor that two kernels in one launch pay once; assumed where mixed launches were not measured."""
+
+L2_MB = {"a100-sxm4-40gb": 40, "a100-sxm4-80gb": 40, "a100-pcie-40gb": 40, "a100-pcie-80gb": 40, "rtx-pro-6000": 128,
+         "l4-24gb": 48, "l40s-48gb": 96, "rtx-4090": 72, "rtx-3090": 6, "rtx-a6000": 6, "a10g-24gb": 6}  # fmt: skip
+"""L2 cache by the vendors' data sheets."""
+
+UNSPLIT_CTAS_PER_SM = 1.6
+"""FlashAttention-2 gives up splitting contexts when sequences times KV heads fill this many times the SMs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Measured launches of one shape of heads; arrays of one length. No chunk: `q` 0.
+
+    `decode_edge` is the part of a KV block that a decode begins beyond its whole blocks, known for lengths on a grid.
+    `mean_us` and `longest_us` are launches of as many equal decodes, NaN where they were not measured.
+    """
+
+    heads: Heads
+    q: Floats
+    before: Floats
+    seqs: Floats
+    context: Floats
+    longest: Floats
+    us: Floats
+    decode_edge: Floats
+    unequal: bool
+    mean_us: Floats
+    longest_us: Floats
+
+    def take(self, chosen: npt.NDArray[Any]) -> Launches:
+        """The launches of a mask."""
+        arrays = {n: v[chosen] for n, v in ((n, getattr(self, n)) for n in self.__slots__) if isinstance(v, np.ndarray)}
+        return replace(self, **arrays)
+
+    def __len__(self) -> int:
+        return len(self.us)
+
+
+def launches_of(rows: Rows) -> Launches:
+    """The mixed launches of a kernel table: equal decodes of lengths on a grid beside one chunk."""
+    sizes = rows.sizes
+    length = sizes["decode_kv_len"]
+    return Launches(
+        heads=Heads(*(int(sizes[name][0]) for name in ("num_heads", "num_kv_heads", "head_dim")), 2.0),
+        q=sizes["q_len"],
+        before=sizes["kv_len"],
+        seqs=sizes["decode_batch"],
+        context=sizes["decode_batch"] * length,
+        longest=length,
+        us=rows.us,
+        decode_edge=np.ceil((length + 1.0) / 128.0) - length / 128.0,
+        unequal=False,
+        mean_us=np.full(len(rows), np.nan),
+        longest_us=np.full(len(rows), np.nan),
+    )
+
+
+def unequal_of(rows: Rows) -> Launches:
+    """The launches of unequal decodes of a kernel table (`attention_skew`)."""
+    sizes = rows.sizes
+    seqs, many = sizes["batch"], sizes["decode_batch"]
+    nothing = np.zeros(len(rows))
+    return Launches(
+        heads=Heads(*(int(sizes[name][0]) for name in ("num_heads", "num_kv_heads", "head_dim")), 2.0),
+        q=nothing,
+        before=nothing,
+        seqs=seqs,
+        context=(seqs - many) * sizes["kv_len"] + many * sizes["decode_kv_len"],
+        longest=sizes["decode_kv_len"],
+        us=rows.us,
+        decode_edge=nothing + 0.5,
+        unequal=True,
+        mean_us=nothing * np.nan,
+        longest_us=nothing * np.nan,
+    )
+
+
+def mixed_json(mixed: Seq[Launches], prefill: OpFit, gpu: GpuSpec) -> dict[str, Any]:
+    """The `mixed` part of a profile."""
+    mixed = [launches for launches in mixed if len(launches)]
+    if sum(len(launches) for launches in mixed) >= MIN_LAUNCHES:
+        varlen = fit_varlen(mixed, gpu)
+        held = [launches.take(_held_out(launches)) for launches in mixed]
+        trained = fit_varlen([launches.take(~_held_out(launches)) for launches in mixed], gpu)
+        errors = {
+            "unequal decodes" if launches.unequal else "equal decodes": _errors(trained, launches, prefill).as_json()
+            for launches in held
+        }
+        count = sum(len(launches) for launches in mixed)
+        return {"rule": "varlen", "measured": True, "rows": count, "constants": asdict(varlen), "held_out": errors}
+    if gpu.compute_capability.startswith(FLASH_ATTENTION_2):
+        return {"rule": "varlen", "measured": False, "constants": asdict(_carried_over(prefill, gpu))}
+    return {"rule": "sum", "measured": False, "constants": {"floor_us": SUM_FLOOR_US}}
+
+
+def fit_varlen(mixed: Seq[Launches], gpu: GpuSpec) -> Varlen:
+    """Least squares on log time over all launches, robust, those such as serving makes counted twice."""
+    from scipy.optimize import least_squares
+
+    fixed = {"slots": float(gpu.num_sms), "bytes_per_us": gpu.hbm_bytes_per_s * 1e-6}
+    weights = [np.where(_served(part), SERVED_WEIGHT, 1.0) * (UNEQUAL_WEIGHT if part.unequal else 1.0) for part in mixed]
+    logs = [np.log(part.us) for part in mixed]
+
+    def errors(values: Floats) -> Floats:
+        varlen = Varlen(**dict(zip(NAMES, values, strict=True)), **fixed)
+        parts = [
+            (np.log(_core(varlen, part)) - log) * weight
+            for part, log, weight in zip(mixed, logs, weights, strict=True)
+        ]
+        found: Floats = np.concatenate(parts)
+        return found
+
+    start = np.array(START)
+    lowest = np.full(len(start), 1e-6)
+    found = least_squares(
+        errors, start, x_scale=start, bounds=(lowest, np.inf), loss="soft_l1", f_scale=0.05, max_nfev=60
+    ).x
+    return Varlen(**{name: float(f"{value:.4g}") for name, value in zip(NAMES, found, strict=True)}, **fixed)
+
+
+def _core(varlen: Varlen, part: Launches) -> Floats:
+    chunk_edge = np.where(part.before % 128 == 0, 0.25, 0.5)
+    us: Floats = launch_us(
+        varlen, part.heads, 1.0, part.q, part.before, part.seqs, part.context, part.longest, ARRAYS,
+        decode_edge=part.decode_edge, chunk_edge=chunk_edge,
+    )  # fmt: skip
+    return us
+
+
+def _errors(varlen: Varlen, part: Launches, prefill: OpFit) -> Errors:
+    heads = {name: getattr(part.heads, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
+    alone = prefill.predict({"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before, **heads}).us
+    return errors_of(np.maximum(alone, _core(varlen, part)), part.us)
+
+
+def _served(part: Launches) -> npt.NDArray[np.bool_]:
+    """Launches such as serving chat makes: 8 to 128 decodes of a hundred to two thousand tokens, short prefixes."""
+    mean = part.context / np.maximum(part.seqs, 1.0)
+    served: npt.NDArray[np.bool_] = (
+        (part.seqs >= 8) & (part.seqs <= 128) & (mean >= 100) & (mean <= 2048) & (part.before <= 1024)
+    )
+    return served
+
+
+def _held_out(part: Launches) -> npt.NDArray[np.bool_]:
+    held: npt.NDArray[np.bool_] = np.random.default_rng(0).random(len(part)) < 0.2
+    return held
+
+
+def _carried_over(prefill: OpFit, gpu: GpuSpec) -> Varlen:
+    """Constants of RTX PRO 6000 in units of a KV block, which costs its FLOPs at the GPU's own rate of long prefills."""
+    sizes = {"batch": 1.0, "q_len": 16384.0, "kv_len": 0.0, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    sizes = {name: np.asarray(float(value)) for name, value in sizes.items()}  # type: ignore[misc]
+    work = work_of(prefill.op, prefill.dtype, sizes)  # type: ignore[arg-type]
+    flops_per_us = float(work.flops / prefill.predict(sizes).us)  # type: ignore[arg-type]
+    block_us = 64.0 * 128.0 * 4.0 * 128.0 * gpu.num_sms / flops_per_us
+    l2 = L2_MB.get(gpu.name, 50) / L2_MB["rtx-pro-6000"]
+    values = (3.5, 0.9 * block_us, block_us, 1.1 * block_us, 0.14 * block_us, 0.6, 0.0, 1.18, 1.29, 60 * l2, 210 * l2)
+    return Varlen(
+        **{name: float(f"{value:.4g}") for name, value in zip(NAMES, values, strict=True)},
+        slots=float(gpu.num_sms),
+        bytes_per_us=gpu.hbm_bytes_per_s * 1e-6,
+    )
+
+
+def skew_json(unequal: Launches | None, decode: OpFit, mixed: dict[str, Any], gpu: GpuSpec) -> dict[str, Any] | None:
+    """The `skew` part of a profile; None where decodes of unequal length cost as much as equal ones of mean length."""
+    limit = UNSPLIT_CTAS_PER_SM * gpu.num_sms
+    if unequal is not None and len(unequal) >= MIN_LAUNCHES // 2:
+        return _fit_skew(_with_equal_times(unequal, decode), limit)
+    if mixed["rule"] != "varlen":
+        return None
+    # The tail of a mixed launch is that of the longest decode as well.
+    rate = mixed["constants"]["tail_share"] * mixed["constants"]["lone_block_us"] / 128.0
+    return {"us_per_token": float(f"{rate:.4g}"), "min_sequence_heads": limit, "measured": False}
+
+
+def _with_equal_times(part: Launches, decode: OpFit) -> Launches:
+    """Times of equal decodes of mean and of maximal length: measured where they were, else predicted."""
+    heads = {name: getattr(part.heads, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
+    mean = decode.predict({"batch": part.seqs, "kv_len": part.context / part.seqs, **heads}).us
+    longest = decode.predict({"batch": part.seqs, "kv_len": part.longest, **heads}).us
+    return replace(
+        part,
+        mean_us=np.where(np.isnan(part.mean_us), mean, part.mean_us),
+        longest_us=np.where(np.isnan(part.longest_us), longest, part.longest_us),
+    )
+
+
+def _fit_skew(part: Launches, limit: float) -> dict[str, Any]:
+    from scipy.optimize import least_squares
+
+    part = part.take((part.longest_us - part.mean_us) > 0.05 * part.mean_us)
+    held = _held_out(part)
+
+    def predicted(rate: float, rows: Launches) -> Floats:
+        mean = rows.context / rows.seqs
+        us: Floats = skewed(
+            Skew(rate, limit), rows.heads.num_kv_heads, rows.seqs, rows.mean_us, rows.longest_us, mean, rows.longest, ARRAYS
+        )
+        return us
+
+    def fitted(rows: Launches) -> float:
+        def errors(values: Floats) -> Floats:
+            return np.asarray(np.log(predicted(float(values[0]), rows) / rows.us))
+
+        return float(least_squares(errors, [0.013], bounds=([0.0], [10.0]), loss="soft_l1", f_scale=0.05).x[0])
+
+    test, rate = part.take(held), fitted(part.take(~held))
+    return {
+        "us_per_token": float(f"{fitted(part):.4g}"),
+        "min_sequence_heads": limit,
+        "measured": True,
+        "rows": len(part),
+        "held_out": errors_of(predicted(rate, test), test.us).as_json(),
+        "held_out_at_the_mean": errors_of(test.mean_us, test.us).as_json(),
+    }

@@ -1,0 +1,143 @@
+"""How wrong a fit is where it was not fitted: held-out shapes, and sizes beyond the largest it was trained on.
+
+Imports numpy and its siblings; never torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calib.fit_op import Fitted, fit_op
+from calib.table import Floats, Rows
+from simkit.latency.profile import AXES, HEADS, KEYS, Limits, OpFit
+
+HELD_OUT_SHARE = 0.2
+HELD_OUT_SEED = 0
+MIN_ROWS = 40
+"""Fewer distinct shapes are not split."""
+
+LARGE_AXES = ("m", "n", "k", "batch", "q_len", "kv_len", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Absolute relative errors of predictions in percent, and the mean signed one."""
+
+    num: int
+    mape_pct: float | None
+    median_pct: float | None
+    p95_pct: float | None
+    bias_pct: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def errors_of(predicted: Floats, measured: Floats) -> Errors:
+    """Errors of predictions; None where there are none."""
+    if not len(measured):
+        return Errors(0, None, None, None, None)
+    relative = predicted / measured - 1.0
+    size = np.abs(relative) * 100.0
+    numbers = (size.mean(), np.median(size), np.percentile(size, 95), relative.mean() * 100.0)
+    return Errors(len(measured), *(round(float(number), 2) for number in numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Held-out errors inside and outside the grid, errors beyond half of each axis, and predictions at the limit."""
+
+    inside: Errors
+    outside: Errors
+    physics_only: Errors
+    beyond: dict[str, Errors]
+    num_clamped: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "held_out_inside": self.inside.as_json(),
+            "held_out_outside": self.outside.as_json(),
+            "held_out_physics_only": self.physics_only.as_json(),
+            "beyond_half_of": {axis: errors.as_json() for axis, errors in self.beyond.items()},
+            "clamped": self.num_clamped,
+        }
+
+
+def score(rows: Rows, limits: Limits) -> Score | None:
+    """Fit on 80 % of the distinct shapes and predict the rest, then extrapolate; None for too few shapes.
+
+    A held-out shape is inside when the rest has measured neighbours on both sides of it along every axis.
+    """
+    if len(rows) < MIN_ROWS:
+        return None
+    held = np.zeros(len(rows), dtype=bool)
+    rng = np.random.default_rng(HELD_OUT_SEED)
+    held[rng.choice(len(rows), size=round(len(rows) * HELD_OUT_SHARE), replace=False)] = True
+    fitted, test = fit_op(rows.take(~held), limits), rows.take(held)
+    us, clamped = predict(fitted.fit, test)
+    inside = is_inside(fitted, test)
+    without = OpFit(
+        rows.op, rows.dtype, fitted.fit.physics, limits, {k: _flat(s) for k, s in fitted.fit.sheets.items()}
+    )
+    bare, _ = predict(without, test)
+    beyond = {}
+    for axis, train in _halves(rows):
+        far = rows.take(~train)
+        far_us, far_clamped = predict(fit_op(rows.take(train), limits).fit, far)
+        beyond[axis] = errors_of(far_us, far.us)
+        clamped += far_clamped
+    return Score(
+        errors_of(us[inside], test.us[inside]),
+        errors_of(us[~inside], test.us[~inside]),
+        errors_of(bare, test.us),
+        beyond,
+        clamped,
+    )
+
+
+def is_inside(fitted: Fitted, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which rows have measured neighbours on both sides along every axis."""
+    places, on_grid = fitted.grid.place(rows)
+    inside: npt.NDArray[np.bool_] = on_grid & fitted.grid.neighbours.inside[places]
+    return inside
+
+
+def predict(fit: OpFit, rows: Rows) -> tuple[Floats, int]:
+    """(microseconds of each row, how many were raised to the physical limit)."""
+    us, clamped = np.zeros(len(rows)), 0
+    for chosen, sizes in _groups(rows):
+        found = fit.predict(sizes)
+        us[chosen] = found.us
+        clamped += int(found.clamped.sum())
+    return us, clamped
+
+
+def _groups(rows: Rows) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Any]]]:
+    """Rows of equal heads at a time, since a prediction is for one shape of heads."""
+    if not KEYS.get(rows.op):
+        yield np.arange(len(rows)), dict(rows.sizes)
+        return
+    keys = np.stack([rows.sizes[name] for name in HEADS], axis=1)
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    for index, key in enumerate(distinct):
+        chosen = np.flatnonzero(inverse.reshape(-1) == index)
+        sizes = {name: rows.sizes[name][chosen] for name in AXES[rows.op]}
+        yield chosen, sizes | dict(zip(HEADS, key, strict=True))
+
+
+def _halves(rows: Rows) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """For each axis with larger sizes to predict: the rows up to half of its maximum."""
+    for axis in AXES[rows.op]:
+        values = rows.sizes[axis]
+        train = values <= values.max() / 2
+        if axis in LARGE_AXES and train.sum() >= MIN_ROWS and len(np.unique(values[train])) > 2:
+            yield axis, train
+
+
+def _flat(sheet: Any) -> Any:
+    return type(sheet)([axis[:1] for axis in sheet.axes], np.zeros([1] * len(sheet.axes)))

@@ -1,0 +1,135 @@
+"""One fitted op of a profile: physics for the shape, sheets of residuals for the rest. Imports its siblings and numpy.
+
+A GEMM or an elementwise kernel has one sheet. Attention has one for each measured (num_heads, num_kv_heads, head_dim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkit.latency.physics import MEMORY_BOUND_OPS, Limits, Physics, Sizes, work_of
+from simkit.latency.sheets import Bools, Sheet
+from simkit.types import Floats
+
+HEADS = ("num_heads", "num_kv_heads", "head_dim")
+
+AXES: dict[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"),
+    "gemm_triton": ("m", "n", "k"),
+    "attention_decode": ("batch", "kv_len"),
+    "attention_prefill": ("batch", "q_len", "kv_len"),
+    "rms_norm": ("m", "n"),
+    "rms_norm_final": ("m", "n"),
+    "qk_norm": ("m", "n"),
+    "silu_and_mul": ("m", "n"),
+    "rotary_embedding": ("m",),
+    "rotary_kv_write": ("m",),
+    "embedding": ("m", "n"),
+    "sampler": ("m", "n"),
+    "all_reduce": ("world_size", "bytes"),
+    "memcpy_h2d": ("bytes",),
+    "memcpy_d2h": ("bytes",),
+    "memcpy_d2d": ("bytes",),
+}
+"""The sizes over which the residual of an op is a grid, slowest changing first."""
+
+KEYS: dict[str, tuple[str, ...]] = {"attention_decode": HEADS, "attention_prefill": HEADS}
+"""The sizes that choose a sheet."""
+
+EXTRA: dict[str, tuple[str, ...]] = {
+    "rotary_embedding": ("n", "num_heads", "num_kv_heads"),
+    "rotary_kv_write": ("n", "num_heads", "num_kv_heads"),
+}
+"""Sizes that only the physics looks at."""
+
+SheetKey = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Times of calls; which rest on extrapolation; which were raised to what the hardware allows."""
+
+    us: Floats
+    extrapolated: Bools
+    clamped: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Sheets to blend, by share; what to multiply the batch by; whether the choice is an extrapolation."""
+
+    sheets: tuple[tuple[Sheet, float], ...]
+    batch_scale: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpFit:
+    """How long calls of one op take on one GPU. `sheets` by the values of `KEYS` (() for ops without)."""
+
+    op: str
+    dtype: str
+    physics: Physics
+    limits: Limits
+    sheets: Mapping[SheetKey, Sheet]
+
+    def predict(self, sizes: Sizes) -> Prediction:
+        """Times of calls; `sizes` has arrays (or scalars) for `AXES`, and scalars for `KEYS` and `EXTRA`.
+
+        Outside the grid the residual of the edge goes on, so that a GEMM wider than the table is the widest measured
+        one scaled by the physics. Where memory bounds the op, never faster than the limits.
+        """
+        chosen = self.choose(sizes)
+        residual, extrapolated = self._residual(chosen, sizes)
+        work = work_of(self.op, self.dtype, sizes)
+        us = self.physics.us(work, self.limits) * np.exp(residual)
+        fastest = self.limits.fastest_us(work) if self.op in MEMORY_BOUND_OPS else 0.0 * us
+        clamped = us < fastest
+        return Prediction(
+            np.maximum(us, fastest), extrapolated | chosen.extrapolated | np.zeros(us.shape, bool), clamped
+        )
+
+    def _residual(self, chosen: Chosen, sizes: Sizes) -> tuple[Floats, Bools]:
+        axes = [np.asarray(sizes[name], np.float64) for name in AXES[self.op]]
+        if AXES[self.op][0] == "batch":
+            axes[0] = axes[0] * chosen.batch_scale
+        residual: Floats = np.zeros(())
+        outside: Bools = np.zeros((), bool)
+        for sheet, share in chosen.sheets:
+            value, beyond = sheet.at(axes)
+            residual, outside = residual + share * value, outside | beyond
+        return residual, outside
+
+    def choose(self, sizes: Sizes) -> Chosen:
+        """The sheets for one shape of heads.
+
+        KV heads beyond the table: as many times the batch of a table's KV heads, at equal group size. Query heads
+        between two measured ones at equal KV heads: their blend in log size; beyond: the nearest. Another head_dim: the
+        nearest measured.
+        """
+        if not KEYS.get(self.op):
+            return Chosen(((self.sheets[()], 1.0),), 1.0, False)
+        heads, kv_heads, head_dim = (int(sizes[name]) for name in HEADS)
+        dims = sorted({key[2] for key in self.sheets}, key=lambda dim: (abs(dim - head_dim), dim))
+        dim, extrapolated = dims[0], dims[0] != head_dim
+        kv_measured = sorted({key[1] for key in self.sheets if key[2] == dim})
+        kv = max([k for k in kv_measured if k <= kv_heads], default=kv_measured[0])
+        scale, target = kv_heads / kv, heads * kv / kv_heads
+        near = dict(self._near(target, kv, dim))
+        extrapolated = extrapolated or kv != kv_heads or len(near) == 1 and target not in near
+        sheets = tuple((self.sheets[int(h), kv, dim], share) for h, share in near.items())
+        return Chosen(sheets, scale, extrapolated)
+
+    def _near(self, target: float, kv: int, dim: int) -> Iterator[tuple[float, float]]:
+        measured = sorted(key[0] for key in self.sheets if key[1:] == (kv, dim))
+        low = max([h for h in measured if h <= target], default=measured[0])
+        high = min([h for h in measured if h >= target], default=measured[-1])
+        if low >= high:
+            yield (low if low == target or high != target else high), 1.0
+            return
+        share = float(np.log(target / low) / np.log(high / low))
+        yield low, 1.0 - share
+        yield high, share

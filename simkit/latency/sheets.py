@@ -1,0 +1,140 @@
+"""A residual over a grid of sizes: interpolated between what was measured, carried on from the edge beyond. numpy only.
+
+The residual of a kernel is log(measured / physics). It changes slowly with the logarithm of a size, so it is
+interpolated linearly there, along all axes of a rectangular grid at once. A cell that was neither measured nor lies
+between measured cells takes the mean of the nearest measured cells along each axis, and whoever asks is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkit.types import Floats
+
+PER_MILLE = 1000.0
+ZERO_OFFSET = 16.0
+"""Added to the sizes of an axis that starts at 0 before the logarithm."""
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Sheet:
+    """Residuals on a grid. `axes` are increasing sizes, `residuals` has a value a cell, NaN where nothing is known."""
+
+    def __init__(self, axes: Seq[Seq[float]], residuals: Floats) -> None:
+        self.axes = [np.asarray(axis, dtype=np.float64) for axis in axes]
+        self.residuals = residuals
+        self._known = ~np.isnan(residuals)
+        self._all = carry_on(residuals)
+        self._logs = [log_sizes(axis) for axis in self.axes]
+
+    def at(self, sizes: Seq[Floats]) -> tuple[Floats, Bools]:
+        """(residual, whether it is extrapolated) of calls whose sizes are given axis by axis."""
+        places = [self._place(axis, np.asarray(values, np.float64)) for axis, values in enumerate(sizes)]
+        shape = np.broadcast_shapes(*(place[0].shape for place in places))
+        total, outside = np.zeros(shape), np.zeros(shape, dtype=bool)
+        for corner in itertools.product((0, 1), repeat=len(self.axes)):
+            weight: Any = 1.0
+            for side, (_, share, _) in zip(corner, places, strict=True):
+                weight = weight * (share if side else 1.0 - share)
+            cell = tuple(
+                np.minimum(low + side, len(axis) - 1)
+                for side, (low, _, _), axis in zip(corner, places, self.axes, strict=True)
+            )
+            total += weight * self._all[cell]
+            outside |= (weight > 0) & ~self._known[cell]
+        for _, _, beyond in places:
+            outside |= beyond
+        return total, outside
+
+    def _place(self, axis: int, values: Floats) -> tuple[npt.NDArray[np.int64], Floats, Bools]:
+        """(cell below, share of the cell above, whether outside the axis) of sizes along one axis."""
+        grid, logs = self.axes[axis], self._logs[axis]
+        inside = np.clip(values, grid[0], grid[-1])
+        beyond = (values < grid[0]) | (values > grid[-1])
+        if len(grid) == 1:
+            zero = np.zeros(values.shape)
+            return zero.astype(np.int64), zero, beyond
+        low = np.clip(np.searchsorted(grid, inside, side="right") - 1, 0, len(grid) - 2)
+        offset = _offset(grid)
+        share = (np.log(inside + offset) - logs[low]) / (logs[low + 1] - logs[low])
+        return low, np.clip(share, 0.0, 1.0), beyond
+
+
+def log_sizes(axis: Floats) -> Floats:
+    """The logarithms in which sizes are interpolated."""
+    logs: Floats = np.log(axis + _offset(axis))
+    return logs
+
+
+def _offset(axis: Floats) -> float:
+    return 0.0 if axis[0] > 0 else ZERO_OFFSET
+
+
+def carry_on(residuals: Floats) -> Floats:
+    """`residuals` with every unknown cell at the mean of the nearest known ones along each axis, repeated until full.
+
+    All zeros where nothing is known at all.
+    """
+    filled = residuals
+    while np.isnan(filled).any():
+        if np.isnan(filled).all():
+            return np.zeros(residuals.shape)
+        total, count = np.zeros(filled.shape), np.zeros(filled.shape)
+        for axis in range(filled.ndim):
+            near = _nearest_along(filled, axis)
+            found = ~np.isnan(near)
+            total[found] += near[found]
+            count += found
+        filled = np.where(np.isnan(filled) & (count > 0), total / np.maximum(count, 1), filled)
+    return filled
+
+
+def _nearest_along(cells: Floats, axis: int) -> Floats:
+    """For each cell the nearest known cell along `axis`, the smaller size first when both are as near; else NaN."""
+    moved = np.moveaxis(cells, axis, -1)
+    places = np.arange(moved.shape[-1])
+    known = ~np.isnan(moved)
+    before = np.maximum.accumulate(np.where(known, places, -1), axis=-1)
+    after = np.flip(np.minimum.accumulate(np.flip(np.where(known, places, 2 * len(places)), -1), axis=-1), -1)
+    use_before = (before >= 0) & ((after >= len(places)) | (places - before <= after - places))
+    chosen = np.clip(np.where(use_before, before, after), 0, len(places) - 1)
+    return np.moveaxis(np.take_along_axis(moved, chosen, axis=-1), -1, axis)
+
+
+def to_nested(residuals: Floats) -> Any:
+    """Nested lists of whole per mille, null where unknown, trailing nulls and empty tails left out."""
+    if residuals.ndim == 1:
+        values = [None if np.isnan(value) else round(value * PER_MILLE) for value in residuals.tolist()]
+        return _trim(values, None)
+    return _trim([to_nested(part) for part in residuals], [])
+
+
+def _trim(values: list[Any], empty: Any) -> list[Any]:
+    while values and values[-1] == empty:
+        values.pop()
+    return values
+
+
+def from_nested(nested: Any, shape: Seq[int]) -> Floats:
+    """The inverse of `to_nested`. Raises ValueError for what does not fit `shape` or is no number."""
+    cells = np.full(tuple(shape), np.nan)
+    _fill(cells, nested)
+    return cells / PER_MILLE
+
+
+def _fill(cells: Floats, nested: Any) -> None:
+    if not isinstance(nested, list) or len(nested) > len(cells):
+        raise ValueError(f"expected a list of at most {len(cells)} entries")
+    if cells.ndim == 1:
+        if not all(value is None or (isinstance(value, int | float) and abs(value) < 1e5) for value in nested):
+            raise ValueError("expected numbers (per mille) or null")
+        cells[: len(nested)] = [np.nan if value is None else value for value in nested]
+        return
+    for part, inner in zip(cells, nested, strict=False):
+        _fill(part, inner)

@@ -1,0 +1,102 @@
+"""Times of attention over its sizes, looked up: linear between knots, the last slope beyond. Imports numpy alone.
+
+Knots lie close enough that a straight line between them is the fitted curve. A surface prices arrays of launches and
+single ones by the same operations in the same order, so that both give the same bits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from simkit.types import Floats, Ints
+
+Row = tuple[list[float], list[float]]
+
+
+class DecodeSurface:
+    """us of a layer by (sequences, tokens of context a sequence). `times` has a row for 0, 1, ... sequences."""
+
+    def __init__(self, tokens: Seq[float], times: Floats) -> None:
+        self._knots = np.asarray(tokens, np.float64)
+        self._knot_list: list[float] = self._knots.tolist()
+        self.times = times
+        self._slopes = np.diff(times, axis=1) / np.diff(self._knots)
+        self._last = len(times) - 1
+        self._rows: dict[int, Row] = {}
+
+    def at(self, seqs: Ints, tokens: Floats) -> Floats:
+        """Time of each launch; beyond the last row in proportion to the sequences."""
+        row = np.minimum(seqs, self._last)
+        knot = np.clip(np.searchsorted(self._knots, tokens, side="right") - 1, 0, len(self._knots) - 2)
+        us: Floats = self.times[row, knot] + (tokens - self._knots[knot]) * self._slopes[row, knot]
+        return us * (seqs / np.maximum(row, 1))
+
+    def one(self, seqs: int, tokens: float) -> float:
+        """`at` of one launch."""
+        row = min(seqs, self._last)
+        knot = min(max(bisect_right(self._knot_list, tokens) - 1, 0), len(self._knot_list) - 2)
+        times, slopes = self.row(row)
+        return (times[knot] + (tokens - self._knot_list[knot]) * slopes[knot]) * (seqs / max(row, 1))
+
+    def row(self, seqs: int) -> Row:
+        """(times at the knots, slopes after them) for one number of sequences, as Python floats."""
+        found = self._rows.get(seqs)
+        if found is None:
+            found = self._rows[seqs] = (self.times[seqs].tolist(), self._slopes[seqs].tolist())
+        return found
+
+
+class ChunkSurface:
+    """us of a layer by (chunks, new tokens a chunk, cached tokens before each); trilinear."""
+
+    def __init__(self, axes: Seq[Seq[float]], times: Floats) -> None:
+        self._axes = [np.asarray(axis, np.float64) for axis in axes]
+        self._lists: list[list[float]] = [axis.tolist() for axis in self._axes]
+        self.times = times
+        self._shape = times.shape
+        self._flat: list[float] | None = None
+
+    def at(self, chunks: Floats, tokens: Floats, before: Floats) -> Floats:
+        """Time of each launch."""
+        (i, u), (j, v), (k, w) = (
+            _place(axis, sizes) for axis, sizes in zip(self._axes, (chunks, tokens, before), strict=True)
+        )
+        times = self.times
+        near = _blend(_blend(times[i, j, k], times[i, j, k + 1], w), _blend(times[i, j + 1, k], times[i, j + 1, k + 1], w), v)
+        i = i + 1
+        far = _blend(_blend(times[i, j, k], times[i, j, k + 1], w), _blend(times[i, j + 1, k], times[i, j + 1, k + 1], w), v)
+        us: Floats = _blend(near, far, u)
+        return us
+
+    def one(self, chunks: float, tokens: float, before: float) -> float:
+        """`at` of one launch."""
+        if self._flat is None:
+            self._flat = self.times.ravel().tolist()
+        flat, (_, rows, columns) = self._flat, self._shape
+        (i, u), (j, v), (k, w) = (
+            _place_one(axis, size) for axis, size in zip(self._lists, (chunks, tokens, before), strict=True)
+        )
+        at = (i * rows + j) * columns + k
+        near = _blend(_blend(flat[at], flat[at + 1], w), _blend(flat[at + columns], flat[at + columns + 1], w), v)
+        at += rows * columns
+        far = _blend(_blend(flat[at], flat[at + 1], w), _blend(flat[at + columns], flat[at + columns + 1], w), v)
+        us: float = _blend(near, far, u)
+        return us
+
+
+def _blend(low: Any, high: Any, share: Any) -> Any:
+    return low + (high - low) * share
+
+
+def _place(axis: Floats, sizes: Floats) -> tuple[Ints, Floats]:
+    low = np.clip(np.searchsorted(axis, sizes, side="right") - 1, 0, len(axis) - 2)
+    return low, (sizes - axis[low]) / (axis[low + 1] - axis[low])
+
+
+def _place_one(axis: list[float], size: float) -> tuple[int, float]:
+    low = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
+    return low, (size - axis[low]) / (axis[low + 1] - axis[low])
