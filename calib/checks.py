@@ -47,7 +47,7 @@ def check_units(rows: Rows, limits: Limits) -> None:
 
 
 def split_by_limit(rows: Rows, limits: Limits) -> tuple[Rows, Rows]:
-    """(rows that the hardware allows, rows faster than its bandwidth or FLOP/s, for ops whose operands are in memory)."""
+    """(rows that the hardware allows, rows that beat its bandwidth or FLOP/s although their operands are in memory)."""
     if rows.op not in MEMORY_BOUND_OPS:
         return rows, rows.take(np.zeros(len(rows), dtype=bool))
     allowed = rows.us >= limits.fastest_us(work_of(rows.op, rows.dtype, rows.sizes))
@@ -65,7 +65,7 @@ def merge_equal(rows: Rows) -> Merged:
     merged = Rows(rows.op, rows.dtype, {name: distinct[:, i] for i, name in enumerate(rows.sizes)}, us)
     ratio = sorted_us[starts + counts - 1] / sorted_us[starts]
     far = tuple(
-        f"{merged.describe(i)}: {counts[i]} measurements, slowest {ratio[i]:.2f} x fastest"
+        f"{merged.describe(int(i))}: {counts[i]} measurements, slowest {ratio[i]:.2f} x fastest"
         for i in np.flatnonzero(ratio > FAR_APART)
     )
     return Merged(merged, int((counts > 1).sum()), far)

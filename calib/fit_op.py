@@ -68,7 +68,7 @@ def fit_op(rows: Rows, limits: Limits) -> Fitted:
     physics = fit_physics(work, rows.us, limits, in_memory=rows.op in MEMORY_BOUND_OPS)
     grid = _grid(rows, np.log(rows.us / physics.us(work, limits)))
     holes = np.isnan(grid.cells) & grid.neighbours.inside
-    full = np.round(np.where(holes, grid.neighbours.values, grid.cells), 3)
+    full = np.where(holes, grid.neighbours.values, grid.cells).round(3)
     num_keys = len(KEYS.get(rows.op, ()))
     measured = ~np.isnan(grid.cells)
     sheets = {}
@@ -86,7 +86,7 @@ def _sheet(axes: tuple[Floats, ...], residuals: Floats) -> Sheet:
     for axis in range(residuals.ndim):
         others = tuple(i for i in range(residuals.ndim) if i != axis)
         kept.append(np.flatnonzero((~np.isnan(residuals)).any(axis=others)))
-    return Sheet([axis[keep] for axis, keep in zip(axes, kept, strict=True)], residuals[np.ix_(*kept)])
+    return Sheet([axis[keep].tolist() for axis, keep in zip(axes, kept, strict=True)], residuals[np.ix_(*kept)])
 
 
 def fit_physics(work: Work, us: Floats, limits: Limits, *, in_memory: bool) -> Physics:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from calib.score import Errors, errors_of
 from calib.table import Floats, Rows
 from simkit.hardware import GpuSpec
-from simkit.latency.profile import ARRAYS, Heads, OpFit, Skew, Varlen, launch_us, skewed, work_of
+from simkit.latency.profile import ARRAYS, HEADS, Heads, OpFit, Skew, Varlen, launch_us, skewed, work_of
 
 NAMES = (
     "floor_us", "cta_us", "block_us", "lone_block_us", "empty_cta_us", "tail_share", "crowded_share", "reread_base",
@@ -77,7 +77,7 @@ def launches_of(rows: Rows) -> Launches:
     sizes = rows.sizes
     length = sizes["decode_kv_len"]
     return Launches(
-        heads=Heads(*(int(sizes[name][0]) for name in ("num_heads", "num_kv_heads", "head_dim")), 2.0),
+        heads=_heads(rows),
         q=sizes["q_len"],
         before=sizes["kv_len"],
         seqs=sizes["decode_batch"],
@@ -91,13 +91,18 @@ def launches_of(rows: Rows) -> Launches:
     )
 
 
+def _heads(rows: Rows) -> Heads:
+    heads, kv_heads, head_dim = (int(rows.sizes[name][0]) for name in HEADS)
+    return Heads(heads, kv_heads, head_dim, 2.0)
+
+
 def unequal_of(rows: Rows) -> Launches:
     """The launches of unequal decodes of a kernel table (`attention_skew`)."""
     sizes = rows.sizes
     seqs, many = sizes["batch"], sizes["decode_batch"]
     nothing = np.zeros(len(rows))
     return Launches(
-        heads=Heads(*(int(sizes[name][0]) for name in ("num_heads", "num_kv_heads", "head_dim")), 2.0),
+        heads=_heads(rows),
         q=nothing,
         before=nothing,
         seqs=seqs,
@@ -134,14 +139,15 @@ def fit_varlen(mixed: Seq[Launches], gpu: GpuSpec) -> Varlen:
     from scipy.optimize import least_squares
 
     fixed = {"slots": float(gpu.num_sms), "bytes_per_us": gpu.hbm_bytes_per_s * 1e-6}
-    weights = [np.where(_served(part), SERVED_WEIGHT, 1.0) * (UNEQUAL_WEIGHT if part.unequal else 1.0) for part in mixed]
+    weights = [
+        np.where(_served(part), SERVED_WEIGHT, 1.0) * (UNEQUAL_WEIGHT if part.unequal else 1.0) for part in mixed
+    ]
     logs = [np.log(part.us) for part in mixed]
 
     def errors(values: Floats) -> Floats:
         varlen = Varlen(**dict(zip(NAMES, values, strict=True)), **fixed)
         parts = [
-            (np.log(_core(varlen, part)) - log) * weight
-            for part, log, weight in zip(mixed, logs, weights, strict=True)
+            (np.log(_core(varlen, part)) - log) * weight for part, log, weight in zip(mixed, logs, weights, strict=True)
         ]
         found: Floats = np.concatenate(parts)
         return found
@@ -184,11 +190,10 @@ def _held_out(part: Launches) -> npt.NDArray[np.bool_]:
 
 
 def _carried_over(prefill: OpFit, gpu: GpuSpec) -> Varlen:
-    """Constants of RTX PRO 6000 in units of a KV block, which costs its FLOPs at the GPU's own rate of long prefills."""
-    sizes = {"batch": 1.0, "q_len": 16384.0, "kv_len": 0.0, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
-    sizes = {name: np.asarray(float(value)) for name, value in sizes.items()}  # type: ignore[misc]
-    work = work_of(prefill.op, prefill.dtype, sizes)  # type: ignore[arg-type]
-    flops_per_us = float(work.flops / prefill.predict(sizes).us)  # type: ignore[arg-type]
+    """Constants of RTX PRO 6000 in units of a KV block, which costs its FLOPs at this GPU's rate of long prefills."""
+    long = {"batch": 1, "q_len": 16384, "kv_len": 0, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    sizes = {name: np.asarray(value, np.float64) for name, value in long.items()}
+    flops_per_us = float(work_of(prefill.op, prefill.dtype, sizes).flops / prefill.predict(sizes).us)
     block_us = 64.0 * 128.0 * 4.0 * 128.0 * gpu.num_sms / flops_per_us
     l2 = L2_MB.get(gpu.name, 50) / L2_MB["rtx-pro-6000"]
     values = (3.5, 0.9 * block_us, block_us, 1.1 * block_us, 0.14 * block_us, 0.6, 0.0, 1.18, 1.29, 60 * l2, 210 * l2)
@@ -232,7 +237,14 @@ def _fit_skew(part: Launches, limit: float) -> dict[str, Any]:
     def predicted(rate: float, rows: Launches) -> Floats:
         mean = rows.context / rows.seqs
         us: Floats = skewed(
-            Skew(rate, limit), rows.heads.num_kv_heads, rows.seqs, rows.mean_us, rows.longest_us, mean, rows.longest, ARRAYS
+            Skew(rate, limit),
+            rows.heads.num_kv_heads,
+            rows.seqs,
+            rows.mean_us,
+            rows.longest_us,
+            mean,
+            rows.longest,
+            ARRAYS,
         )
         return us
 

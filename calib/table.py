@@ -114,7 +114,7 @@ def read_table(path: Path) -> Table:
     rows: dict[tuple[str, str], Rows] = {}
     unusable: list[str] = []
     for (op, dtype), part in frame.groupby([frame["op"].astype(str), frame["dtype"].astype(str)], sort=True):
-        if op not in AXES and op not in LAUNCHES and op != "host_overhead" or dtype not in ELEMENT_BYTES:
+        if (op not in AXES and op not in LAUNCHES and op != "host_overhead") or dtype not in ELEMENT_BYTES:
             unusable.append(f"{path.name}:{part['line'].iloc[0]}: {len(part)} rows of {op} {dtype}: not known, ignored")
             continue
         for found in _rows(op, dtype, part, path.name, unusable):

@@ -170,6 +170,14 @@ class ScalarLatency(Protocol):
         """`step_ns(step.shapes(num_steps))`, equal to the bit."""
 
 
+@runtime_checkable
+class TaggedLatency(Protocol):
+    """What a latency model may offer that rests on measurements: which part of its times does not."""
+
+    def gpu_and_extrapolated_ns(self, shapes: StepShapes) -> tuple[Ints, dict[str, Floats]]:
+        """(`gpu_ns`, the part of it that was not measured by what it is, float64[k] each, always the same names)."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVUsage:
     """State of the KV memory. Tokens everywhere; `largest_free` is the largest request that could be placed now."""

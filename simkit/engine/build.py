@@ -20,6 +20,8 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
+from simkit.latency.calibrated import Calibrated
+from simkit.latency.profile import ProfileError, is_shipped, load_profile
 from simkit.latency.rates import dtype_peak
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
@@ -34,7 +36,10 @@ from simkit.units import gib_to_bytes, s_to_ns
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything a run needs that does not change while it runs; `scenario` has every default written in."""
+    """Everything a run needs that does not change while it runs; `scenario` has every default written in.
+
+    `profile` names what step times come from (a profile, roofline, unit), `profile_hash` identifies its content.
+    """
 
     scenario: Scenario
     model: ModelSpec
@@ -42,6 +47,8 @@ class Setup:
     memory: MemoryBudget
     num_gpu_blocks: int
     latency: LatencyModel
+    profile: str
+    profile_hash: str
     not_simulated: tuple[str, ...]
     without_effect: tuple[str, ...]
 
@@ -127,13 +134,16 @@ def _set_up(scenario: Scenario) -> Setup:
     )
     num_gpu_blocks = engine.num_gpu_blocks or memory.num_gpu_blocks
     _check_start_up(engine, num_gpu_blocks)
+    times = _step_times(scenario, model, gpu)
     return Setup(
         scenario=scenario,
         model=model,
         gpu=gpu,
         memory=memory,
         num_gpu_blocks=num_gpu_blocks,
-        latency=_latency(scenario, model, gpu),
+        latency=times.latency,
+        profile=times.profile,
+        profile_hash=times.profile_hash,
         not_simulated=_not_simulated(scenario),
         without_effect=without_effect,
     )
@@ -203,25 +213,44 @@ def _check_start_up(engine: Engine, num_gpu_blocks: int) -> None:
         )
 
 
-def _latency(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> LatencyModel:
-    engine, profile = scenario.engine, scenario.latency.profile
-    if profile == "unit":
-        return Unit()
-    if profile not in ("auto", "roofline"):
-        raise InputError(
-            f"latency.profile: {profile!r} is not available; expected auto, roofline or unit "
-            "(this version ships no calibrated profiles)"
-        )
-    return Roofline(
-        model,
-        gpu,
-        tensor_parallel_size=scenario.hardware.tensor_parallel_size,
-        interconnect=scenario.hardware.interconnect,
-        dtype=engine.dtype,
-        quantization=engine.quantization,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        async_scheduling=engine.async_scheduling,
-    )
+@dataclass(frozen=True, slots=True)
+class _StepTimes:
+    """A latency model, and the name and the hash of what its times come from."""
+
+    latency: LatencyModel
+    profile: str
+    profile_hash: str
+
+
+def _step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> _StepTimes:
+    """`auto` is the shipped profile of the GPU if it has what the model needs, else the roofline, which says so."""
+    engine, name = scenario.engine, scenario.latency.profile
+    if name == "unit":
+        return _StepTimes(Unit(), name, Unit.source)
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
+        "interconnect": scenario.hardware.interconnect,
+        "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "async_scheduling": engine.async_scheduling,
+    }
+    why_not = ""
+    if name != "roofline":
+        if name == "auto" and not is_shipped(scenario.hardware.gpu):
+            name = "roofline"
+        else:
+            profile = load_profile(gpu.name if name == "auto" else _from_scenario_folder(scenario, name))
+            try:
+                return _StepTimes(Calibrated(model, gpu, profile, **settings), profile.name, profile.content)
+            except ProfileError as error:
+                if name != "auto":
+                    raise
+                why_not = str(error).partition(": ")[2].partition(", which")[0]
+    roofline = Roofline(model, gpu, **settings)
+    if why_not:
+        roofline.source = f"roofline (uncalibrated: {why_not})"
+    return _StepTimes(roofline, "roofline", roofline.source)
 
 
 def _not_simulated(scenario: Scenario) -> tuple[str, ...]:

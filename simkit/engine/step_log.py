@@ -14,7 +14,7 @@ import numpy as np
 from simkit.errors import CheckError
 from simkit.metrics.exact import dot, rounded_total
 from simkit.metrics.record import SPAN_COLUMNS, Record
-from simkit.types import Ints, LatencyModel, StepShapes
+from simkit.types import Floats, Ints, LatencyModel, StepShapes, TaggedLatency
 
 RUN_COLUMNS = (
     "t_start_ns",
@@ -255,11 +255,17 @@ class StepLog:
             swap_out_bytes=once("swap_out_bytes"),
         )
         flops, moved_bytes = self._latency.work(shapes)
+        extrapolated: dict[str, Floats] = {}
+        if isinstance(self._latency, TaggedLatency):
+            gpu_ns, extrapolated = self._latency.gpu_and_extrapolated_ns(shapes)
+        else:
+            gpu_ns = self._latency.gpu_ns(shapes)
         # Rounded to ints: float sums would depend on how steps were grouped.
         self._record.totals.add_work(
-            int(self._latency.gpu_ns(shapes).sum()),
+            int(gpu_ns.sum()),
             rounded_total(flops),
             rounded_total(moved_bytes),
+            {name: rounded_total(ns) for name, ns in extrapolated.items()},
         )
 
     def _add_spans(

@@ -3,8 +3,8 @@
 Owns the formulas; `calib.launches` fits their constants. Imports numpy alone. The same code prices arrays and single
 launches, so that both give the same bits.
 
-What happens in a FlashAttention-2 kernel: any chunk in the launch makes the longest query longer than 1, so decodes lose
-the packing of the query heads of a KV head and the split of long contexts. Each decode becomes one thread block (CTA)
+In a FlashAttention-2 kernel any chunk in the launch makes the longest query longer than 1, so that decodes lose the
+packing of the query heads of a KV head and the split of long contexts. Each decode becomes one thread block (CTA)
 for each query head, serial over KV blocks of 128 tokens, and the grid has as many CTAs for it as for the chunk, which
 exit at once. Many decodes read K and V once for each query head instead of once a group as soon as those no longer fit
 the L2 cache. FlashAttention-3 packs and splits in such launches too, so there the parts add up.
@@ -103,7 +103,9 @@ class Skew:
     min_sequence_heads: float
 
 
-def skewed(skew: Skew, num_kv_heads: int, seqs: Any, mean_us: Any, longest_us: Any, mean: Any, longest: Any, lib: Any) -> Any:
+def skewed(
+    skew: Skew, num_kv_heads: int, seqs: Any, mean_us: Any, longest_us: Any, mean: Any, longest: Any, lib: Any
+) -> Any:
     """Time of `seqs` decodes from that of as many equal ones of mean and of maximal length. `seqs` is one number or an
     array; at least `mean_us`, at most `longest_us`."""
     unsplit = 1.0 * (seqs * num_kv_heads >= skew.min_sequence_heads)

@@ -119,7 +119,7 @@ class OpFit:
         kv = max([k for k in kv_measured if k <= kv_heads], default=kv_measured[0])
         scale, target = kv_heads / kv, heads * kv / kv_heads
         near = dict(self._near(target, kv, dim))
-        extrapolated = extrapolated or kv != kv_heads or len(near) == 1 and target not in near
+        extrapolated = extrapolated or kv != kv_heads or (len(near) == 1 and target not in near)
         sheets = tuple((self.sheets[int(h), kv, dim], share) for h, share in near.items())
         return Chosen(sheets, scale, extrapolated)
 

@@ -6,8 +6,8 @@ A kernel's time is a smooth maximum of three roofs and a launch floor on top:
 
 compute = FLOPs over the achievable share of peak, traffic = bytes over the achievable share of bandwidth, chain = the
 longest run of work that one processor does by itself (the inner dimension of a matrix product, the keys of one query),
-pieces = what handing out each piece of work costs (attention: a head of a sequence). The shares, rates and q are fitted to measurements by `calib.fit`; what the formula misses is a residual
-that `simkit.latency.sheets` interpolates.
+pieces = what handing out each piece of work costs (attention: a head of a sequence). The shares, the rates and q are
+fitted to measurements by `calib.fit`; what the formula misses is a residual that `simkit.latency.sheets` interpolates.
 """
 
 from __future__ import annotations
@@ -157,7 +157,11 @@ def _copy(width: float, out: float, s: Sizes) -> Work:
     return _only_moving(moved)
 
 
-_FORMULAS = {
+def _copy_inside(width: float, out: float, s: Sizes) -> Work:
+    return _only_moving(2.0 * s["bytes"])  # read and written
+
+
+_FORMULAS: dict[str, _Formula] = {
     "gemm": _gemm,
     "gemm_triton": _gemm,
     "attention_decode": _decode,
@@ -173,5 +177,5 @@ _FORMULAS = {
     "all_reduce": _all_reduce,
     "memcpy_h2d": _copy,
     "memcpy_d2h": _copy,
-    "memcpy_d2d": lambda width, out, s: _only_moving(2.0 * s["bytes"]),  # read and written
+    "memcpy_d2d": _copy_inside,
 }

@@ -23,10 +23,10 @@ from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Phys
 from simkit.latency.sheets import Sheet, carry_on, from_nested, log_sizes, to_nested
 
 __all__ = [
-    "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "SCALARS", "SCHEMA", "Heads", "Host",
-    "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet", "Sizes", "Skew", "Varlen",
-    "Work", "added", "carry_on", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "skewed",
-    "to_nested", "work_of",
+    "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "SCALARS", "SCHEMA",
+    "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet", "Sizes",
+    "Skew", "Varlen", "Work", "added", "carry_on", "is_shipped", "launch_us", "list_profiles", "load_profile",
+    "log_sizes", "parse_profile", "skewed", "to_nested", "work_of",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -93,6 +93,11 @@ def load_profile(name_or_path: str) -> Profile:
     except UnicodeDecodeError:
         raise ProfileError(f"latency.profile: {path}: not a text file") from None
     return parse_profile(text, str(path))
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a profile of that name (any case) ships."""
+    return name.strip().lower() in _shipped()
 
 
 def list_profiles() -> list[Profile]:

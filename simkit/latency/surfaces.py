@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from simkit.latency.sheets import Bools
 from simkit.types import Floats, Ints
 
 Row = tuple[list[float], list[float]]
@@ -42,6 +43,14 @@ class DecodeSurface:
         times, slopes = self.row(row)
         return (times[knot] + (tokens - self._knot_list[knot]) * slopes[knot]) * (seqs / max(row, 1))
 
+    def is_marked(self, marks: Bools, seqs: Ints, tokens: Floats) -> Bools:
+        """Whether the price of each launch rests on a marked knot; beyond the rows it does."""
+        row = np.minimum(seqs, self._last)
+        knot = np.clip(np.searchsorted(self._knots, tokens, side="right") - 1, 0, len(self._knots) - 2)
+        above = marks[row, knot + 1] & (tokens > self._knots[knot])
+        marked: Bools = (seqs > 0) & (marks[row, knot] | above | (seqs > self._last))
+        return marked
+
     def row(self, seqs: int) -> Row:
         """(times at the knots, slopes after them) for one number of sequences, as Python floats."""
         found = self._rows.get(seqs)
@@ -66,9 +75,13 @@ class ChunkSurface:
             _place(axis, sizes) for axis, sizes in zip(self._axes, (chunks, tokens, before), strict=True)
         )
         times = self.times
-        near = _blend(_blend(times[i, j, k], times[i, j, k + 1], w), _blend(times[i, j + 1, k], times[i, j + 1, k + 1], w), v)
+        near = _blend(
+            _blend(times[i, j, k], times[i, j, k + 1], w), _blend(times[i, j + 1, k], times[i, j + 1, k + 1], w), v
+        )
         i = i + 1
-        far = _blend(_blend(times[i, j, k], times[i, j, k + 1], w), _blend(times[i, j + 1, k], times[i, j + 1, k + 1], w), v)
+        far = _blend(
+            _blend(times[i, j, k], times[i, j, k + 1], w), _blend(times[i, j + 1, k], times[i, j + 1, k + 1], w), v
+        )
         us: Floats = _blend(near, far, u)
         return us
 

@@ -5,6 +5,7 @@ Imports `metrics.record` and numpy; knows no engine. Definitions in words: READM
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,7 +201,7 @@ def _hit_rate(table: dict[str, Ints], counted: Bools) -> float | None:
     return ratio(int(table["cached_tokens"][counted].sum()), int(table["prompt_tokens"][counted].sum()))
 
 
-def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, float | None]:
+def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
     totals, n = record.totals, terms.num_replicas
     flops, rate = terms.peak_flops_per_s, terms.peak_bytes_per_s
     seconds = ns_to_s(span_ns) * n
@@ -208,6 +209,17 @@ def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, float | None]:
         "busy": ratio(totals.gpu_ns, span_ns * n),
         "mfu": None if flops is None else ratio(totals.flops, flops * seconds),
         "mbu": None if rate is None else ratio(totals.moved_bytes, rate * seconds),
+        "extrapolated": _extrapolated(totals.extrapolated_ns, totals.gpu_ns),
+    }
+
+
+def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> dict[str, Any] | None:
+    """Shares of GPU time that do not rest on measurements; None where the latency model measured nothing."""
+    if not parts_ns:
+        return None
+    return {
+        "share": ratio(sum(parts_ns.values()), gpu_ns),
+        "parts": {k: ratio(ns, gpu_ns) for k, ns in parts_ns.items()},
     }
 
 

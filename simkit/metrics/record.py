@@ -6,6 +6,7 @@ Memory grows with requests and spans, never with tokens. Imports numpy, `types` 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -116,10 +117,14 @@ class Columns:
 
 
 class Totals:
-    """Running integer sums over all steps of all replicas; `*_ns` sums are weighted by step time."""
+    """Running integer sums over all steps of all replicas; `*_ns` sums are weighted by step time.
+
+    `extrapolated_ns` has names only where the latency model says what it measured.
+    """
 
     __slots__ = (
         "busy_ns",
+        "extrapolated_ns",
         "flops",
         "gpu_ns",
         "held_slot_ns",
@@ -138,8 +143,10 @@ class Totals:
     def __init__(self) -> None:
         for name in self.__slots__:
             setattr(self, name, 0)
+        self.extrapolated_ns = {}
 
     busy_ns: int
+    extrapolated_ns: dict[str, int]
     flops: int
     gpu_ns: int
     held_slot_ns: int
@@ -154,8 +161,11 @@ class Totals:
     padded_tokens: int
     prefill_tokens: int
 
-    def add_work(self, gpu_ns: int, flops: int, moved_bytes: int) -> None:
-        """Add the work of one replica: time its GPUs computed, FLOPs, bytes moved in GPU memory."""
+    def add_work(self, gpu_ns: int, flops: int, moved_bytes: int, extrapolated_ns: Mapping[str, int]) -> None:
+        """Add the work of one replica: time its GPUs computed, FLOPs, bytes moved in GPU memory; and of the time what
+        does not rest on measurements, by what it is."""
+        for name, ns in extrapolated_ns.items():
+            self.extrapolated_ns[name] = self.extrapolated_ns.get(name, 0) + ns
         self.gpu_ns += gpu_ns
         self.flops += flops
         self.moved_bytes += moved_bytes

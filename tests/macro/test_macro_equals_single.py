@@ -155,7 +155,7 @@ def scenarios(draw: st.DrawFn) -> scenario.Scenario:
         workload,
         replicas=draw(st.integers(1, 3)),
         router=draw(st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])),
-        latency={"profile": draw(st.sampled_from(["unit", "unit", "roofline"]))},
+        latency={"profile": draw(st.sampled_from(["unit", "unit", "roofline", "a100-sxm4-80gb"]))},
         seed=draw(st.integers(0, 3)),
     )
 
@@ -226,7 +226,7 @@ def long_runs(draw: st.DrawFn) -> scenario.Scenario:
         workload,
         replicas=draw(st.integers(1, 3)),
         router=draw(st.sampled_from(["round_robin", "least_outstanding"])),
-        latency={"profile": draw(st.sampled_from(["unit", "roofline"]))},
+        latency={"profile": draw(st.sampled_from(["unit", "roofline", "a100-sxm4-80gb"]))},
         warmup=draw(st.sampled_from(["none", "none", {"requests": 2}])),
         seed=draw(st.integers(0, 3)),
     )

@@ -324,7 +324,7 @@ def runs(draw: st.DrawFn, *, ample: bool) -> dict[str, Any]:
             "prefix": draw(st.sampled_from([None, {"groups": 2, "tokens": 8}])),
             "samples": samples,
         },
-        "latency": {"profile": draw(st.sampled_from(["unit", "roofline"]))},
+        "latency": {"profile": draw(st.sampled_from(["unit", "roofline", "a100-sxm4-80gb"]))},
         "seed": draw(st.integers(0, 3)),
     }
 

@@ -13,10 +13,19 @@ from test_roofline import A100, H100, LLAMA, MIXTRAL, SHARED, SLIDING, roofline
 
 from simkit.batching.plan import StepPlan
 from simkit.engine.pricing import Pricer
+from simkit.hardware import load_gpu
 from simkit.latency import rates
+from simkit.latency.calibrated import Calibrated
+from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
 from simkit.types import Ints, LatencyModel, ScalarLatency
+
+
+def profile_of(gpu: str, host: Host | None) -> Profile:
+    """The shipped profile of a GPU with another host overhead."""
+    return replace(load_profile(gpu), host=host)
+
 
 TINY = replace(
     LLAMA, name="tiny", num_layers=2, hidden_size=64, num_attention_heads=2, num_kv_heads=1, head_dim=16,
@@ -31,7 +40,7 @@ HOSTS: list[dict[str, Any]] = [
     {"host_fixed_ns": 9.3e6, "host_per_seq_ns": 1234.5},
     {"host_fixed_ns": 300_000.25, "host_per_seq_ns": 70_000},
 ]
-MODELS: dict[str, Roofline] = {
+MODELS: dict[str, Roofline | Calibrated] = {
     f"{name}-{'async' if asynchronous else 'sync'}-{number}": roofline(
         model, gpu, async_scheduling=asynchronous, **host, **more
     )
@@ -47,6 +56,20 @@ MODELS: dict[str, Roofline] = {
     for asynchronous in (False, True)
     for number, host in enumerate(HOSTS)
 }
+MODELS |= {
+    f"calibrated-{name}-{'async' if asynchronous else 'sync'}": Calibrated(
+        model, load_gpu(gpu), profile_of(gpu, host), interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
+        tensor_parallel_size=ranks, quantization=quantization, async_scheduling=asynchronous,
+    )
+    for name, model, gpu, ranks, quantization, kv, host in (
+        ("a100", LLAMA, "a100-sxm4-80gb", 1, None, "auto", None),
+        ("four", LLAMA, "h100-sxm5-80gb", 4, "fp8", "fp8", Host(9300.5, 3.25)),
+        ("rtx", LLAMA, "rtx-pro-6000", 1, None, "auto", Host(100.0, 0.0)),
+        ("moe", MIXTRAL, "h200-sxm-141gb", 2, None, "auto", None),
+        ("sliding", SLIDING, "a100-sxm4-80gb", 1, None, "auto", None),
+    )
+    for asynchronous in (False, True)
+}  # fmt: skip
 ANY_MODEL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 SETTINGS = settings(max_examples=40, derandomize=True, deadline=None)
 
@@ -103,7 +126,7 @@ def steps(draw: st.DrawFn) -> StepPlan:
 @ANY_MODEL
 @SETTINGS
 @given(step=steps())
-def test_one_step_is_priced_as_by_arrays(model: Roofline, step: StepPlan) -> None:
+def test_one_step_is_priced_as_by_arrays(model: Roofline | Calibrated, step: StepPlan) -> None:
     price = model.one_ns(step)
     assert type(price) is int
     assert price == model.step_ns(step.shapes(1))[0]
@@ -117,7 +140,7 @@ def test_one_step_is_priced_as_by_arrays(model: Roofline, step: StepPlan) -> Non
     num_steps=st.one_of(st.integers(1, 8), st.integers(SCALAR_STEPS - 2, SCALAR_STEPS + 2), st.integers(1, 300)),
 )
 def test_a_run_of_decodes_is_priced_as_by_arrays(
-    model: Roofline, batch: dict[str, int], dead: int, num_steps: int
+    model: Roofline | Calibrated, batch: dict[str, int], dead: int, num_steps: int
 ) -> None:
     step = plan_of(**batch, num_sampled=batch["num_decode"], dead_slots=dead)
     assert ints(model.decode_ns(step, num_steps)) == model.step_ns(step.shapes(num_steps)).tolist()
@@ -141,7 +164,7 @@ def test_the_unit_model_is_priced_the_same_both_ways() -> None:
 class Arrays:
     """A model that offers arrays alone."""
 
-    def __init__(self, model: Roofline) -> None:
+    def __init__(self, model: Roofline | Calibrated) -> None:
         self.step_ns = model.step_ns
 
 

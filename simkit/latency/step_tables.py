@@ -1,0 +1,253 @@
+"""What the kernels of one model take by a profile, tabulated over tokens, sequences and contexts.
+
+Owns which op of a profile prices which kernel, and what is said of kernels that it does not cover: those are priced on
+the roofline and tagged. Imports numpy and its siblings; never an engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkit.latency.kernels import TABLE_ROWS, Kernels
+from simkit.latency.launches import Heads
+from simkit.latency.op_fit import OpFit, Prediction
+from simkit.latency.ops import Elementwise, Gemm
+from simkit.latency.profile import Profile, ProfileError
+from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS
+from simkit.latency.sheets import Bools
+from simkit.latency.surfaces import ChunkSurface, DecodeSurface
+from simkit.models import ModelSpec
+from simkit.types import Floats
+from simkit.units import NS_PER_US
+
+MAX_SEQS = 2048
+"""Decodes of a step up to which attention is tabulated; more cost in proportion."""
+
+LARGEST_TOKENS = 1 << 20
+KNOTS_PER_OCTAVE = 4
+CHUNK_KNOTS_PER_OCTAVE = 6
+
+SIXTEEN_BIT = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """ns of everything that depends on a number of rows, and of that what is extrapolated, by name."""
+
+    ns: Floats
+    tagged: dict[str, Floats]
+
+
+class TableBuilder:
+    """Tabulates one model on one profile. Raises ProfileError for an op that the model needs and the profile lacks."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        kernels: Kernels,
+        profile: Profile,
+        *,
+        dtype: str,
+        quantization: str | None,
+        nvlink: bool,
+    ) -> None:
+        self._model, self._kernels, self._profile = model, kernels, profile
+        self._dtype, self._quantization, self._nvlink = dtype, quantization, nvlink
+        self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
+        self._some = np.minimum(self._rows, 1.0)
+        self.num_clamped = 0
+        shape = kernels.attention
+        self.heads = Heads(
+            -(-model.num_attention_heads // kernels.ranks),
+            -(-model.num_kv_heads // kernels.ranks),
+            model.head_dim,
+            kernels.formats.kv_bytes,
+        )
+        self.layers, self.sliding_layers, self.window = shape.full_layers, shape.sliding_layers, shape.window
+
+    def token_table(self) -> RowTable:
+        """Everything but attention in the layers, and what a pass does once for its tokens."""
+        kernels, total, tagged = self._kernels, np.zeros(TABLE_ROWS + 1), _Tags()
+        for gemm in kernels.gemms:
+            total = total + gemm.layers * self._gemm_ns(gemm, gemm.layers, tagged)
+        for kernel in kernels.elementwise:
+            total = total + kernel.layers * self._elementwise_ns(kernel, tagged)
+        total = total + self._once_ns(tagged)
+        if kernels.link:
+            total = total + self._all_reduce_ns(kernels.reduce_bytes, 2 * kernels.layers, tagged)
+        return RowTable(_rounded(total), tagged.rounded())
+
+    def sample_table(self) -> RowTable:
+        """LM head, gathering of the logits and sampler."""
+        kernels, tagged = self._kernels, _Tags()
+        total = self._gemm_ns(kernels.head, 1, tagged)
+        sampler = self._op("sampler")
+        if sampler is None:
+            ns = kernels.elementwise_ns(kernels.sampler, self._rows, self._some, SAMPLER_FLOOR_NS)
+            tagged.add("sampler: roofline", ns)
+        else:
+            ns = self._predicted(sampler, "sampler", 1, tagged, m=self._rows, n=float(self._model.vocab_size))
+        total = total + ns
+        if kernels.link:
+            total = total + self._all_reduce_ns(kernels.gather_bytes, 1, tagged)
+        return RowTable(_rounded(total), tagged.rounded())
+
+    def decode(self) -> tuple[DecodeSurface, Bools]:
+        """us of decode attention in a layer by (sequences, context tokens), and which of its knots are extrapolated."""
+        fit = self._attention("attention_decode")
+        batches = _knots([1.0, *_measured(fit, 0)], MAX_SEQS, KNOTS_PER_OCTAVE)
+        tokens = _knots([1.0, *_measured(fit, 1)], LARGEST_TOKENS, KNOTS_PER_OCTAVE)
+        found = self._predict(fit, batch=batches[:, None], kv_len=self._kv_tokens(tokens[None, :], fit))
+        rows = np.arange(MAX_SEQS + 1)
+        low = np.clip(np.searchsorted(batches, rows, side="right") - 1, 0, len(batches) - 2)
+        share = ((rows - batches[low]) / (batches[low + 1] - batches[low]))[:, None]
+        times = found.us[low] + (found.us[low + 1] - found.us[low]) * share
+        times[0] = 0.0
+        outside = found.extrapolated[low] | (found.extrapolated[low + 1] & (share > 0))
+        return DecodeSurface(tokens.tolist(), np.round(times, 5)), outside
+
+    def chunks(self) -> tuple[ChunkSurface, ChunkSurface]:
+        """us of prefill attention in a layer by (chunks, tokens, cached tokens), and 1 where it is extrapolated."""
+        fit = self._attention("attention_prefill")
+        axes = (
+            _knots([1.0, *_measured(fit, 0)], 256, KNOTS_PER_OCTAVE),
+            _knots([1.0, *_measured(fit, 1)], LARGEST_TOKENS, CHUNK_KNOTS_PER_OCTAVE),
+            np.concatenate([[0.0], _knots([16.0, *_measured(fit, 2)], LARGEST_TOKENS, 2)]),
+        )
+        found = self._predict(
+            fit, batch=axes[0][:, None, None], q_len=axes[1][None, :, None], kv_len=axes[2][None, None, :]
+        )
+        lists = [axis.tolist() for axis in axes]
+        return ChunkSurface(lists, np.round(found.us, 5)), ChunkSurface(lists, found.extrapolated.astype(np.float64))
+
+    def _op(self, op: str) -> OpFit | None:
+        """The fit of an op in the model's format; the two 16-bit formats stand for each other."""
+        found = self._profile.op(op, self._dtype)
+        if found is None and self._dtype in SIXTEEN_BIT:
+            others = (self._profile.op(op, name) for name in SIXTEEN_BIT)
+            found = next((fit for fit in others if fit is not None), None)
+        return found
+
+    def _needed(self, op: str, fit: OpFit | None, dtype: str) -> OpFit:
+        if fit is not None:
+            return fit
+        have = sorted({f"{name} {kind}" for name, kind in self._profile.ops if name in (op, "gemm")})
+        raise ProfileError(
+            f"latency.profile: profile {self._profile.name} has no {op} in {dtype}, which {self._model.name} needs; it "
+            f"has {', '.join(have)}: calibrate with it, or use latency.profile: roofline"
+        )
+
+    def _attention(self, op: str) -> OpFit:
+        return self._needed(op, self._op(op), self._dtype)
+
+    def _kv_tokens(self, tokens: Floats, fit: OpFit) -> Floats:
+        """Tokens of as many bytes in the format that was measured: decode attention is bound by reading the cache."""
+        return tokens * (self.heads.kv_element_bytes / 2.0) if fit.dtype in SIXTEEN_BIT else tokens
+
+    @property
+    def kv_is_measured(self) -> bool:
+        """Whether the cache holds the format that attention was measured on."""
+        return self.heads.kv_element_bytes == 2.0
+
+    def _predict(self, fit: OpFit, **sizes: Floats) -> Prediction:
+        heads = {name: float(getattr(self.heads, name)) for name in ("num_heads", "num_kv_heads", "head_dim")}
+        found = fit.predict({**sizes, **{name: np.asarray(value) for name, value in heads.items()}})
+        self.num_clamped += int(found.clamped.sum())
+        return found
+
+    def _predicted(self, fit: OpFit, name: str, calls: int, tagged: _Tags, **sizes: Floats | float) -> Floats:
+        """ns of one call for 0, 1, ... rows; what is extrapolated is tagged with all `calls`."""
+        found = fit.predict({key: np.maximum(value, 1.0) for key, value in sizes.items()})
+        self.num_clamped += int(found.clamped[1:].sum())
+        ns = found.us * NS_PER_US * self._some
+        if found.extrapolated.any():
+            tagged.add(f"{name}: beyond the measured sizes", calls * ns * found.extrapolated)
+        return ns
+
+    def _gemm_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
+        if gemm.routed:
+            ns = self._kernels.gemm_ns(gemm, self._rows, self._some)
+            tagged.add("experts: roofline", calls * ns)
+            return ns
+        if gemm.quantized:
+            assert self._quantization is not None
+            fit = self._needed("gemm", self._profile.op("gemm", self._quantization), self._quantization)
+        else:
+            fit = self._needed("gemm", self._op("gemm"), self._dtype)
+        return self._predicted(fit, gemm.name, calls, tagged, m=self._rows, n=float(gemm.n), k=float(gemm.k))
+
+    def _elementwise_ns(self, kernel: Elementwise, tagged: _Tags) -> Floats:
+        """By the measured kernel of the same work; else on the roofline."""
+        heads: dict[str, Floats | float] = {"n": float(self.heads.head_dim), "num_heads": float(self.heads.num_heads),
+                 "num_kv_heads": float(self.heads.num_kv_heads)}  # fmt: skip
+        writes, gated = self._op("rotary_kv_write"), self._model.gated_mlp
+        if kernel.name == "rotary" and writes is not None:
+            return self._predicted(writes, "rotary and KV write", kernel.layers, tagged, m=self._rows, **heads)
+        if kernel.name == "kv_write" and writes is not None:
+            return np.zeros(TABLE_ROWS + 1)
+        rotary, norm, silu = self._op("rotary_embedding"), self._op("rms_norm"), self._op("silu_and_mul")
+        if kernel.name == "rotary" and rotary is not None:
+            return self._predicted(rotary, "rotary", kernel.layers, tagged, m=self._rows, **heads)
+        if kernel.name == "norms" and norm is not None:
+            return self._predicted(norm, "norms", kernel.layers, tagged, m=self._rows, n=float(kernel.width))
+        if kernel.name in ("activation", "expert_activation") and silu is not None and gated:
+            return self._predicted(silu, "activation", kernel.layers, tagged, m=self._rows, n=float(kernel.width))
+        ns = self._kernels.elementwise_ns(kernel, self._rows, self._some, ELEMENTWISE_FLOOR_NS)
+        tagged.add("elementwise kernels: roofline", kernel.layers * ns)
+        return ns
+
+    def _once_ns(self, tagged: _Tags) -> Floats:
+        """Embedding and last norm, where they were measured."""
+        total, width = np.zeros(TABLE_ROWS + 1), float(self._model.hidden_size)
+        for op in ("embedding", "rms_norm_final"):
+            fit = self._op(op)
+            if fit is not None:
+                total = total + self._predicted(fit, op, 1, tagged, m=self._rows, n=width)
+        return total
+
+    def _all_reduce_ns(self, bytes_per_row: float, calls: int, tagged: _Tags) -> Floats:
+        """ns of all `calls` together."""
+        link, fit = self._kernels.link, self._op("all_reduce")
+        assert link is not None
+        if fit is None or not self._nvlink:
+            ns = link.all_reduce_ns(bytes_per_row * self._rows, self._some)
+            tagged.add("all-reduce: roofline", calls * ns)
+            return calls * ns
+        sizes: dict[str, Floats | float] = {
+            "world_size": float(self._kernels.ranks),
+            "bytes": bytes_per_row * self._rows,
+        }
+        return calls * self._predicted(fit, "all-reduce", calls, tagged, **sizes)
+
+
+class _Tags:
+    """Extrapolated ns by name, added up."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Floats] = {}
+
+    def add(self, name: str, ns: Floats) -> None:
+        self._found[name] = self._found.get(name, 0.0) + ns
+
+    def rounded(self) -> dict[str, Floats]:
+        return {name: _rounded(ns) for name, ns in self._found.items()}
+
+
+def _rounded(ns: Floats) -> Floats:
+    """To a hundredth of a nanosecond, so that the last bit of a logarithm on another machine does not matter."""
+    rounded: Floats = np.round(ns, 2)
+    return rounded
+
+
+def _measured(fit: OpFit, axis: int) -> list[float]:
+    return sorted({float(size) for sheet in fit.sheets.values() for size in sheet.axes[axis] if size >= 1})
+
+
+def _knots(measured: list[float], largest: float, per_octave: int) -> Floats:
+    """The measured sizes, whole numbers between them so many an octave, and on to `largest`."""
+    top = max(float(largest), measured[-1])
+    between = 2.0 ** (np.arange(0, int(np.log2(top) * per_octave) + 2) / per_octave)
+    knots = np.unique(np.concatenate([np.rint(between), measured, [top]]))
+    return knots[(knots >= measured[0]) & (knots <= top)]
