@@ -25,7 +25,7 @@ from simkit.latency.sheets import Sheet, carry_on, from_nested, log_sizes, to_ne
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "SCALARS", "SCHEMA",
     "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet", "Sizes",
-    "Skew", "Varlen", "Work", "added", "carry_on", "is_shipped", "launch_us", "list_profiles", "load_profile",
+    "Skew", "Varlen", "Work", "added", "carry_on", "describe", "is_shipped", "launch_us", "list_profiles", "load_profile",
     "log_sizes", "parse_profile", "skewed", "to_nested", "work_of",
 ]  # fmt: skip
 
@@ -114,6 +114,25 @@ def _shipped() -> tuple[str, ...]:
 def _load_shipped(name: str) -> Profile:
     text = resources.files("calib").joinpath(f"profiles/{name}.json").read_text(encoding="utf-8")
     return parse_profile(text, f"{name}.json")
+
+
+def describe(profile: Profile) -> dict[str, Any]:
+    """What a profile covers and how well, as plain data: `valid` has the smallest and largest measured size an axis."""
+    ops = []
+    for (op, dtype), fit in profile.ops.items():
+        keys, axes = list(fit.sheets), [sheet.axes for sheet in fit.sheets.values()]
+        valid = {name: [min(k[i] for k in keys), max(k[i] for k in keys)] for i, name in enumerate(KEYS.get(op, ()))}
+        for i, name in enumerate(AXES[op]):
+            valid[name] = [min(float(axis[i][0]) for axis in axes), max(float(axis[i][-1]) for axis in axes)]  # type: ignore[misc]
+        ops.append({"op": op, "dtype": dtype, "valid": valid, "report": profile.report[op, dtype]})
+    return {
+        "name": profile.name,
+        "gpu": profile.gpu.get("name"),
+        "provenance": dict(profile.provenance),
+        "ops": ops,
+        "launches": dict(profile.launches),
+        "host": None if profile.host is None else {"fixed_us": profile.host.fixed_us, "per_seq_us": profile.host.per_seq_us},
+    }
 
 
 def parse_profile(text: str, where: str) -> Profile:

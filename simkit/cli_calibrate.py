@@ -1,0 +1,147 @@
+"""The commands about calibrated step times: calibrate, profiles. They parse, call `calib`, write and print.
+
+`calib` is imported by the command that needs it, torch only by what measures. Owns how errors of `calib` become errors
+of input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simkit import console
+from simkit.cli_studies import Json, Quiet
+from simkit.errors import InputError
+
+if TYPE_CHECKING:
+    from calib.fit import FitResult
+    from calib.table import Table
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Model whose shapes are measured; repeatable (default: a set of common shapes)."),
+]
+
+
+def calibrate(
+    gpu: Annotated[int | None, typer.Option("--gpu", metavar="N", min=0, help="Measure this CUDA device.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="cpu", help="Measure torch on the CPU, to try everything out.")
+    ] = None,
+    from_csv: Annotated[
+        Path | None, typer.Option("--from-csv", metavar="FILE", help="Fit a kernel table (.csv or .csv.gz), measure nothing.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: of the GPU).")] = None,
+    gpu_spec: Annotated[
+        str | None,
+        typer.Option("--gpu-spec", metavar="NAME", help="GPU of `simkit gpus`, or a YAML file, when it is not recognised."),
+    ] = None,
+    model: Models = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A coarse grid: under 2 minutes.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Measure again what an interrupted run measured.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="P.json", help="Profile to write (default calibration/<name>/<name>.json).")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the kernels of a GPU and fit a profile of step times, or fit one from a kernel table."""
+    chosen = [flag for flag, value in (("--gpu", gpu), ("--device", device), ("--from-csv", from_csv)) if value is not None]
+    if len(chosen) != 1:
+        raise InputError(f"calibrate: expected one of --gpu, --device, --from-csv, got {' and '.join(chosen) or 'none'}")
+    if from_csv is not None:
+        measured_only = {"--model": model, "--quick": quick, "--restart": restart}
+        for flag in (flag for flag, value in measured_only.items() if value):
+            raise InputError(f"{flag}: nothing is measured with --from-csv")
+        _from_csv(from_csv, name, gpu_spec, out, json, quiet)
+        return
+    if device not in (None, "cpu"):
+        raise InputError(f"--device: expected cpu, got {device!r}; for a CUDA device use --gpu N")
+    _measure("cpu" if gpu is None else f"cuda:{gpu}", name, gpu_spec, model, quick, restart, out, json, quiet)
+
+
+def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | None, json: bool, quiet: bool) -> None:
+    from simkit.hardware import GpuSpec, list_gpus, load_gpu
+
+    with _calibrating():
+        from calib.fit import fit_table
+        from calib.table import read_table
+
+        registered = {spec.name for spec in list_gpus()}
+        stem = path.name.partition(".")[0]
+        known = next((text for text in (gpu_spec, name, stem) if text and (text is gpu_spec or text in registered)), None)
+        if known is None:
+            raise InputError(f"--gpu-spec: {name or stem!r} is no registered GPU: say which the table is of (list: simkit gpus)")
+        spec: GpuSpec = load_gpu(known)
+        with console.progress(quiet) as progress:
+            table = read_table(path)
+            result = fit_table(table, spec, name or spec.name, {"measured_by": "", "licence": ""}, progress=progress)
+            written = _write(table, result, out, progress)
+    _show(result, written, json, quiet)
+
+
+def _write(table: Table, result: FitResult, out: Path | None, progress: console.Report | None) -> Path:
+    """The profile, and beside it a page of plots."""
+    from calib.plots import plot_page
+
+    name = result.profile.name
+    path = out or Path("calibration") / name / f"{name}.json"
+    if path.suffix != ".json":
+        raise InputError(f"--out: expected a file that ends in .json, got {str(path)!r}")
+    if progress is not None:
+        progress(0.95, "drawing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(result.text, encoding="utf-8")
+        plot_page(table, result, path.with_suffix(".png"))
+    except OSError as error:
+        raise InputError(f"--out: {path}: {(error.strerror or str(error)).lower()}") from None
+    return path
+
+
+def _show(result: FitResult, written: Path, json: bool, quiet: bool) -> None:
+    from simkit.latency.profile import describe
+    from simkit.manifest import canonical_json
+    from simkit.report import profile_tables
+
+    described: dict[str, Any] = describe(result.profile)
+    if json:
+        console.out_bytes(canonical_json(described))
+    else:
+        console.out(*profile_tables.profile_tables(described, console.width()))
+        console.out_lines(profile_tables.listing(described))
+    if not quiet:
+        for line in result.unusable[:20]:
+            console.say(f"note: {line}")
+        if len(result.unusable) > 20:
+            console.say(f"note: and {len(result.unusable) - 20} more rows that could not be used")
+        console.say(f"wrote {written}; use it with --set latency.profile={written}")
+
+
+@contextlib.contextmanager
+def _calibrating() -> Iterator[None]:
+    """Errors of `calib` as errors of input."""
+    from calib.errors import CalibrationError
+
+    try:
+        yield
+    except CalibrationError as error:
+        raise InputError(str(error)) from None
+
+
+def profiles(json: Json = False) -> None:
+    """List the calibrated profiles that ship, their errors, and where they are valid."""
+    from simkit.latency import profile
+    from simkit.manifest import canonical_json
+
+    found = [profile.describe(shipped) for shipped in profile.list_profiles()]
+    if json:
+        console.out_bytes(canonical_json(found))
+        return
+    from simkit.report import profile_tables
+
+    console.out(*profile_tables.profiles_tables(found, console.width()))
