@@ -1,7 +1,7 @@
-"""The error of calibration that a user sees: one line. Imports nothing."""
+"""The error of calibration that a user can act on. Imports nothing."""
 
 from __future__ import annotations
 
 
 class CalibrationError(Exception):
-    """What was asked cannot be measured or fitted: one line that says why and what to do."""
+    """Calibration cannot start or go on: one line that says why and what to do."""

@@ -78,7 +78,12 @@ PURE_ROOMS = {"batching", "kv", "latency", "engine", "metrics", "workload"}
 IMPURE = {"time", "random", "secrets", "uuid", "threading", "asyncio"}
 
 # Import name to distribution; the last two are what jinja2 and pydantic are built on, in step with them.
-DISTRIBUTION_OF = {"yaml": "pyyaml", "markupsafe": "jinja2", "pydantic_core": "pydantic"}
+DISTRIBUTION_OF = {
+    "yaml": "pyyaml",
+    "pynvml": "nvidia-ml-py",
+    "markupsafe": "jinja2",
+    "pydantic_core": "pydantic",
+}
 
 
 @dataclass(frozen=True)

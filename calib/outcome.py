@@ -1,0 +1,132 @@
+"""What a measurement leaves behind: the kernel table `kernels.csv` and `measured.json` about how it was made.
+
+Owns what is derived from measured points (ceilings, spreads, the faster GEMM) and the number of digits of a latency.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from calib.errors import CalibrationError
+from calib.journal import Entry
+from calib.shapes import NOT_IN_TABLE, Point, work
+from calib.table import COLUMNS
+
+_SIGNIFICANT_DIGITS = 5
+_MAX_DECIMALS = 3
+
+
+def latency_text(latency_us: float) -> str:
+    """Five significant digits, at most three decimals, never an exponent."""
+    if latency_us <= 0:
+        raise ValueError(f"a latency must be above 0, got {latency_us}")
+    decimals = min(_MAX_DECIMALS, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(latency_us)))
+    return f"{round(latency_us, decimals):.{max(0, decimals)}f}"
+
+
+def table_text(entries: Iterable[Entry]) -> str:
+    """The kernel table, rows sorted by op and size."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for entry in sorted(entries, key=lambda entry: entry.point.sort_key()):
+        if entry.point.op in NOT_IN_TABLE:
+            continue
+        own = {"dtype": entry.dtype, "latency_us": latency_text(entry.timing.median_us), "source": entry.source}
+        writer.writerow({**entry.point.cells(), **own})
+    return text.getvalue()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises CalibrationError."""
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror or error}") from None
+
+
+def write_info(path: Path, info: Mapping[str, Any]) -> None:
+    """Write `measured.json`."""
+    write_text(path, json.dumps(info, indent=2) + "\n")
+
+
+def table_info(table: str) -> dict[str, Any]:
+    """Rows and hash of the table, to tell which one a profile came from."""
+    return {"rows": table.count("\n") - 1, "sha256": hashlib.sha256(table.encode()).hexdigest()}
+
+
+def ceilings(entries: Collection[Entry]) -> dict[str, float | None]:
+    """The best rates reached; None where nothing was measured. A copy counts what it reads and what it writes."""
+    return {
+        "copy_bytes_per_s": _best(entries, ("memcpy_d2d",), "bytes"),
+        "cached_copy_bytes_per_s": _best(entries, ("memcpy_d2d_cached",), "bytes"),
+        "matmul_flops_per_s": _best(entries, ("gemm", "gemm_triton"), "flops"),
+    }
+
+
+def _best(entries: Iterable[Entry], ops: Collection[str], quantity: str) -> float | None:
+    rates = [
+        getattr(work(entry.point, 1), quantity) / entry.timing.median_us * 1e6
+        for entry in entries
+        if entry.point.op in ops
+    ]
+    return max(rates, default=None)
+
+
+def spreads(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+    """For each op: points, samples, ways of timing, and (p90 - p10) / median over its points."""
+    by_op: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.point.sort_key()):
+        by_op.setdefault(entry.point.op, []).append(entry)
+    return {
+        op: {
+            "points": len(found),
+            "samples": sum(entry.timing.samples for entry in found),
+            "methods": _counts(entry.timing.method for entry in found),
+            "median_spread": _rank([entry.timing.spread for entry in found], 0.5),
+            "p90_spread": _rank([entry.timing.spread for entry in found], 0.9),
+        }
+        for op, found in by_op.items()
+    }
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _rank(values: list[float], share: float) -> float:
+    return round(sorted(values)[math.ceil(share * len(values)) - 1], 4)
+
+
+def gemm_backends(entries: Iterable[Entry]) -> dict[str, Any] | None:
+    """How simkit's GEMM compares with the vendor's where both were measured; None where they never were."""
+    by_point = {entry.point: entry for entry in entries}
+    rows: list[dict[str, Any]] = []
+    for point, own in sorted(by_point.items(), key=lambda item: item[0].sort_key()):
+        vendor = by_point.get(Point("gemm", m=point.m, n=point.n, k=point.k))
+        if point.op == "gemm_triton" and vendor is not None:
+            ratio = own.timing.median_us / vendor.timing.median_us
+            rows.append({"m": point.m, "n": point.n, "k": point.k, "ratio": round(ratio, 4), "config": own.way})
+    if not rows:
+        return None
+    faster = sum(row["ratio"] < 1 for row in rows)
+    mean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
+    return {
+        "points": len(rows),
+        "vendor_faster": len(rows) - faster,
+        "triton_faster": faster,
+        "mean_time_ratio_triton_to_vendor": round(mean, 4),
+        "by_point": rows,
+    }
