@@ -155,7 +155,7 @@ class CpuOps:
         x, silu = self._random(point.get("m"), 2 * n), self._functional.silu
         return lambda: silu(x[:, :n]) * x[:, n:]
 
-    def _rotary_embedding(self, point: Point) -> Call:
+    def _rotary_kv_write(self, point: Point) -> Call:
         m, dim, heads, kv_heads = (point.get(column) for column in ("m", "n", "num_heads", "num_kv_heads"))
         q, k, v = self._random(m, heads, dim), self._random(m, kv_heads, dim), self._random(m, kv_heads, dim)
         key_cache, value_cache = self._random(m, kv_heads, dim), self._random(m, kv_heads, dim)

@@ -25,7 +25,7 @@ KERNELS_OF_OP = {
     "attention_mixed": ("mixed",),
     "rms_norm": ("rms_norm",),
     "silu_and_mul": ("silu_and_mul",),
-    "rotary_embedding": ("rotary_kv_write",),
+    "rotary_kv_write": ("rotary_kv_write",),
     "host_overhead": ("paged_decode", "rms_norm", "silu_and_mul", "rotary_kv_write"),
 }
 """The kernels under `calib.kernels` that an op launches; other ops are PyTorch's."""
@@ -166,7 +166,7 @@ class GpuOps:
         silu = kernel("silu_and_mul")
         return lambda: silu(x)
 
-    def _rotary_embedding(self, point: Point) -> Call:
+    def _rotary_kv_write(self, point: Point) -> Call:
         m, dim, heads, kv_heads = (point.get(column) for column in ("m", "n", "num_heads", "num_kv_heads"))
         q, k, v = self._randn(m, heads, dim), self._randn(m, kv_heads, dim), self._randn(m, kv_heads, dim)
         num_blocks = -(-m // KV_BLOCK_SIZE)
@@ -225,7 +225,7 @@ class GpuOps:
         attention = self._attention_decode(
             Point("attention_decode", batch=num_seqs, kv_len=_STEP_CONTEXT_TOKENS, **heads)
         )
-        rotate = self._rotary_embedding(Point("rotary_embedding", m=num_seqs, n=model.head_dim, **heads))
+        rotate = self._rotary_kv_write(Point("rotary_kv_write", m=num_seqs, n=model.head_dim, **heads))
         activate = self._silu_and_mul(Point("silu_and_mul", m=num_seqs, n=model.mlp_width))
         qkv, output, *mlp = (self._gemm(Point("gemm", m=num_seqs, n=n, k=k)) for n, k in model.gemms)
         layer = (norm, qkv, rotate, attention, output, norm, *mlp[:-1], activate, mlp[-1])

@@ -155,7 +155,7 @@ def _elementwise(axes: Axes, model: ModelShapes) -> Iterator[Point]:
     for m in axes.element_m:
         yield Point("rms_norm", m=m, n=model.hidden)
         yield Point("silu_and_mul", m=m, n=model.mlp_width)
-        yield Point("rotary_embedding", m=m, n=model.head_dim, **heads)
+        yield Point("rotary_kv_write", m=m, n=model.head_dim, **heads)
         yield Point("embedding", m=m, n=model.hidden)
     for m in axes.sampler_m:
         yield Point("sampler", m=m, n=model.vocab)

@@ -102,7 +102,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any], dict[Point, Entry]]:
 
 
 def _unreadable(path: Path, line: int) -> CalibrationError:
-    return CalibrationError(f"{path}:{line}: not a calibration journal; delete it, or start anew with --no-resume")
+    return CalibrationError(f"{path}:{line}: not a calibration journal; delete it, or start anew with --restart")
 
 
 def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any])
         if found.get(key) != wanted.get(key):
             raise CalibrationError(
                 f"{path}: an unfinished measurement with {key} {found.get(key)!r}, now {wanted.get(key)!r}:"
-                " start anew with --no-resume, or give another --out"
+                " start anew with --restart, or give another --out"
             )
 
 

@@ -22,7 +22,7 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
     "attention_mixed": ("q_len", "kv_len", *_HEADS, "decode_batch", "decode_kv_len"),
     "rms_norm": ("m", "n"),
     "silu_and_mul": ("m", "n"),
-    "rotary_embedding": ("m", "n", *_HEADS),
+    "rotary_kv_write": ("m", "n", *_HEADS),
     "embedding": ("m", "n"),
     "sampler": ("m", "n"),
     "memcpy_d2d": ("bytes",),
@@ -38,7 +38,7 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
 - attention_prefill: `batch` equal sequences, `q_len` new tokens each after `kv_len` cached ones.
 - attention_mixed: one launch with a chunk (`q_len` after `kv_len`) and `decode_batch` decodes over `decode_kv_len`.
 - rms_norm: the residual is added first; n = hidden. silu_and_mul: n = width of the MLP. embedding: n = hidden.
-- rotary_embedding: rotation of queries and keys and the write of keys and values to the cache; n = head_dim.
+- rotary_kv_write: rotation of queries and keys and the write of keys and values to the cache; n = head_dim.
 - sampler: m sequences, n = vocabulary.
 - memcpy_*: `bytes` copied once, so a copy within the device reads and writes twice as many together.
 - host_overhead: host time to launch all kernels of one step with m running sequences.
@@ -181,7 +181,7 @@ def work(point: Point, element_bytes: int) -> Work:
     if op == "host_overhead":
         return Work(0.0, 0.0)
     m, n = point.get("m"), point.get("n")
-    if op == "rotary_embedding":
+    if op == "rotary_kv_write":
         query, key = point.get("num_heads") * n, point.get("num_kv_heads") * n
         return Work(6.0 * m * (query + key), float(element_bytes * m * (2 * query + 2 * key + 2 * key)))
     vectors = {"rms_norm": 4, "silu_and_mul": 3, "embedding": 2, "sampler": 1}[op]

@@ -27,7 +27,8 @@ _WARM_UP_SHARE = 0.1
 class Timing:
     """Microseconds of one call. A sample is `calls_per_sample` calls together, divided by their number.
 
-    `method` is cuda_graph, cuda_events, perf_counter or launch; `note` says when another one was tried first.
+    `method` is cuda_graph, cuda_events, perf_counter, graph_launch or launch; `note` says
+    when another one was tried first.
     """
 
     median_us: float
@@ -134,14 +135,23 @@ class CudaTimer:
             graph = self._capture(calls, num_calls)
         except RuntimeError as error:
             cuda.synchronize()
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            return self._by_events(calls, rough_us, budget_s, f"no graph: {reason}")
+            return self._by_events(calls, rough_us, budget_s, f"no graph: {_first_line(error)}")
         return self._by_replay(graph, num_calls, budget_s)
 
     def time_launch(self, call: Call, budget_s: float) -> Timing:
-        """Host time; the device is drained before each sample and not waited for within it."""
+        """Host time; the device is drained before each sample and not waited for within it.
+
+        Replayed as one graph, as engines launch a decode step; call by call where it cannot be captured.
+        """
         samples: list[float] = []
         call()
+        self._torch.cuda.synchronize()
+        method, note = "graph_launch", ""
+        try:
+            call = self._capture((call,), 1).replay
+            call()
+        except RuntimeError as error:
+            method, note = "launch", f"no graph: {_first_line(error)}"
         self._torch.cuda.synchronize()
         start = self._clock_s()
         while len(samples) < MIN_SAMPLES or (self._clock_s() - start < budget_s and len(samples) < MAX_SAMPLES):
@@ -149,7 +159,7 @@ class CudaTimer:
             call()
             samples.append((self._clock_s() - before) * 1e6)
             self._torch.cuda.synchronize()
-        return summarize(samples, 1, "launch")
+        return summarize(samples, 1, method, note)
 
     @staticmethod
     def _run(calls: Sequence[Call], count: int) -> None:
@@ -213,6 +223,10 @@ class CudaTimer:
 
     def _event(self) -> Any:
         return self._torch.cuda.Event(enable_timing=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _count(sample_us: float, budget_s: float) -> int:

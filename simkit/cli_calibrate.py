@@ -20,6 +20,7 @@ from simkit.errors import InputError
 if TYPE_CHECKING:
     from calib.fit import FitResult
     from calib.table import Table
+    from simkit.hardware import GpuSpec
 
 Models = Annotated[
     list[str] | None,
@@ -33,26 +34,34 @@ def calibrate(
         str | None, typer.Option("--device", metavar="cpu", help="Measure torch on the CPU, to try everything out.")
     ] = None,
     from_csv: Annotated[
-        Path | None, typer.Option("--from-csv", metavar="FILE", help="Fit a kernel table (.csv or .csv.gz), measure nothing.")
+        Path | None,
+        typer.Option("--from-csv", metavar="FILE", help="Fit a kernel table (.csv or .csv.gz), measure nothing."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: of the GPU).")] = None,
     gpu_spec: Annotated[
         str | None,
-        typer.Option("--gpu-spec", metavar="NAME", help="GPU of `simkit gpus`, or a YAML file, when it is not recognised."),
+        typer.Option(
+            "--gpu-spec", metavar="NAME", help="GPU of `simkit gpus`, or a YAML file, when it is not recognised."
+        ),
     ] = None,
     model: Models = None,
     quick: Annotated[bool, typer.Option("--quick", help="A coarse grid: under 2 minutes.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Measure again what an interrupted run measured.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="P.json", help="Profile to write (default calibration/<name>/<name>.json).")
+        Path | None,
+        typer.Option("--out", metavar="P.json", help="Profile to write (default calibration/<name>/<name>.json)."),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure the kernels of a GPU and fit a profile of step times, or fit one from a kernel table."""
-    chosen = [flag for flag, value in (("--gpu", gpu), ("--device", device), ("--from-csv", from_csv)) if value is not None]
+    chosen = [
+        flag for flag, value in (("--gpu", gpu), ("--device", device), ("--from-csv", from_csv)) if value is not None
+    ]
     if len(chosen) != 1:
-        raise InputError(f"calibrate: expected one of --gpu, --device, --from-csv, got {' and '.join(chosen) or 'none'}")
+        raise InputError(
+            f"calibrate: expected one of --gpu, --device, --from-csv, got {' and '.join(chosen) or 'none'}"
+        )
     if from_csv is not None:
         measured_only = {"--model": model, "--quick": quick, "--restart": restart}
         for flag in (flag for flag, value in measured_only.items() if value):
@@ -65,22 +74,64 @@ def calibrate(
 
 
 def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | None, json: bool, quiet: bool) -> None:
-    from simkit.hardware import GpuSpec, list_gpus, load_gpu
+    from simkit.hardware import list_gpus, load_gpu
 
     with _calibrating():
-        from calib.fit import fit_table
         from calib.table import read_table
 
         registered = {spec.name for spec in list_gpus()}
-        stem = path.name.partition(".")[0]
-        known = next((text for text in (gpu_spec, name, stem) if text and (text is gpu_spec or text in registered)), None)
+        known = gpu_spec or next((text for text in (name, path.name.partition(".")[0]) if text in registered), None)
         if known is None:
-            raise InputError(f"--gpu-spec: {name or stem!r} is no registered GPU: say which the table is of (list: simkit gpus)")
-        spec: GpuSpec = load_gpu(known)
+            raise InputError(
+                f"--gpu-spec: {name or path.name!r} is no registered GPU: say which the table is of (list: simkit gpus)"
+            )
+        spec = load_gpu(known)
+        table = read_table(path)
+        _fit(table, spec, name or spec.name, {}, out, json, quiet)
+
+
+def _measure(
+    device: str,
+    name: str | None,
+    gpu_spec: str | None,
+    models: list[str] | None,
+    quick: bool,
+    restart: bool,
+    out: Path | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    with _calibrating():
+        from calib import sweep
+        from calib.measured import provenance_of, read_info, spec_of
+        from calib.table import read_table
+
+        folder = Path("calibration") / device.replace("cuda:", "gpu") if out is None else out.parent
+        settings = sweep.SweepSettings(
+            device, tuple(models or ()), quick=quick, out_dir=folder, resume=not restart, gpu_spec=gpu_spec
+        )
+        if not quiet:
+            console.say(f"measuring {device}: {sweep.describe(settings)}")
         with console.progress(quiet) as progress:
-            table = read_table(path)
-            result = fit_table(table, spec, name or spec.name, {"measured_by": "", "licence": ""}, progress=progress)
-            written = _write(table, result, out, progress)
+            measured = sweep.measure(settings, progress)
+        info = read_info(measured.info_path)
+        spec = spec_of(info, gpu_spec)
+        if not quiet:
+            for note in measured.notes:
+                console.say(f"note: {note}")
+        chosen = name or ("cpu" if device == "cpu" else f"{spec.name}-measured")
+        path = out or folder / f"{chosen}.json"
+        _fit(read_table(measured.table_path), spec, chosen, provenance_of(info), path, json, quiet)
+
+
+def _fit(
+    table: Table, spec: GpuSpec, name: str, provenance: dict[str, Any], out: Path | None, json: bool, quiet: bool
+) -> None:
+    from calib.fit import fit_table
+
+    with console.progress(quiet) as progress:
+        result = fit_table(table, spec, name, provenance, progress=progress)
+        written = _write(table, result, out, progress)
     _show(result, written, json, quiet)
 
 

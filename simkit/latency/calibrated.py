@@ -48,9 +48,6 @@ class Calibrated:
         kv_cache_dtype: str,
         async_scheduling: bool,
     ) -> None:
-        measured_on = str(profile.gpu.get("name", "another GPU"))
-        here = "calibrated" if measured_on == gpu.name else f"calibrated on {measured_on}, not on {gpu.name}"
-        self.source = f"profile {profile.name} ({here})"
         self.kernels = Kernels(
             model,
             gpu,
@@ -78,9 +75,11 @@ class Calibrated:
         self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / tensor_parallel_size
         self._async = async_scheduling
         host = profile.host
-        self._host_fixed_ns = float(HOST_FIXED_NS) if host is None else host.fixed_us * NS_PER_US
+        # What a calibration measures is the launching of a step: the engine's own work is no less than assumed.
+        self._host_fixed_ns = float(HOST_FIXED_NS) if host is None else max(HOST_FIXED_NS, host.fixed_us * NS_PER_US)
         self._host_per_seq_ns = float(HOST_PER_SEQ_NS) if host is None else host.per_seq_us * NS_PER_US
         self.num_clamped = tables.num_clamped
+        self.source = f"profile {profile.name} ({_calibrated(profile, gpu, dtype, tables.measured_dtype)})"
 
     def step_ns(self, shapes: StepShapes) -> Ints:
         """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
@@ -130,6 +129,14 @@ class Calibrated:
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = self._token_ns.at(shapes.decode_seqs + shapes.prefill_tokens)
         return tokens + self._sample_ns.at(shapes.sampled_seqs) + self._attention.ns(shapes)
+
+
+def _calibrated(profile: Profile, gpu: GpuSpec, dtype: str, measured_dtype: str) -> str:
+    """What a reader must know of the profile in a few words."""
+    words, measured_on = "calibrated", str(profile.gpu.get("name", "another GPU"))
+    if measured_on != gpu.name:
+        words += f" on {measured_on}, not on {gpu.name}"
+    return words if measured_dtype == dtype else f"{words}, in {measured_dtype} for {dtype}"
 
 
 class _Rows:

@@ -24,9 +24,9 @@ from simkit.latency.sheets import Sheet, carry_on, from_nested, log_sizes, to_ne
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "SCALARS", "SCHEMA",
-    "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet", "Sizes",
-    "Skew", "Varlen", "Work", "added", "carry_on", "describe", "is_shipped", "launch_us", "list_profiles", "load_profile",
-    "log_sizes", "parse_profile", "skewed", "to_nested", "work_of",
+    "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet",
+    "Sizes", "Skew", "Varlen", "Work", "added", "carry_on", "describe", "is_shipped", "launch_us",
+    "list_profiles", "load_profile", "log_sizes", "parse_profile", "skewed", "to_nested", "work_of",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -121,9 +121,9 @@ def describe(profile: Profile) -> dict[str, Any]:
     ops = []
     for (op, dtype), fit in profile.ops.items():
         keys, axes = list(fit.sheets), [sheet.axes for sheet in fit.sheets.values()]
-        valid = {name: [min(k[i] for k in keys), max(k[i] for k in keys)] for i, name in enumerate(KEYS.get(op, ()))}
-        for i, name in enumerate(AXES[op]):
-            valid[name] = [min(float(axis[i][0]) for axis in axes), max(float(axis[i][-1]) for axis in axes)]  # type: ignore[misc]
+        sizes = {name: [float(key[i]) for key in keys] for i, name in enumerate(KEYS.get(op, ()))}
+        sizes |= {name: [float(end) for axis in axes for end in axis[i][[0, -1]]] for i, name in enumerate(AXES[op])}
+        valid = {name: [min(values), max(values)] for name, values in sizes.items()}
         ops.append({"op": op, "dtype": dtype, "valid": valid, "report": profile.report[op, dtype]})
     return {
         "name": profile.name,
@@ -131,7 +131,9 @@ def describe(profile: Profile) -> dict[str, Any]:
         "provenance": dict(profile.provenance),
         "ops": ops,
         "launches": dict(profile.launches),
-        "host": None if profile.host is None else {"fixed_us": profile.host.fixed_us, "per_seq_us": profile.host.per_seq_us},
+        "host": None
+        if profile.host is None
+        else {"fixed_us": profile.host.fixed_us, "per_seq_us": profile.host.per_seq_us},
     }
 
 

@@ -123,12 +123,15 @@ class TableBuilder:
         return ChunkSurface(lists, np.round(found.us, 5)), ChunkSurface(lists, found.extrapolated.astype(np.float64))
 
     def _op(self, op: str) -> OpFit | None:
-        """The fit of an op in the model's format; the two 16-bit formats stand for each other."""
-        found = self._profile.op(op, self._dtype)
-        if found is None and self._dtype in SIXTEEN_BIT:
-            others = (self._profile.op(op, name) for name in SIXTEEN_BIT)
-            found = next((fit for fit in others if fit is not None), None)
-        return found
+        """The fit of an op in the model's format; 16-bit formats stand for each other, and 32 bits for them at need."""
+        wanted = (self._dtype, *SIXTEEN_BIT, "float32") if self._dtype in SIXTEEN_BIT else (self._dtype,)
+        return next((fit for fit in (self._profile.op(op, name) for name in wanted) if fit is not None), None)
+
+    @property
+    def measured_dtype(self) -> str:
+        """The format of the GEMMs that price the model's unquantised products."""
+        fit = self._op("gemm")
+        return self._dtype if fit is None else fit.dtype
 
     def _needed(self, op: str, fit: OpFit | None, dtype: str) -> OpFit:
         if fit is not None:

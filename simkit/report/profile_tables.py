@@ -1,4 +1,4 @@
-"""The terminal's tables of calibrated profiles (`simkit profiles`, `simkit calibrate`). Reads plain data; imports rich."""
+"""The terminal's tables of calibrated profiles (`simkit profiles`, `calibrate`). Reads plain data; imports rich."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Described = Mapping[str, Any]
 """A profile as `simkit.latency.profile.describe` gives it."""
 
+MAIN_OPS = ("gemm", "attention_decode", "attention_prefill")
+
 LISTED = (
     ("refused", "faster than the hardware allows, not used"),
     ("outliers", "far from their neighbours, kept as measured"),
@@ -30,8 +32,8 @@ def profiles_tables(profiles: Sequence[Described], width: int = 100) -> list[Ren
         parts += [*profile_tables(profile, width), *(Text(line) for line in _valid(profile)), Text("")]
     parts.append(
         Text(
-            "Errors in percent on 20 % of the shapes, which the fit did not see. Inside: measured neighbours on both sides"
-            " along every axis. Beyond: trained up to half of the largest size, tested above."
+            "Errors in percent on 20 % of the shapes, not seen by the fit. Inside: measured neighbours on both sides along "
+            "every axis. Extrapolated: trained up to half of the largest size of an axis, tested above."
         )
     )
     return parts
@@ -44,20 +46,22 @@ def profile_tables(profile: Described, width: int = 100) -> list[RenderableType]
     reports = [row["report"] for row in ops]
     errors = [report.get("errors") or {} for report in reports]
     inside = [error.get("held_out_inside") or {} for error in errors]
+    outside = [error.get("held_out_outside") or {} for error in errors]
     groups = (
         _column("rows", (_count(report.get("rows")) for report in reports)),
-        _column("shapes", (_count(report.get("shapes")) for report in reports)),
         _column("refused", (_count((report.get("refused") or {}).get("count")) for report in reports)),
         _column("merged", (_count(report.get("merged")) for report in reports)),
+        _column("spikes", (_count((report.get("outliers") or {}).get("count")) for report in reports)),
         _column("inside\nMAPE", (_percent(error.get("mape_pct")) for error in inside)),
         _column("\nmedian", (_percent(error.get("median_pct")) for error in inside)),
         _column("\np95", (_percent(error.get("p95_pct")) for error in inside)),
-        _column("outside\nMAPE", (_percent((e.get("held_out_outside") or {}).get("mape_pct")) for e in errors)),
-        _column("beyond half of\nMAPE", (_beyond(error.get("beyond_half_of")) for error in errors)),
+        _column("outside\nMAPE", (_percent(error.get("mape_pct")) for error in outside)),
+        _column("\np95", (_percent(error.get("p95_pct")) for error in outside)),
     )
     title = Text(f"{profile['name']}  ", style="bold")
     title.append(_origin(profile), style="not bold")
-    return [title, *fit("op", names, groups, width), *(Text(line) for line in _launches(profile))]
+    lines = [*_extrapolated(ops), *_launches(profile)]
+    return [title, *fit("op", names, groups, width), *(Text(line) for line in lines)]
 
 
 def listing(profile: Described) -> list[str]:
@@ -92,8 +96,8 @@ def _launches(profile: Described) -> list[str]:
         lines = [f"a chunk beside decodes: not measured, priced {how}"]
     if skew and skew.get("measured"):
         lines.append(
-            f"decodes of unequal length: {skew['rows']:,} launches fitted, held out {skew['held_out']['mape_pct']:.1f} % "
-            f"MAPE (priced at the mean length: {skew['held_out_at_the_mean']['mape_pct']:.1f} %)"
+            f"decodes of unequal length: {skew['rows']:,} launches fitted, held out "
+            f"{skew['held_out']['mape_pct']:.1f} % MAPE (at the mean length: {skew['held_out_at_the_mean']['mape_pct']:.1f} %)"
         )
     host = profile.get("host")
     if host:
@@ -111,10 +115,19 @@ def _valid(profile: Described) -> list[str]:
     return lines
 
 
-def _beyond(errors: Mapping[str, Any] | None) -> str:
-    if not errors:
-        return MISSING
-    return ", ".join(f"{axis} {error['mape_pct']:.1f}" for axis, error in errors.items())
+def _extrapolated(ops: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The split of each axis, and their mean over the main ops."""
+    parts, main = [], []
+    for row in ops:
+        found = (row["report"].get("errors") or {}).get("beyond_half_of") or {}
+        errors = {axis: error["mape_pct"] for axis, error in found.items() if error["mape_pct"] is not None}
+        if errors:
+            parts.append(f"{row['op']} {row['dtype']} " + ", ".join(f"{axis} {e:.1f}" for axis, e in errors.items()))
+        if row["op"] in MAIN_OPS and row["dtype"] != "fp8":
+            main += list(errors.values())
+    if not main:
+        return []
+    return [f"extrapolated, MAPE: {'; '.join(parts)}; mean of the main ops' splits {sum(main) / len(main):.1f}"]
 
 
 def _column(header: str, cells: Iterable[str]) -> tuple[Column, ...]:

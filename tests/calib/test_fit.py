@@ -103,7 +103,9 @@ def test_kv_heads_beyond_the_table_are_a_larger_batch_of_its_heads(fitted: FitRe
 
 def test_a_gemm_wider_than_the_table_scales_the_widest(fitted: FitResult) -> None:
     fit_ = fitted.profile.ops["gemm", "bfloat16"]
-    wide, widest = (fit_.predict({"m": np.array([256.0]), "n": np.array([n]), "k": np.array([4096.0])}) for n in (65536.0, 16384.0))
+    wide, widest = (
+        fit_.predict({"m": np.array([256.0]), "n": np.array([n]), "k": np.array([4096.0])}) for n in (65536.0, 16384.0)
+    )
     assert wide.extrapolated[0]
     assert not widest.extrapolated[0]
     assert wide.us[0] / widest.us[0] == pytest.approx(4.0, rel=0.1)

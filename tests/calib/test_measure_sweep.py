@@ -308,7 +308,7 @@ def test_kernels_with_wrong_results_are_not_timed(rig: Rig) -> None:
 def test_a_wrong_result_of_an_unknown_kernel_refuses_all_kernels() -> None:
     refused = refused_ops([Result("rotary", False)])
     assert "gemm" not in refused
-    assert {"gemm_triton", "attention_prefill", "attention_mixed", "rotary_embedding", "rms_norm"} <= set(refused)
+    assert {"gemm_triton", "attention_prefill", "attention_mixed", "rotary_kv_write", "rms_norm"} <= set(refused)
     assert refused_ops([Result("mixed", True)]) == {}
 
 

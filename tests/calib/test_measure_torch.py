@@ -38,7 +38,7 @@ SMALL = (
     Point("attention_mixed", q_len=5, kv_len=0, decode_batch=0, decode_kv_len=0, **HEADS),
     Point("rms_norm", m=3, n=32),
     Point("silu_and_mul", m=3, n=32),
-    Point("rotary_embedding", m=20, n=16, **HEADS),
+    Point("rotary_kv_write", m=20, n=16, **HEADS),
     Point("embedding", m=3, n=16),
     Point("sampler", m=2, n=100),
     Point("memcpy_d2d", bytes=1000),

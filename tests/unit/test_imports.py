@@ -24,6 +24,7 @@ ROOM_OF = {
     "model_spec": "models",
     "hf_config": "models",
     "cli_studies": "cli",
+    "cli_calibrate": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
