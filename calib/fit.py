@@ -87,6 +87,8 @@ def fit_table(
     if missing:
         raise CalibrationError(f"no usable row of {', '.join(missing)}: a profile needs {', '.join(REQUIRED)}")
     plain = [rows for rows in table.rows.values() if rows.op in AXES]
+    for rows in (rows for rows in plain if rows.op == "gemm"):
+        check_units(rows, limits_of(rows.op, rows.dtype, gpu))
     fitted = []
     for index, rows in enumerate(plain):
         if progress is not None:
@@ -135,8 +137,6 @@ def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:
 
 
 def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit]:
-    if raw.op == "gemm":
-        check_units(raw, limits)
     allowed, refused = split_by_limit(raw, limits)
     if not len(allowed):
         raise CalibrationError(f"{raw.op} {raw.dtype}: every row is faster than the hardware allows: {raw.describe(0)}")

@@ -59,7 +59,7 @@ def provenance_of(info: Mapping[str, Any]) -> dict[str, Any]:
     identity = info["identity"]
 
     def known(name: str) -> bool:
-        return identity.get(name, "unknown") != "unknown"
+        return bool(identity.get(name, "unknown") != "unknown")
 
     software = [f"{name} {identity[name]}" for name in ("torch", "triton", "cuda", "driver") if known(name)]
     return {

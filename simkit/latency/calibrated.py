@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from simkit.hardware import GpuSpec
-from simkit.latency.kernels import Kernels, attended
+from simkit.latency.kernels import TABLE_ROWS, Kernels, attended
 from simkit.latency.launches import ARRAYS, SCALARS, added, launch_us, skewed
 from simkit.latency.profile import Profile
 from simkit.latency.roofline import HOST_FIXED_NS, HOST_PER_SEQ_NS, SCALAR_STEPS, to_ns
 from simkit.latency.sheets import Bools
-from simkit.latency.step_tables import TableBuilder
+from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S, NS_PER_US
@@ -69,8 +69,7 @@ class Calibrated:
         )
         tokens, samples = tables.token_table(), tables.sample_table()
         self._token_ns, self._sample_ns = _Rows(tokens.ns), _Rows(samples.ns)
-        self._tagged_tokens = {name: _Rows(ns) for name, ns in tokens.tagged.items()}
-        self._tagged_samples = {name: _Rows(ns) for name, ns in samples.tagged.items()}
+        self._token_shares, self._sample_shares = _shares(tokens), _shares(samples)
         self._attention = _Attention(tables, profile)
         self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / tensor_parallel_size
         self._async = async_scheduling
@@ -120,11 +119,15 @@ class Calibrated:
     def gpu_and_extrapolated_ns(self, shapes: StepShapes) -> tuple[Ints, dict[str, Floats]]:
         """(`gpu_ns`, the part of it that does not rest on measurements by what it is, float64[k] each)."""
         rows, attention = shapes.decode_seqs + shapes.prefill_tokens, self._attention.ns(shapes)
-        gpu = self._token_ns.at(rows) + self._sample_ns.at(shapes.sampled_seqs) + attention
-        found = {name: table.at(rows) for name, table in self._tagged_tokens.items()}
-        for name, table in self._tagged_samples.items():
-            found[name] = found.get(name, 0.0) + table.at(shapes.sampled_seqs)
-        return to_ns(gpu), found | self._attention.extrapolated(shapes, attention)
+        token_ns, sample_ns = self._token_ns.at(rows), self._sample_ns.at(shapes.sampled_seqs)
+        found = self._attention.extrapolated(shapes, attention)
+        for shares, ns, count in (
+            (self._token_shares, token_ns, rows),
+            (self._sample_shares, sample_ns, shapes.sampled_seqs),
+        ):
+            for name, share in shares.items():
+                found[name] = found.get(name, 0.0) + ns * share[np.minimum(count, TABLE_ROWS)]
+        return to_ns(token_ns + sample_ns + attention), found
 
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = self._token_ns.at(shapes.decode_seqs + shapes.prefill_tokens)
@@ -137,6 +140,11 @@ def _calibrated(profile: Profile, gpu: GpuSpec, dtype: str, measured_dtype: str)
     if measured_on != gpu.name:
         words += f" on {measured_on}, not on {gpu.name}"
     return words if measured_dtype == dtype else f"{words}, in {measured_dtype} for {dtype}"
+
+
+def _shares(table: RowTable) -> dict[str, Floats]:
+    """Which share of the time of so many rows is extrapolated, by name."""
+    return {name: ns / np.maximum(table.ns, 1.0) for name, ns in table.tagged.items()}
 
 
 class _Rows:

@@ -32,8 +32,8 @@ def profiles_tables(profiles: Sequence[Described], width: int = 100) -> list[Ren
         parts += [*profile_tables(profile, width), *(Text(line) for line in _valid(profile)), Text("")]
     parts.append(
         Text(
-            "Errors in percent on 20 % of the shapes, not seen by the fit. Inside: measured neighbours on both sides along "
-            "every axis. Extrapolated: trained up to half of the largest size of an axis, tested above."
+            "Errors in percent on 20 % of the shapes, not seen by the fit. Inside: measured neighbours on both sides"
+            " along every axis. Extrapolated: trained up to half of the largest size of an axis, tested above."
         )
     )
     return parts
@@ -95,9 +95,10 @@ def _launches(profile: Described) -> list[str]:
         how = "as the sum of its parts" if mixed.get("rule") == "sum" else "by constants of another GPU"
         lines = [f"a chunk beside decodes: not measured, priced {how}"]
     if skew and skew.get("measured"):
+        error, at_mean = skew["held_out"]["mape_pct"], skew["held_out_at_the_mean"]["mape_pct"]
         lines.append(
-            f"decodes of unequal length: {skew['rows']:,} launches fitted, held out "
-            f"{skew['held_out']['mape_pct']:.1f} % MAPE (at the mean length: {skew['held_out_at_the_mean']['mape_pct']:.1f} %)"
+            f"decodes of unequal length: {skew['rows']:,} launches fitted, held out {error:.1f} % MAPE (at the mean "
+            f"length: {at_mean:.1f} %)"
         )
     host = profile.get("host")
     if host:

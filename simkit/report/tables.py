@@ -22,6 +22,8 @@ Show = Callable[[Any], str]
 STATS = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E"), ("queue_ms", "Queue"))
 GAP, EDGE = 2, 2
+TOLD_SHARE = 0.005
+"""Extrapolated shares of GPU time from which on they are named."""
 WASTE = ("reserved", "internal", "external")
 
 # Columns of the comparison, in groups that stay together: (header, key in the summary, how it reads).
@@ -181,9 +183,21 @@ def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
     served = f"{scenario.get('model', '?')} on {gpus} x {hardware.get('gpu', '?')}"
     how = f"{engine.get('batching', '?')} batching, {engine.get('kv_allocator', '?')} KV"
     text.append(f"  {served}, {how}\nstep times: {summary.get('latency_source', '?')}", style="not bold")
+    text.append(_not_measured(summary), style="not bold")
     if summary.get("saturated"):
         text.append(f"\nsaturated: {summary.get('saturation_reason') or 'the queue grows'}", style="bold")
     return text
+
+
+def _not_measured(summary: Mapping[str, Any]) -> str:
+    """Which shares of GPU time a calibrated profile had to extrapolate; those too small to matter are only counted."""
+    found = value(summary, "gpu.extrapolated")
+    if not found or not found.get("share"):
+        return ""
+    parts = {name: share for name, share in found["parts"].items() if not name.endswith("_ci95") and share}
+    largest = sorted(parts, key=lambda name: -parts[name])
+    named = [f"{name} {percent(parts[name])}" for name in largest if parts[name] >= TOLD_SHARE]
+    return f"\nnot measured: {percent(found['share'])} of GPU time" + (f" ({'; '.join(named)})" if named else "")
 
 
 def _latency_tables(

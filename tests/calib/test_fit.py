@@ -122,7 +122,7 @@ def test_nothing_is_faster_than_the_hardware(fitted: FitResult) -> None:
 def test_held_out_errors_are_small_where_the_truth_is_smooth(fitted: FitResult) -> None:
     for op, bound in (("gemm", 6.0), ("attention_decode", 2.0), ("attention_prefill", 4.0)):
         score = report(fitted, op).score
-        assert score.inside.num > 10
+        assert score.inside.num > 5
         assert score.inside.mape_pct < bound
     gemm = report(fitted, "gemm").score
     assert gemm.physics_only.mape_pct > 2 * gemm.inside.mape_pct

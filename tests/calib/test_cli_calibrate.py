@@ -1,0 +1,136 @@
+"""`simkit calibrate` and `simkit profiles` as a user meets them: files, messages, exit codes."""
+
+# ruff: noqa: E501 (expected messages are easier to read, and to search for, in one piece)
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import rows, text
+from typer.testing import CliRunner
+
+from simkit import cli
+
+SCENARIO = """\
+name: tiny
+model: llama-3-8b
+hardware: {gpu: a100-sxm4-80gb}
+engine: {max_num_seqs: 4, max_model_len: 2048}
+workload:
+  num_requests: 3
+  arrivals: {process: poisson, rate_per_s: 6}
+  prompt_tokens: {dist: fixed, value: 50}
+  output_tokens: {dist: fixed, value: 20}
+latency: {profile: mine.json}
+"""
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text(text(), encoding="utf-8")
+    (tmp_path / "tiny.yaml").write_text(SCENARIO, encoding="utf-8")
+    return tmp_path
+
+
+def simkit(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(cli.app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_table_becomes_a_profile_that_runs(home: Path) -> None:
+    code, out, err = simkit(
+        "calibrate", "--from-csv", "mine.csv", "--name", "mine", "--gpu-spec", "a100-sxm4-80gb", "--out", "mine.json"
+    )
+    assert code == 0, err
+    assert "gemm bfloat16" in out
+    assert "attention_decode bfloat16" in out
+    assert "mean of the main ops' splits" in out
+    assert err.splitlines()[-1] == "wrote mine.json; use it with --set latency.profile=mine.json"
+    assert json.loads((home / "mine.json").read_text())["name"] == "mine"
+    assert (home / "mine.png").read_bytes().startswith(b"\x89PNG")
+    code, out, err = simkit("run", "tiny.yaml", "--no-report")
+    assert code == 0, err
+    assert "step times: profile mine (calibrated)" in out
+    assert "not measured: " in out
+
+
+def test_the_name_of_a_gpu_is_enough_and_json_is_the_report(home: Path) -> None:
+    code, out, err = simkit("calibrate", "--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--json", "--quiet")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["gpu"] == "a100-sxm4-80gb"
+    gemm = next(row for row in found["ops"] if row["op"] == "gemm")
+    assert gemm["valid"] == {"m": [1.0, 4096.0], "n": [256.0, 16384.0], "k": [256.0, 8192.0]}
+    assert gemm["report"]["errors"]["held_out_inside"]["num"] > 10
+    assert (home / "calibration" / "a100-sxm4-80gb" / "a100-sxm4-80gb.json").exists()
+
+
+def test_rows_that_are_not_used_are_listed(home: Path) -> None:
+    table = list(rows())
+    table[5]["latency_us"], table[6]["latency_us"] = 1e-3, "NaN"
+    (home / "mine.csv").write_text(text(table), encoding="utf-8")
+    code, out, err = simkit("calibrate", "--from-csv", "mine.csv", "--name", "x", "--gpu-spec", "a100-sxm4-80gb")
+    assert code == 0
+    assert "1 gemm bfloat16 rows faster than the hardware allows, not used:\n  gemm bfloat16 m=1 " in out
+    assert "note: mine.csv:8: gemm bfloat16: latency_us is missing or out of range" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "calibrate: expected one of --gpu, --device, --from-csv, got none"),
+        (["--gpu", "0", "--device", "cpu"], "expected one of --gpu, --device, --from-csv, got --gpu and --device"),
+        (["--device", "tpu"], "--device: expected cpu, got 'tpu'; for a CUDA device use --gpu N"),
+        (["--from-csv", "mine.csv"], "--gpu-spec: 'mine.csv' is no registered GPU: say which the table is of (list: simkit gpus)"),
+        (["--from-csv", "mine.csv", "--name", "x", "--gpu-spec", "a100"], "hardware.gpu: 'a100' is not known; did you mean"),
+        (["--from-csv", "none.csv", "--name", "h200-sxm-141gb"], "none.csv: no such file"),
+        (["--from-csv", "mine.csv", "--quick"], "--quick: nothing is measured with --from-csv"),
+        (["--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--out", "x.txt"], "--out: expected a file that ends in .json"),
+        (["--from-csv", "tiny.yaml", "--name", "a100-sxm4-80gb"], "tiny.yaml: not a CSV file: "),
+        (["--from-csv", "mine.csv", "--name", "t4-16gb"], "t4-16gb has no bfloat16"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_2(home: Path, arguments: list[str], message: str) -> None:
+    code, out, err = simkit("calibrate", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_no_gpu_is_one_clear_line(home: Path) -> None:
+    code, out, err = simkit("calibrate", "--gpu", "0", "--quiet")
+    if HAS_TORCH and "there " not in err:
+        assert "no CUDA device" in err
+    elif not HAS_TORCH:
+        assert "needs PyTorch, which is not installed: pip install 'simkit-llm[calibrate]'" in err
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed (pip install 'simkit-llm[calibrate]')")
+def test_a_cpu_is_measured_fitted_and_run(home: Path) -> None:
+    """A real measurement of this machine, on the coarse grid."""
+    code, out, err = simkit("calibrate", "--device", "cpu", "--quick", "--out", "mine.json")
+    assert code == 0, err
+    assert "gemm" in out
+    assert {"kernels.csv", "measured.json", "mine.json", "mine.png"} <= {path.name for path in home.iterdir()}
+    code, out, err = simkit("run", "tiny.yaml", "--no-report")
+    assert code == 0, err
+    assert "step times: profile cpu (calibrated on cpu, not on a100-sxm4-80gb" in out
+
+
+def test_profiles_lists_errors_and_ranges() -> None:
+    code, out, err = simkit("profiles")
+    assert (code, err) == (0, "")
+    for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "rtx-pro-6000"):
+        assert f"{name}  measured on {name}: " in out
+    assert "Apache-2.0" in out
+    assert "gemm fp8: m 1 to 32,768, n 32 to 65,536, k 32 to 65,536" in out
+    code, out, _ = simkit("profiles", "--json")
+    assert code == 0
+    found = {profile["name"]: profile for profile in json.loads(out)}
+    assert found["rtx-pro-6000"]["launches"]["mixed"]["measured"] is True
+    assert found["h200-sxm-141gb"]["ops"][0]["report"]["rows"] > 0
