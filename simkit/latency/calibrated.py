@@ -22,7 +22,7 @@ from simkit.latency.sheets import Bools
 from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
-from simkit.units import NS_PER_S, NS_PER_US
+from simkit.units import NS_PER_US
 
 
 class Calibrated:
@@ -71,7 +71,8 @@ class Calibrated:
         self._token_ns, self._sample_ns = _Rows(tokens.ns), _Rows(samples.ns)
         self._token_shares, self._sample_shares = _shares(tokens), _shares(samples)
         self._attention = _Attention(tables, profile)
-        self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / tensor_parallel_size
+        swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
+        self._swap_in_ns, self._swap_out_ns = swap_in / tensor_parallel_size, swap_out / tensor_parallel_size
         self._async = async_scheduling
         host = profile.host
         # What a calibration measures is the launching of a step: the engine's own work is no less than assumed.
@@ -85,7 +86,7 @@ class Calibrated:
         gpu = self._gpu_float_ns(shapes)
         host = self._host_fixed_ns + self._host_per_seq_ns * np.maximum(shapes.decode_seqs, shapes.sampled_seqs)
         total = np.maximum(gpu, host) if self._async else gpu + host
-        return to_ns(total + (shapes.swap_in_bytes + shapes.swap_out_bytes) * self._swap_ns_per_byte)
+        return to_ns(total + shapes.swap_in_bytes * self._swap_in_ns + shapes.swap_out_bytes * self._swap_out_ns)
 
     def one_ns(self, step: OneStep) -> int:
         """`step_ns` of one step without arrays."""
@@ -93,7 +94,7 @@ class Calibrated:
         gpu = gpu + self._attention.one(step)
         host = self._host_fixed_ns + self._host_per_seq_ns * max(step.num_decode, step.num_sampled)
         total = max(gpu, host) if self._async else gpu + host
-        return max(round(total + (step.swap_in_bytes + step.swap_out_bytes) * self._swap_ns_per_byte), 1)
+        return max(round(total + step.swap_in_bytes * self._swap_in_ns + step.swap_out_bytes * self._swap_out_ns), 1)
 
     def decode_ns(self, step: OneStep, num_steps: int) -> list[int] | Ints:
         """`step_ns` of `step.shapes(num_steps)`; short runs without arrays."""

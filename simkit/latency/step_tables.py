@@ -20,12 +20,13 @@ from simkit.latency.sheets import Bools
 from simkit.latency.surfaces import ChunkSurface, DecodeSurface
 from simkit.models import ModelSpec
 from simkit.types import Floats
-from simkit.units import NS_PER_US
+from simkit.units import NS_PER_S, NS_PER_US
 
 MAX_SEQS = 2048
 """Decodes of a step up to which attention is tabulated; more cost in proportion."""
 
 LARGEST_TOKENS = 1 << 20
+LARGE_COPY_BYTES = 256.0 * (1 << 20)
 KNOTS_PER_OCTAVE = 4
 CHUNK_KNOTS_PER_OCTAVE = 6
 
@@ -121,6 +122,18 @@ class TableBuilder:
         )
         lists = [axis.tolist() for axis in axes]
         return ChunkSurface(lists, np.round(found.us, 5)), ChunkSurface(lists, found.extrapolated.astype(np.float64))
+
+    def swap_ns_per_byte(self, spec_bytes_per_s: float) -> tuple[float, float]:
+        """ns a byte of a large copy to the GPU and to the host: measured, else at the rate of the data sheet."""
+        rates = []
+        for op in ("memcpy_h2d", "memcpy_d2h"):
+            fit = self._op(op)
+            if fit is None:
+                rates.append(NS_PER_S / spec_bytes_per_s)
+            else:
+                us = fit.predict({"bytes": np.array([LARGE_COPY_BYTES])}).us
+                rates.append(round(float(us[0]) * NS_PER_US / LARGE_COPY_BYTES, 6))
+        return rates[0], rates[1]
 
     def _op(self, op: str) -> OpFit | None:
         """The fit of an op in the model's format; 16-bit formats stand for each other, and 32 bits for them at need."""
