@@ -68,8 +68,19 @@ class Score:
         }
 
 
-def score(rows: Rows, limits: Limits) -> Score | None:
-    """Fit on 80 % of the distinct shapes and predict the rest, then extrapolate; None for too few shapes.
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Shapes that were not fitted, and what a fit of the others says of them."""
+
+    rows: Rows
+    us: Floats
+    inside: npt.NDArray[np.bool_]
+    fit: OpFit
+    num_clamped: int
+
+
+def hold_out(rows: Rows, limits: Limits) -> HeldOut | None:
+    """Fit on 80 % of the distinct shapes and predict the rest; None for too few shapes.
 
     A held-out shape is inside when the rest has measured neighbours on both sides of it along every axis.
     """
@@ -80,10 +91,16 @@ def score(rows: Rows, limits: Limits) -> Score | None:
     held[rng.choice(len(rows), size=round(len(rows) * HELD_OUT_SHARE), replace=False)] = True
     fitted, test = fit_op(rows.take(~held), limits), rows.take(held)
     us, clamped = predict(fitted.fit, test)
-    inside = is_inside(fitted, test)
-    without = OpFit(
-        rows.op, rows.dtype, fitted.fit.physics, limits, {k: _flat(s) for k, s in fitted.fit.sheets.items()}
-    )
+    return HeldOut(test, us, is_inside(fitted, test), fitted.fit, clamped)
+
+
+def score(rows: Rows, limits: Limits) -> Score | None:
+    """Errors on held-out shapes, then of extrapolation; None for too few shapes."""
+    held = hold_out(rows, limits)
+    if held is None:
+        return None
+    test, us, inside, clamped = held.rows, held.us, held.inside, held.num_clamped
+    without = OpFit(rows.op, rows.dtype, held.fit.physics, limits, {k: _flat(s) for k, s in held.fit.sheets.items()})
     bare, _ = predict(without, test)
     beyond = {}
     for axis, train in _halves(rows):
