@@ -20,7 +20,7 @@ from calib.launches import Launches, launches_of, mixed_json, skew_json, unequal
 from calib.score import Score, predict, score
 from calib.table import Rows, Table
 from simkit.hardware import GpuSpec
-from simkit.latency.profile import AXES, KEYS, SCHEMA, Limits, OpFit, Profile, parse_profile, to_nested
+from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, parse_profile, sheet_keys, to_nested
 
 Progress = Callable[[float, str], None]
 
@@ -142,7 +142,6 @@ def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit
         raise CalibrationError(f"{raw.op} {raw.dtype}: every row is faster than the hardware allows: {raw.describe(0)}")
     merged = merge_equal(allowed)
     fitted = fit_op(merged.rows, limits)
-    _, clamped = predict(fitted.fit, merged.rows)
     report = OpReport(
         op=raw.op,
         dtype=raw.dtype,
@@ -153,7 +152,7 @@ def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit
         refused=tuple(refused.describe(i) for i in range(len(refused))),
         outliers=tuple(merged.rows.describe(int(i)) for i in spikes(merged.rows, fitted.grid)),
         far_apart=merged.far_apart,
-        num_clamped=clamped,
+        num_clamped=predict(fitted.fit, merged.rows).num_clamped,
         score=score(merged.rows, limits),
     )
     return _op_json(fitted, report), report, fitted.fit
@@ -165,8 +164,8 @@ def _op_json(fitted: Fitted, report: OpReport) -> dict[str, Any]:
     sheets = []
     for key, sheet in sorted(fit.sheets.items()):
         axes = {name: _numbers(axis) for name, axis in zip(AXES[fit.op], sheet.axes, strict=True)}
-        heads = dict(zip(KEYS.get(fit.op, ()), key, strict=True))
-        sheets.append({**heads, "axes": axes, "log_residual_per_mille": to_nested(sheet.residuals)})
+        keys = dict(zip(sheet_keys(fit.op, fit.dtype), key, strict=True))
+        sheets.append({**keys, "axes": axes, "log_residual_per_mille": to_nested(sheet.residuals)})
     return {
         "op": fit.op,
         "dtype": fit.dtype,

@@ -13,7 +13,18 @@ import numpy.typing as npt
 
 from calib.holes import Estimate, estimate
 from calib.table import Floats, Rows
-from simkit.latency.profile import AXES, KEYS, MEMORY_BOUND_OPS, Limits, OpFit, Physics, Sheet, Work, work_of
+from simkit.latency.profile import (
+    AXES,
+    MEMORY_BOUND_OPS,
+    Limits,
+    OpFit,
+    Physics,
+    Sheet,
+    Work,
+    sheet_key_sizes,
+    sheet_keys,
+    work_of,
+)  # fmt: skip
 
 MAX_PHYSICS_ROWS = 4000
 """Rows, evenly spread over the sorted sizes, that six parameters are fitted to."""
@@ -42,16 +53,6 @@ class Grid:
     cells: Floats
     neighbours: Estimate
 
-    def place(self, rows: Rows) -> tuple[tuple[Indices, ...], npt.NDArray[np.bool_]]:
-        """(cell of each row, whether it has one); rows off the grid point at an arbitrary cell."""
-        on = np.ones(len(rows), dtype=bool)
-        places = []
-        for name, axis in zip(self.names, self.axes, strict=True):
-            index = np.clip(np.searchsorted(axis, rows.sizes[name]), 0, len(axis) - 1)
-            on &= axis[index] == rows.sizes[name]
-            places.append(index)
-        return tuple(places), on
-
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
@@ -69,7 +70,7 @@ def fit_op(rows: Rows, limits: Limits) -> Fitted:
     grid = _grid(rows, np.log(rows.us / physics.us(work, limits)))
     holes = np.isnan(grid.cells) & grid.neighbours.inside
     full = np.where(holes, grid.neighbours.values, grid.cells).round(3)
-    num_keys = len(KEYS.get(rows.op, ()))
+    num_keys = len(sheet_keys(rows.op, rows.dtype))
     measured = ~np.isnan(grid.cells)
     sheets = {}
     for key in np.ndindex(full.shape[:num_keys]):
@@ -125,20 +126,25 @@ def _rounded(value: float, digits: int = 5) -> float:
 
 
 def _grid(rows: Rows, residual: Floats) -> Grid:
-    keys = KEYS.get(rows.op, ())
+    keys = sheet_keys(rows.op, rows.dtype)
     names = (*keys, *AXES[rows.op])
-    axes = tuple(np.unique(rows.sizes[name]) for name in names)
+    sizes = _all_sizes(rows)
+    axes = tuple(np.unique(sizes[name]) for name in names)
     cells = np.full([len(axis) for axis in axes], np.nan)
-    cells[tuple(np.searchsorted(axis, rows.sizes[name]) for axis, name in zip(axes, names, strict=True))] = residual
+    cells[tuple(np.searchsorted(axis, sizes[name]) for axis, name in zip(axes, names, strict=True))] = residual
     return Grid(names, axes, cells, estimate(cells, axes, range(len(keys), len(names))))
+
+
+def _all_sizes(rows: Rows) -> dict[str, Floats]:
+    return {**rows.sizes, **sheet_key_sizes(rows.op, rows.dtype, rows.sizes)}
 
 
 def spikes(rows: Rows, grid: Grid) -> Indices:
     """Rows far from what their neighbours say although these agree with theirs: isolated, so perhaps not real."""
-    places, _ = grid.place(rows)
-    off = np.abs(grid.cells - grid.neighbours.values)
-    far = (off > math.log(SPIKE)) & grid.neighbours.inside
-    lonely = far.copy()
+    sizes = _all_sizes(rows)
+    places = tuple(np.searchsorted(axis, sizes[name]) for name, axis in zip(grid.names, grid.axes, strict=True))
+    off = np.nan_to_num(np.abs(grid.cells - grid.neighbours.values))
+    lonely = off > math.log(SPIKE)
     for axis in range(off.ndim):
         for step in (1, -1):
             rolled = np.roll(off, step, axis)
@@ -146,5 +152,5 @@ def spikes(rows: Rows, grid: Grid) -> Indices:
             edge = [slice(None)] * off.ndim
             edge[axis] = slice(0, 1) if step == 1 else slice(-1, None)
             rolled[tuple(edge)] = 0.0
-            lonely &= ~(np.nan_to_num(rolled) >= off)
+            lonely &= rolled < off
     return np.flatnonzero(lonely[places])

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from calib.table import Floats
-from simkit.latency.profile import log_sizes
+from simkit.latency.profile import between_neighbours, log_sizes
 
 Bools = npt.NDArray[np.bool_]
 
@@ -32,7 +31,7 @@ def estimate(cells: Floats, axes: Seq[Floats], between: Seq[int]) -> Estimate:
 
     `inside` are the cells with measured neighbours on both sides along every axis of `between` that has two sizes.
     """
-    along = [_between_neighbours(cells, log_sizes(axis), index) for index, axis in enumerate(axes)]
+    along = [between_neighbours(cells, log_sizes(axis), index) for index, axis in enumerate(axes)]
     total, weights = np.zeros(cells.shape), np.zeros(cells.shape)
     for guess in along:
         error = (guess - cells)[~np.isnan(guess) & ~np.isnan(cells)]
@@ -48,26 +47,3 @@ def estimate(cells: Floats, axes: Seq[Floats], between: Seq[int]) -> Estimate:
         if len(axes[index]) > 1:
             inside &= ~np.isnan(along[index])
     return Estimate(values, inside & (weights > 0))
-
-
-def _between_neighbours(cells: Floats, logs: Floats, axis: int) -> Floats:
-    """Each cell interpolated between the nearest measured cells before and after it along `axis`; else NaN."""
-    moved = np.moveaxis(cells, axis, -1)
-    size = moved.shape[-1]
-    places = np.arange(size)
-    known = ~np.isnan(moved)
-    before = _shifted(np.maximum.accumulate(np.where(known, places, -1), axis=-1), -1, forward=True)
-    flipped = np.minimum.accumulate(np.flip(np.where(known, places, size), -1), axis=-1)
-    after = _shifted(np.flip(flipped, -1), size, forward=False)
-    both = (before >= 0) & (after < size)
-    low, high = np.clip(before, 0, size - 1), np.clip(after, 0, size - 1)
-    span = np.where(both, logs[high] - logs[low], 1.0)
-    share = np.where(both, (logs[places] - logs[low]) / span, 0.0)
-    value = np.take_along_axis(moved, low, -1) * (1.0 - share) + np.take_along_axis(moved, high, -1) * share
-    return np.moveaxis(np.where(both, value, np.nan), -1, axis)
-
-
-def _shifted(places: npt.NDArray[Any], edge: int, *, forward: bool) -> npt.NDArray[Any]:
-    """`places` of the neighbour cell instead of the cell itself, so that a cell never counts for itself."""
-    pad = np.full((*places.shape[:-1], 1), edge)
-    return np.concatenate([pad, places[..., :-1]] if forward else [places[..., 1:], pad], axis=-1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calib.fit_op import Fitted, fit_op
+from calib.fit_op import fit_op
 from calib.table import Floats, Rows
 from simkit.latency.profile import AXES, HEADS, KEYS, Limits, OpFit
 
@@ -69,6 +69,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Predicted:
+    """Microseconds of rows, which of them are extrapolated, and how many were raised to the physical limit."""
+
+    us: Floats
+    extrapolated: npt.NDArray[np.bool_]
+    num_clamped: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOut:
     """Shapes that were not fitted, and what a fit of the others says of them."""
 
@@ -82,7 +91,8 @@ class HeldOut:
 def hold_out(rows: Rows, limits: Limits) -> HeldOut | None:
     """Fit on 80 % of the distinct shapes and predict the rest; None for too few shapes.
 
-    A held-out shape is inside when the rest has measured neighbours on both sides of it along every axis.
+    A held-out shape is inside when the rest has measured neighbours on both sides of it along every axis: when its
+    prediction is not tagged as extrapolated.
     """
     if len(rows) < MIN_ROWS:
         return None
@@ -90,8 +100,8 @@ def hold_out(rows: Rows, limits: Limits) -> HeldOut | None:
     rng = np.random.default_rng(HELD_OUT_SEED)
     held[rng.choice(len(rows), size=round(len(rows) * HELD_OUT_SHARE), replace=False)] = True
     fitted, test = fit_op(rows.take(~held), limits), rows.take(held)
-    us, clamped = predict(fitted.fit, test)
-    return HeldOut(test, us, is_inside(fitted, test), fitted.fit, clamped)
+    found = predict(fitted.fit, test)
+    return HeldOut(test, found.us, ~found.extrapolated, fitted.fit, found.num_clamped)
 
 
 def score(rows: Rows, limits: Limits) -> Score | None:
@@ -101,13 +111,13 @@ def score(rows: Rows, limits: Limits) -> Score | None:
         return None
     test, us, inside, clamped = held.rows, held.us, held.inside, held.num_clamped
     without = OpFit(rows.op, rows.dtype, held.fit.physics, limits, {k: _flat(s) for k, s in held.fit.sheets.items()})
-    bare, _ = predict(without, test)
+    bare = predict(without, test).us
     beyond = {}
     for axis, train in _halves(rows):
         far = rows.take(~train)
-        far_us, far_clamped = predict(fit_op(rows.take(train), limits).fit, far)
-        beyond[axis] = errors_of(far_us, far.us)
-        clamped += far_clamped
+        found = predict(fit_op(rows.take(train), limits).fit, far)
+        beyond[axis] = errors_of(found.us, far.us)
+        clamped += found.num_clamped
     return Score(
         errors_of(us[inside], test.us[inside]),
         errors_of(us[~inside], test.us[~inside]),
@@ -117,21 +127,14 @@ def score(rows: Rows, limits: Limits) -> Score | None:
     )
 
 
-def is_inside(fitted: Fitted, rows: Rows) -> npt.NDArray[np.bool_]:
-    """Which rows have measured neighbours on both sides along every axis."""
-    places, on_grid = fitted.grid.place(rows)
-    inside: npt.NDArray[np.bool_] = on_grid & fitted.grid.neighbours.inside[places]
-    return inside
-
-
-def predict(fit: OpFit, rows: Rows) -> tuple[Floats, int]:
-    """(microseconds of each row, how many were raised to the physical limit)."""
-    us, clamped = np.zeros(len(rows)), 0
+def predict(fit: OpFit, rows: Rows) -> Predicted:
+    """What a fit says of rows."""
+    us, outside, clamped = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool), 0
     for chosen, sizes in _groups(rows):
         found = fit.predict(sizes)
-        us[chosen] = found.us
+        us[chosen], outside[chosen] = found.us, found.extrapolated
         clamped += int(found.clamped.sum())
-    return us, clamped
+    return Predicted(us, outside, clamped)
 
 
 def _groups(rows: Rows) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Any]]]:

@@ -39,6 +39,9 @@ AXES: dict[str, tuple[str, ...]] = {
 KEYS: dict[str, tuple[str, ...]] = {"attention_decode": HEADS, "attention_prefill": HEADS}
 """The sizes that choose a sheet."""
 
+ALIGNED_ROWS = {"fp8": 16, "int8": 16}
+"""Matrix products of 8-bit operands run slower kernels unless their rows come in such multiples: two sheets."""
+
 EXTRA: dict[str, tuple[str, ...]] = {
     "rotary_embedding": ("n", "num_heads", "num_kv_heads"),
     "rotary_kv_write": ("n", "num_heads", "num_kv_heads"),
@@ -46,6 +49,18 @@ EXTRA: dict[str, tuple[str, ...]] = {
 """Sizes that only the physics looks at."""
 
 SheetKey = tuple[int, ...]
+
+
+def sheet_keys(op: str, dtype: str) -> tuple[str, ...]:
+    """What chooses a sheet of an op: sizes, or whether the rows of an 8-bit product are aligned (0 or 1)."""
+    return ("aligned",) if op == "gemm" and dtype in ALIGNED_ROWS else KEYS.get(op, ())
+
+
+def sheet_key_sizes(op: str, dtype: str, sizes: Sizes) -> dict[str, Floats]:
+    """The values of `sheet_keys` for calls of these sizes."""
+    if sheet_keys(op, dtype) == ("aligned",):
+        return {"aligned": np.asarray(sizes["m"] % ALIGNED_ROWS[dtype] == 0, np.float64)}
+    return {name: sizes[name] for name in sheet_keys(op, dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +83,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class OpFit:
-    """How long calls of one op take on one GPU. `sheets` by the values of `KEYS` (() for ops without)."""
+    """How long calls of one op take on one GPU. `sheets` by the values of `sheet_keys` (() for ops without)."""
 
     op: str
     dtype: str
@@ -82,26 +97,32 @@ class OpFit:
         Outside the grid the residual of the edge goes on, so that a GEMM wider than the table is the widest measured
         one scaled by the physics. Where memory bounds the op, never faster than the limits.
         """
-        chosen = self.choose(sizes)
-        residual, extrapolated = self._residual(chosen, sizes)
+        residual, extrapolated = self._residual(sizes)
         work = work_of(self.op, self.dtype, sizes)
         us = self.physics.us(work, self.limits) * np.exp(residual)
         fastest = self.limits.fastest_us(work) if self.op in MEMORY_BOUND_OPS else 0.0 * us
         clamped = us < fastest
-        return Prediction(
-            np.maximum(us, fastest), extrapolated | chosen.extrapolated | np.zeros(us.shape, bool), clamped
-        )
+        return Prediction(np.maximum(us, fastest), extrapolated | np.zeros(us.shape, bool), clamped)
 
-    def _residual(self, chosen: Chosen, sizes: Sizes) -> tuple[Floats, Bools]:
+    def _residual(self, sizes: Sizes) -> tuple[Floats, Bools]:
         axes = [np.asarray(sizes[name], np.float64) for name in AXES[self.op]]
+        if sheet_keys(self.op, self.dtype) == ("aligned",):
+            aligned = axes[0] % ALIGNED_ROWS[self.dtype] == 0
+            (odd, odd_beyond), (even, even_beyond) = (self._aligned(key).at(axes) for key in (0, 1))
+            return np.where(aligned, even, odd), np.where(aligned, even_beyond, odd_beyond)
+        chosen = self.choose(sizes)
         if AXES[self.op][0] == "batch":
             axes[0] = axes[0] * chosen.batch_scale
         residual: Floats = np.zeros(())
-        outside: Bools = np.zeros((), bool)
+        outside: Bools = np.asarray(chosen.extrapolated)
         for sheet, share in chosen.sheets:
             value, beyond = sheet.at(axes)
             residual, outside = residual + share * value, outside | beyond
         return residual, outside
+
+    def _aligned(self, key: int) -> Sheet:
+        """The sheet of aligned rows (1) or of others (0); the one that was measured when the other was not."""
+        return self.sheets.get((key,)) or self.sheets[(1 - key,)]
 
     def choose(self, sizes: Sizes) -> Chosen:
         """The sheets for one shape of heads.

@@ -18,15 +18,16 @@ from typing import Any
 
 from simkit.errors import InputError, nearest
 from simkit.latency.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added, launch_us, skewed
-from simkit.latency.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, SheetKey
+from simkit.latency.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, SheetKey, sheet_key_sizes, sheet_keys
 from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
-from simkit.latency.sheets import Sheet, carry_on, from_nested, log_sizes, to_nested
+from simkit.latency.sheets import Sheet, between_neighbours, carry_on, from_nested, log_sizes, to_nested
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "SCALARS", "SCHEMA",
     "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet",
-    "Sizes", "Skew", "Varlen", "Work", "added", "carry_on", "describe", "is_shipped", "launch_us",
-    "list_profiles", "load_profile", "log_sizes", "parse_profile", "skewed", "to_nested", "work_of",
+    "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "carry_on", "describe", "is_shipped",
+    "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "sheet_key_sizes", "sheet_keys",
+    "skewed", "to_nested", "work_of",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -200,13 +201,13 @@ class _Reader:
                 dtype=dtype,
                 physics=Physics(*self._numbers(physics, f"{key}.physics", Physics)),
                 limits=Limits(*self._numbers(limits, f"{key}.limits", Limits)),
-                sheets=dict(self._sheet(f"{key}.sheets[{i}]", sheet, op, axes)
+                sheets=dict(self._sheet(f"{key}.sheets[{i}]", sheet, op, dtype, axes)
                             for i, sheet in enumerate(self._get(row, f"{key}.sheets", list))),
             ),
             row.get("report", {}),
         )  # fmt: skip
 
-    def _sheet(self, key: str, row: Any, op: str, axes: Any) -> tuple[SheetKey, Sheet]:
+    def _sheet(self, key: str, row: Any, op: str, dtype: str, axes: Any) -> tuple[SheetKey, Sheet]:
         if not isinstance(row, dict):
             raise self._error(key, "expected a mapping")
         grid = []
@@ -219,8 +220,8 @@ class _Reader:
             residuals = from_nested(row.get("log_residual_per_mille"), [len(values) for values in grid])
         except ValueError as error:
             raise self._error(f"{key}.log_residual_per_mille", str(error)) from None
-        heads = tuple(int(self._number(row, f"{key}.{name}")) for name in KEYS.get(op, ()))
-        return heads, Sheet(grid, residuals)
+        keys = tuple(int(self._number(row, f"{key}.{name}")) for name in sheet_keys(op, dtype))
+        return keys, Sheet(grid, residuals)
 
     def _get(self, row: Any, key: str, kind: type) -> Any:
         value = row.get(key.rpartition(".")[2]) if isinstance(row, dict) else None

@@ -2,7 +2,7 @@
 
 The residual of a kernel is log(measured / physics). It changes slowly with the logarithm of a size, so it is
 interpolated linearly there, along all axes of a rectangular grid at once. A cell that was neither measured nor lies
-between measured cells takes the mean of the nearest measured cells along each axis, and whoever asks is told.
+between measured cells takes after the nearest measured cells along each axis, and whoever asks is told.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Sheet:
         self.axes = [np.asarray(axis, dtype=np.float64) for axis in axes]
         self.residuals = residuals
         self._known = ~np.isnan(residuals)
-        self._all = carry_on(residuals)
         self._logs = [log_sizes(axis) for axis in self.axes]
+        self._all = carry_on(residuals, self._logs)
 
     def at(self, sizes: Seq[Floats]) -> tuple[Floats, Bools]:
         """(residual, whether it is extrapolated) of calls whose sizes are given axis by axis."""
@@ -76,23 +76,54 @@ def _offset(axis: Floats) -> float:
     return 0.0 if axis[0] > 0 else ZERO_OFFSET
 
 
-def carry_on(residuals: Floats) -> Floats:
-    """`residuals` with every unknown cell at the mean of the nearest known ones along each axis, repeated until full.
+def carry_on(residuals: Floats, logs: Seq[Floats]) -> Floats:
+    """`residuals` with every unknown cell filled: interpolated along the axes on which known cells lie on both sides,
+    then at the mean of the nearest known cells along each axis, repeated until full.
 
     All zeros where nothing is known at all.
     """
-    filled = residuals
+    if np.isnan(residuals).all():
+        return np.zeros(residuals.shape)
+    filled = _fill_mean(residuals, [between_neighbours(residuals, logs[axis], axis) for axis in range(residuals.ndim)])
     while np.isnan(filled).any():
-        if np.isnan(filled).all():
-            return np.zeros(residuals.shape)
-        total, count = np.zeros(filled.shape), np.zeros(filled.shape)
-        for axis in range(filled.ndim):
-            near = _nearest_along(filled, axis)
-            found = ~np.isnan(near)
-            total[found] += near[found]
-            count += found
-        filled = np.where(np.isnan(filled) & (count > 0), total / np.maximum(count, 1), filled)
+        filled = _fill_mean(filled, [_nearest_along(filled, axis) for axis in range(filled.ndim)])
     return filled
+
+
+def _fill_mean(cells: Floats, guesses: Seq[Floats]) -> Floats:
+    """Unknown cells at the mean of the guesses that say something."""
+    total, count = np.zeros(cells.shape), np.zeros(cells.shape)
+    for guess in guesses:
+        found = ~np.isnan(guess)
+        total[found] += guess[found]
+        count += found
+    return np.where(np.isnan(cells) & (count > 0), total / np.maximum(count, 1), cells)
+
+
+def between_neighbours(cells: Floats, logs: Floats, axis: int) -> Floats:
+    """Each cell interpolated, in `logs`, between the nearest known cells before and after it along `axis`; else NaN.
+
+    A cell never counts for itself.
+    """
+    moved = np.moveaxis(cells, axis, -1)
+    size = moved.shape[-1]
+    places = np.arange(size)
+    known = ~np.isnan(moved)
+    before = _shifted(np.maximum.accumulate(np.where(known, places, -1), axis=-1), -1, forward=True)
+    flipped = np.minimum.accumulate(np.flip(np.where(known, places, size), -1), axis=-1)
+    after = _shifted(np.flip(flipped, -1), size, forward=False)
+    both = (before >= 0) & (after < size)
+    low, high = np.clip(before, 0, size - 1), np.clip(after, 0, size - 1)
+    span = np.where(both, logs[high] - logs[low], 1.0)
+    share = np.where(both, (logs[places] - logs[low]) / span, 0.0)
+    value = np.take_along_axis(moved, low, -1) * (1.0 - share) + np.take_along_axis(moved, high, -1) * share
+    return np.moveaxis(np.where(both, value, np.nan), -1, axis)
+
+
+def _shifted(places: npt.NDArray[Any], edge: int, *, forward: bool) -> npt.NDArray[Any]:
+    """`places` of the neighbour cell instead of the cell itself, so that a cell never counts for itself."""
+    pad = np.full((*places.shape[:-1], 1), edge)
+    return np.concatenate([pad, places[..., :-1]] if forward else [places[..., 1:], pad], axis=-1)
 
 
 def _nearest_along(cells: Floats, axis: int) -> Floats:
