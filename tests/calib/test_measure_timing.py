@@ -153,5 +153,14 @@ def test_a_kernel_that_cannot_be_captured_is_timed_by_events_and_says_so() -> No
 def test_a_launch_is_timed_until_it_returns_and_the_device_drained_between() -> None:
     cuda = Cuda(kernel_us=10.0)
     timing = timer(cuda).time_launch(cuda.launch, 1e-6)
-    assert (timing.method, timing.samples) == ("launch", MIN_SAMPLES)
-    assert cuda.synchronized == MIN_SAMPLES + 1
+    assert (timing.method, timing.samples) == ("graph_launch", MIN_SAMPLES)
+    assert cuda.replays == MIN_SAMPLES + 1
+    # After the warm-up, within the capture, after the first replay, and after each sample.
+    assert cuda.synchronized == MIN_SAMPLES + 3
+
+
+def test_a_launch_that_cannot_be_captured_is_timed_call_by_call() -> None:
+    cuda = Cuda(kernel_us=10.0, capture_error="operation not permitted\nmore")
+    timing = timer(cuda).time_launch(cuda.launch, 1e-6)
+    assert (timing.method, timing.note) == ("launch", "no graph: operation not permitted")
+    assert cuda.replays == 0
