@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simkit import console
-from simkit.cli_studies import Json, Quiet
+from simkit.cli_studies import Json, Quiet, Stopped
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def _measure(
 ) -> None:
     with _calibrating():
         from calib import sweep
+        from calib.device import find_device
         from calib.measured import provenance_of, read_info, spec_of
         from calib.table import read_table
 
@@ -110,10 +111,16 @@ def _measure(
         settings = sweep.SweepSettings(
             device, tuple(models or ()), quick=quick, out_dir=folder, resume=not restart, gpu_spec=gpu_spec
         )
+        found = find_device(device, gpu_spec)
         if not quiet:
-            console.say(f"measuring {device}: {sweep.describe(settings)}")
-        with console.progress(quiet) as progress:
-            measured = sweep.measure(settings, progress)
+            console.say(f"measuring {found.name}: {sweep.describe(settings)}")
+        try:
+            with console.progress(quiet) as progress:
+                measured = sweep.measure(settings, progress)
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"interrupted; what was measured is kept in {folder}, the same command goes on from it"
+            ) from None
         info = read_info(measured.info_path)
         spec = spec_of(info, gpu_spec)
         if not quiet:

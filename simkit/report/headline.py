@@ -11,6 +11,11 @@ from simkit.report.load import Run
 
 BEST = "continuous+paged"
 
+TOLD_SHARE = 0.05
+"""Extrapolated shares of GPU time from which on a reader is told."""
+
+TOLD_PARTS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Badge:
@@ -62,6 +67,9 @@ def badges(runs: Sequence[Run], comparison: Mapping[str, Any] | None = None) -> 
                 "warn",
             )
         )
+    guessed = [run for run in runs if (run.value("gpu", "extrapolated", "share") or 0.0) >= TOLD_SHARE]
+    if guessed:
+        found.append(_extrapolated(guessed))
     saturated = [run for run in runs if run.summary.get("saturated")]
     if saturated:
         found.append(_saturated(saturated, len(runs)))
@@ -73,6 +81,20 @@ def badges(runs: Sequence[Run], comparison: Mapping[str, Any] | None = None) -> 
     if skipped:
         found.append(Badge("not simulated", f"Accepted but run as off: {', '.join(skipped)}.", "warn"))
     return found
+
+
+def _extrapolated(runs: Sequence[Run]) -> Badge:
+    """The shares of GPU time that a calibrated profile does not cover, the largest run first."""
+    shares = {run.name: float(run.value("gpu", "extrapolated", "share")) for run in runs}
+    most = max(shares.values())
+    details = []
+    for run in sorted(runs, key=lambda run: -shares[run.name]):
+        parts = run.value("gpu", "extrapolated", "parts")
+        named = {name: share for name, share in parts.items() if not name.endswith("_ci95") and share}
+        largest = sorted(named, key=lambda name: -named[name])[:TOLD_PARTS]
+        details.append(f"{run.name}: " + "; ".join(f"{name} {numbers.percent(named[name])}" for name in largest))
+    text = f"Up to {numbers.percent(most)} of GPU time does not rest on measurements of this GPU."
+    return Badge("extrapolated", text, "warn", tuple(details), "what")
 
 
 def _saturated(saturated: Sequence[Run], num_runs: int) -> Badge:

@@ -102,7 +102,7 @@ def test_wrong_input_is_one_line_and_2(home: Path, arguments: list[str], message
 
 
 def test_no_gpu_is_one_clear_line(home: Path) -> None:
-    code, out, err = simkit("calibrate", "--gpu", "0", "--quiet")
+    code, out, err = simkit("calibrate", "--gpu", "0")
     if HAS_TORCH and "there " not in err:
         assert "no CUDA device" in err
     elif not HAS_TORCH:
@@ -120,6 +120,19 @@ def test_a_cpu_is_measured_fitted_and_run(home: Path) -> None:
     code, out, err = simkit("run", "tiny.yaml", "--no-report")
     assert code == 0, err
     assert "step times: profile cpu (calibrated on cpu, not on a100-sxm4-80gb" in out
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed (pip install 'simkit-llm[calibrate]')")
+def test_an_interrupt_says_that_what_was_measured_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from calib import sweep
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "measure", interrupted)
+    code, out, err = simkit("calibrate", "--device", "cpu", "--quick", "--quiet")
+    assert (code, out) == (130, "")
+    assert err == "interrupted; what was measured is kept in calibration/cpu, the same command goes on from it\n"
 
 
 def test_profiles_lists_errors_and_ranges() -> None:

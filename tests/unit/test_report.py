@@ -404,6 +404,21 @@ def test_labels_before_any_number(tmp_path: Path) -> None:
     assert headline.badges([load_run("d", make_run(tmp_path / "d", EIGHT, changes=measured))]) == []
 
 
+def test_a_profile_that_covers_too_little_says_what_it_does_not(tmp_path: Path) -> None:
+    known = {"summary.latency_source": "profile a100", "summary.not_simulated": [], "manifest.not_simulated": []}
+
+    def badges(**parts: float) -> list[headline.Badge]:
+        found = {"share": sum(parts.values()), "parts": {**parts, "lm_head_ci95": None}}
+        changes = known | {"summary.gpu": {"busy": 1.0, "mfu": 0.5, "mbu": 0.5, "extrapolated": found}}
+        name = f"run{len(list(tmp_path.iterdir()))}"
+        return headline.badges([load_run(name, make_run(tmp_path / name, EIGHT, changes=changes))])
+
+    assert badges(lm_head=0.04) == []
+    (badge,) = badges(lm_head=0.04, mixed=0.3)
+    assert (badge.label, badge.text[:18]) == ("extrapolated", "Up to 34.0 % of GP")
+    assert badge.details[0].endswith(": mixed 30.0 %; lm_head 4.0 %")
+
+
 def test_null_metrics_have_a_reason(tmp_path: Path) -> None:
     run = load_run("a", make_run(tmp_path / "a", EIGHT, batching="dynamic"))
     assert run.value("gpu", "mfu") is None
