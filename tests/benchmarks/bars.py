@@ -6,12 +6,20 @@ Seconds are stated for a machine whose SimPy fires 1.1 million bare timeouts a s
 from __future__ import annotations
 
 import tempfile
+import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from cases import CASES
 from measure import REFERENCE_TIMEOUTS_PER_S, Speed, command_line, in_own_process, timeouts_per_s, write_scenario
+
+from simkit.hardware import load_gpu
+from simkit.latency.calibrated import Calibrated
+from simkit.latency.profile import load_profile
+from simkit.models import load_model
+from simkit.types import StepShapes
 
 PLAIN = "512/256 at 5"
 SWEPT_SLOTS = (144, 160, 176, 192, 208, 224, 240, 256)
@@ -59,6 +67,35 @@ def speed_bars(num_requests: int, rounds: int) -> Iterator[Bar]:
     yield Bar("answers x 10, caching: time a request", with_caching, 2.5, at_most=True, unit=" x")
     for case in (f"{PLAIN}, caching", "shared prompts", "preempting"):
         yield Bar(f"{case}: requests/s to plain", 1 / times(case, PLAIN), 0.25, at_most=False, unit=" x")
+
+
+def steps_to_price(num_steps: int) -> StepShapes:
+    """Steps as a busy server makes them: batches of all sizes, a prompt beside decodes in every third."""
+    rng = np.random.default_rng(0)
+    seqs, each = rng.integers(1, 256, num_steps), rng.integers(10, 3000, num_steps)
+    prompt = np.where(rng.random(num_steps) < 1 / 3, rng.integers(1, 2048, num_steps), 0)
+    return StepShapes.of(
+        num_steps, decode_seqs=seqs, decode_context_sum=seqs * each, decode_context_max=2 * each, sampled_seqs=seqs,
+        prefill_tokens=prompt, prefill_pairs=prompt * (prompt + 1) // 2,
+    )  # fmt: skip
+
+
+def calibrated(profile: str) -> Calibrated:
+    """The latency model of Llama 3 8B on the GPU of a shipped profile."""
+    return Calibrated(
+        load_model("llama-3-8b"), load_gpu(profile), load_profile(profile), tensor_parallel_size=1,
+        interconnect="nvlink", dtype="bfloat16", quantization=None, kv_cache_dtype="auto", async_scheduling=True,
+    )  # fmt: skip
+
+
+def pricing_bars(rounds: int) -> Iterator[Bar]:
+    """One call prices 10,000 steps; the fastest of many calls, for others use the machine too."""
+    scale = timeouts_per_s() / REFERENCE_TIMEOUTS_PER_S
+    shapes = steps_to_price(10_000)
+    for profile in ("a100-sxm4-80gb", "h100-sxm5-80gb"):
+        model = calibrated(profile)
+        ms = min(timeit.repeat(lambda model=model: model.step_ns(shapes), number=1, repeat=20 * rounds)) * 1e3
+        yield Bar(f"10,000 steps priced by {profile}, scaled", ms * scale, 5, at_most=True, unit=" ms")
 
 
 def process_bars(num_requests: int, rounds: int) -> Iterator[Bar]:

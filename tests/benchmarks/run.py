@@ -85,6 +85,7 @@ def _measure_bars(options: argparse.Namespace) -> list[dict[str, Any]]:
     for measured in (
         bars.process_bars(options.run_requests, options.rounds),
         bars.speed_bars(options.requests, options.rounds),
+        bars.pricing_bars(options.rounds),
         bars.sweep_bar(options.sweep_requests, 1),
     ):
         for bar in measured:
