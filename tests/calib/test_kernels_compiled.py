@@ -1,0 +1,127 @@
+"""Kernels compile for an A100 and an H100 without either: they fit shared memory and spill no registers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# All that differs in its machine code; the rest are other block sizes, head sizes and widths of these.
+REPRESENTATIVE = """
+import json, re, sys
+from dataclasses import asdict
+from pathlib import Path
+import torch
+from calib.compiled import compile_all
+from calib.variants import variants
+
+LEFT_OUT = re.compile(r"block32|d64 block64|d256 block16 split|norm (2048|8192)|/8|uneven|write d64")
+
+capability = tuple(map(int, sys.argv[1:3]))
+listed = variants(capability, torch.bfloat16)
+chosen = [each for each in listed if not LEFT_OUT.search(each.name)]
+reports = compile_all(chosen, capability, workers=2, cache_dir=Path(sys.argv[3]))
+print(json.dumps([len(listed), [asdict(report) for report in reports]]))
+"""
+
+# A launch, as Triton is about to compile it, beside the variant that was made of it.
+AS_LAUNCHED = """
+import json
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from calib.compiled import source_of, variant_of
+from calib.variants import named_launches
+
+class NoGpu:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device):
+        return 0
+
+seen = []
+def about_to_compile(*, compile, **rest):
+    seen.append(compile)
+    return True
+
+driver.set_active(NoGpu())
+knobs.runtime.jit_cache_hook = about_to_compile
+different = []
+launches = list(named_launches((9, 0), torch.bfloat16))
+for name, launch in launches:
+    launch.run()
+    variant, compiled = variant_of(name, launch), seen[-1]
+    source = source_of(variant)
+    mine = (source.signature, source.constants, source.attrs, variant.num_warps, variant.num_stages)
+    attributes = {key: value for key, value in compiled["configs"][0].items() if value}
+    theirs = (compiled["signature"], compiled["constants"], attributes, compiled["num_warps"], compiled["num_stages"])
+    if mine != theirs:
+        different.append((name, repr(mine), repr(theirs)))
+print(json.dumps([len(launches), len(seen), different]))
+"""
+
+FAULTY = """
+import json
+from dataclasses import asdict, replace
+import torch
+from calib import compiled
+from calib.compiled import compile_variant
+from calib.variants import variants
+
+wanted = {each.name: each for each in variants((8, 0), torch.bfloat16)}
+gemm = wanted["gemm 128x256x64/1"]
+reports = [
+    compile_variant(replace(wanted["prefill d128 block16"], num_warps=4), (8, 0)),
+    compile_variant(replace(gemm, num_stages=6), (8, 0)),
+    compile_variant(replace(gemm, constants=gemm.constants[1:]), (8, 0)),
+]
+compiled.tool = lambda name: None
+reports.append(compile_variant(wanted["silu_and_mul"], (8, 0)))
+print(json.dumps([asdict(report) for report in reports]))
+"""
+
+
+def printed(done: Any) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("major", "limit"), [(8, 166_912), (9, 232_448)])
+def test_kernels_fit_and_do_not_spill(major: int, limit: int, run_python: Any, tmp_path: Path) -> None:
+    total, reports = printed(run_python(REPRESENTATIVE, str(major), "0", str(tmp_path / "cache"), interpret=False))
+    assert [report for report in reports if not report["ok"]] == []
+    assert total <= 60
+    assert len(reports) >= 28
+    assert {report["target"] for report in reports} == {f"cuda:{major}0"}
+    for report in reports:
+        assert 0 <= report["shared_bytes"] <= limit
+        assert report["stack_bytes"] == report["spill_stores"] == report["spill_loads"] == 0
+        assert 16 <= report["registers"] <= 255
+
+
+def test_a_variant_is_what_a_launch_compiles(run_python: Any) -> None:
+    total, compiled, different = printed(run_python(AS_LAUNCHED, interpret=False))
+    assert different == []
+    assert compiled == total > 50
+
+
+def test_a_report_says_what_is_wrong(run_python: Any) -> None:
+    spilling, too_large, broken, unread = printed(run_python(FAULTY, interpret=False))
+    assert not spilling["ok"]
+    assert "spills registers" in spilling["reason"]
+    assert min(spilling["stack_bytes"], spilling["spill_stores"], spilling["spill_loads"]) > 0
+    assert not too_large["ok"]
+    assert too_large["shared_bytes"] > 166_912
+    assert "the GPU has 166912" in too_large["reason"]
+    assert not broken["ok"]
+    assert broken["reason"].startswith("does not compile")
+    assert broken["shared_bytes"] is None
+    assert not unread["ok"]
+    assert "no cuobjdump" in unread["reason"]
+    assert unread["spill_stores"] is None
+    assert unread["shared_bytes"] is not None
