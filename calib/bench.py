@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from calib.device import Device
 from calib.errors import CalibrationError
-from calib.gate import Check
+from calib.gate import Check, Compiled
 from calib.grid import Planned
 from calib.journal import Entry
 from calib.ops import Ops, Refused, is_out_of_memory, is_refusal
@@ -22,12 +22,16 @@ _TRIAL_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What measures: the ops and the timer of a device, the correctness checks of its kernels, and a clock."""
+    """What measures: the ops and the timer of a device, the correctness checks of its kernels, and a clock.
+
+    `compile` compiles the kernels before they are checked and says what is wrong with the machine code.
+    """
 
     ops: Ops
     timer: Timer
     verify: Callable[[], Iterable[Check]]
     clock_s: Callable[[], float] = time.monotonic
+    compile: Callable[[], Compiled | None] = lambda: None
 
 
 def measure_point(planned: Planned, bench: Bench, device: Device) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from calib.gpu_ops import KERNELS_OF_OP
@@ -17,6 +18,15 @@ class Check(Protocol):
     def passed(self) -> bool: ...
     @property
     def max_error(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What compiling all kernels ahead of time found. `faults` name a kernel and what is wrong with it."""
+
+    num_variants: int
+    largest_shared_bytes: int
+    faults: tuple[str, ...]
 
 
 def refused_ops(checks: Iterable[Check]) -> Mapping[str, str]:

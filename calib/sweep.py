@@ -7,8 +7,8 @@ interruption. Knows no shapes and no kernels, and imports no torch: `calib.devic
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from calib import outcome
 from calib.bench import Bench, measure_point
 from calib.device import Device, find_device, import_torch
 from calib.errors import CalibrationError
-from calib.gate import Check, refused_ops
+from calib.gate import Check, Compiled, refused_ops
 from calib.grid import Plan, Planned, default_models, make_plan
 from calib.journal import Entry, Journal, open_journal
 from calib.nvml import Reading, summary
@@ -86,6 +86,7 @@ class _State:
     skipped: list[Skipped] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    compiled: Compiled | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     out_of_time: bool = False
     read_s: float = float("-inf")
@@ -118,8 +119,21 @@ def _bench(device: Device, step_model: ModelShapes) -> Bench:
         return Bench(CpuOps(device), CpuTimer(), lambda: ())
     from calib.gpu_ops import GpuOps
 
-    verify = importlib.import_module("calib.verify").verify
-    return Bench(GpuOps(device, step_model), CudaTimer(import_torch()), lambda: verify(device.torch_name))
+    torch, ops = import_torch(), GpuOps(device, step_model)
+    dtype = getattr(torch, ops.dtype)
+
+    def verify() -> Iterable[Check]:
+        checks: Iterable[Check] = importlib.import_module("calib.verify").verify(device.torch_name, (dtype,))
+        return checks
+
+    def compile_kernels() -> Compiled:
+        compiled = importlib.import_module("calib.compiled")
+        wanted = importlib.import_module("calib.variants").variants(device.capability, dtype)
+        reports = compiled.compile_all(wanted, device.capability)
+        faults = tuple(f"{report.name}: {report.reason}" for report in reports if not report.ok)
+        return Compiled(len(reports), max((report.shared_bytes or 0 for report in reports), default=0), faults)
+
+    return Bench(ops, CudaTimer(torch), verify, compile=compile_kernels)
 
 
 def run(
@@ -150,6 +164,8 @@ def run(
     with journal, bench.ops.session():
         left = [planned for planned in plan.points if planned.point not in entries]
         if left and device.kind == "cuda":
+            report(0.0, "compiling the kernels")
+            state.compiled = bench.compile()
             report(0.0, "checking the results of the kernels")
             state.checks = list(bench.verify())
             state.refused = refused_ops(state.checks)
@@ -220,6 +236,7 @@ def _info(
         "checks": [
             {"name": check.name, "passed": check.passed, "max_error": check.max_error} for check in state.checks
         ],
+        "compiled": state.compiled and asdict(state.compiled),
         "skipped": [{"point": item.point.label(), "reason": item.reason} for item in state.skipped],
         "plan": {"points": len(plan.points), "estimated_s": round(plan.estimated_s, 1), "resumed": state.num_resumed},
     }
@@ -235,6 +252,8 @@ def _notes(device: Device, state: _State, info: Mapping[str, Any]) -> tuple[str,
         notes.append(f"{late} points were left out because time was up; the same command measures them next")
     if len(state.skipped) > late:
         notes.append(f"{len(state.skipped) - late} points were skipped, see {INFO_NAME}")
+    if state.compiled and state.compiled.faults:
+        notes.append(f"{len(state.compiled.faults)} compiled kernels spill or do not fit, see {INFO_NAME}")
     failed = [check.name for check in state.checks if not check.passed]
     if failed:
         notes.append(f"kernels with wrong results, not timed: {', '.join(failed)}")

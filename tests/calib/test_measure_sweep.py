@@ -15,7 +15,7 @@ import pytest
 from calib.bench import Bench
 from calib.device import Device
 from calib.errors import CalibrationError
-from calib.gate import Check, refused_ops
+from calib.gate import Check, Compiled, refused_ops
 from calib.journal import Entry, read_journal
 from calib.nvml import Monitor, Reading
 from calib.ops import Prepared, Refused
@@ -111,12 +111,15 @@ class Rig:
     out_dir: Path
     ops: FakeOps = field(default_factory=FakeOps)
     checks: Sequence[Check] = ()
+    compiled: Compiled | None = None
     made_on: Device = field(default_factory=device)
     progress: list[tuple[float, str]] = field(default_factory=list)
 
     def run(self, **settings: Any) -> Measured:
         values = {"device": "cpu", "quick": True, "out_dir": self.out_dir, "budget_s": float("inf")} | settings
-        bench = Bench(self.ops, CpuTimer(self.ops.clock_s), lambda: self.checks, self.ops.clock_s)
+        bench = Bench(
+            self.ops, CpuTimer(self.ops.clock_s), lambda: self.checks, self.ops.clock_s, lambda: self.compiled
+        )
         report = lambda done, label: self.progress.append((done, label))  # noqa: E731
         return run(SweepSettings(**values), self.made_on, MODELS, bench, report)
 
@@ -303,6 +306,15 @@ def test_kernels_with_wrong_results_are_not_timed(rig: Rig) -> None:
     assert not refused & {point.op for point in rig.ops.prepared}
     assert {"name": "gemm 1x1", "passed": False, "max_error": 0.001} in rig.info()["checks"]
     assert "kernels with wrong results, not timed: paged_decode bfloat16, gemm 1x1" in measured.notes
+
+
+def test_what_compiling_found_is_kept_beside_the_table(rig: Rig) -> None:
+    rig.made_on = device(kind="cuda")
+    rig.compiled = Compiled(60, 200_000, ("gemm 128x256x64: spills registers: 4 stores, 4 loads",))
+    notes = rig.run().notes
+    assert rig.info()["compiled"]["faults"] == ["gemm 128x256x64: spills registers: 4 stores, 4 loads"]
+    assert f"1 compiled kernels spill or do not fit, see {INFO_NAME}" in notes
+    assert [label for _, label in rig.progress].index("compiling the kernels") == 1
 
 
 def test_a_wrong_result_of_an_unknown_kernel_refuses_all_kernels() -> None:
