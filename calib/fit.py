@@ -46,16 +46,17 @@ class OpReport:
     num_clamped: int
     score: Score | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, listed: int | None = LISTED) -> dict[str, Any]:
+        """As a profile has it, with at most `listed` rows of a kind in full (None: all)."""
         return {
             "rows": self.num_rows,
             "shapes": self.num_shapes,
             "merged": self.num_merged,
             "filled_between": self.num_filled,
             "clamped": self.num_clamped,
-            "refused": _listed(self.refused),
-            "outliers": _listed(self.outliers),
-            "far_apart": _listed(self.far_apart),
+            "refused": _listed(self.refused, listed),
+            "outliers": _listed(self.outliers, listed),
+            "far_apart": _listed(self.far_apart, listed),
             "errors": None if self.score is None else self.score.as_json(),
         }
 
@@ -194,8 +195,8 @@ def _gpu(gpu: GpuSpec) -> dict[str, Any]:
     return {name: getattr(gpu, name) for name in names} | {"peak_flops_per_s": dict(gpu.peak_flops_per_s)}
 
 
-def _listed(lines: tuple[str, ...]) -> dict[str, Any]:
-    return {"count": len(lines), "first": list(lines[:LISTED])}
+def _listed(lines: tuple[str, ...], most: int | None) -> dict[str, Any]:
+    return {"count": len(lines), "first": list(lines[:most])}
 
 
 def _numbers(axis: Any) -> list[int | float]:

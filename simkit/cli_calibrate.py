@@ -167,6 +167,10 @@ def _show(result: FitResult, written: Path, json: bool, quiet: bool) -> None:
     from simkit.report import profile_tables
 
     described: dict[str, Any] = describe(result.profile)
+    # The profile keeps the first of each kind; here all are told.
+    full = {(report.op, report.dtype): report.as_json(listed=None) for report in result.reports}
+    for row in described["ops"]:
+        row["report"] = full[row["op"], row["dtype"]]
     if json:
         console.out_bytes(canonical_json(described))
     else:
