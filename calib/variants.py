@@ -54,8 +54,10 @@ def _gemms(capability: Capability, dtype: torch.dtype) -> Named:
             parts = _empty(c.split_k, m, n, dtype=torch.float32) if c.split_k > 1 else None
             x, weight = _empty(m, k, dtype=dtype), _empty(n, k, dtype=dtype)
             name = f"{c.block_m}x{c.block_n}x{c.block_k}/{c.split_k}" + (" uneven" if k % c.block_k else "")
-            for launch, what in zip(gemm.launches(x, weight, out, parts, c), ("gemm", "sum_splits"), strict=False):
-                yield f"{what} {name}", launch
+            product, *total = gemm.launches(x, weight, out, parts, c)
+            yield f"gemm {name}", product
+            for launch in total:
+                yield f"sum_splits {c.split_k}", launch
 
 
 def _attention(capability: Capability, dtype: torch.dtype) -> Named:
