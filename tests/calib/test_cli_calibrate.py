@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,12 @@ def test_no_gpu_is_one_clear_line(home: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed (pip install 'simkit-llm[calibrate]')")
-def test_a_cpu_is_measured_fitted_and_run(home: Path) -> None:
-    """A real measurement of this machine, on the coarse grid."""
+def test_a_cpu_is_measured_fitted_and_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real measurement of this machine on the coarse grid, with less time for each point than a user gives it."""
+    from calib import grid
+
+    monkeypatch.setattr(grid, "_CEILING_S", 0.05)
+    monkeypatch.setitem(grid.CPU_PACE, True, replace(grid.CPU_PACE[True], point_s=0.003))
     code, out, err = simkit("calibrate", "--device", "cpu", "--quick", "--out", "mine.json")
     assert code == 0, err
     assert "gemm" in out
