@@ -96,8 +96,8 @@ def fit_table(
             progress(index / (len(plain) + 1), f"fitting {rows.op} {rows.dtype}")
         fitted.append(_fit_one(rows, limits_of(rows.op, rows.dtype, gpu)))
     fits = {row["op"]: fit for row, _, fit in fitted}
-    mixed = [launches_of(rows) for rows in table.rows.values() if rows.op == "attention_mixed"]
-    unequal = [unequal_of(rows) for rows in table.rows.values() if rows.op == "attention_skew"]
+    mixed = [part for rows in table.rows.values() if rows.op == "attention_mixed" for part in launches_of(rows)]
+    unequal = [part for rows in table.rows.values() if rows.op == "attention_skew" for part in unequal_of(rows)]
     if progress is not None:
         progress(len(plain) / (len(plain) + 1), "fitting launches of unlike sequences")
     mixed += [part for part in more if (part.q > 0).all()]
@@ -115,7 +115,7 @@ def fit_table(
         },
         "host": _host(table),
         "mixed": rule,
-        "skew": skew_json(unequal[0] if unequal else None, fits["attention_decode"], rule, gpu),
+        "skew": skew_json(unequal, fits["attention_decode"], rule, gpu),
         "ops": [row for row, _, _ in fitted],
     }
     text = to_text(data)
@@ -172,7 +172,6 @@ def _op_json(fitted: Fitted, report: OpReport) -> dict[str, Any]:
         "dtype": fit.dtype,
         "limits": {"flops_per_s": fit.limits.flops_per_s, "bytes_per_s": fit.limits.bytes_per_s},
         "physics": physics,
-        "axes": {},
         "sheets": sheets,
         "report": report.as_json(),
     }

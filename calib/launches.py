@@ -17,14 +17,18 @@ import numpy.typing as npt
 from calib.score import Errors, errors_of
 from calib.table import Floats, Rows
 from simkit.hardware import GpuSpec
-from simkit.latency.profile import ARRAYS, HEADS, Heads, OpFit, Skew, Varlen, launch_us, skewed, work_of
+from simkit.latency.profile import ARRAYS, ELEMENT_BYTES, HEADS, Heads, OpFit, Skew, Varlen, launch_us, skewed, work_of
 
 NAMES = (
     "floor_us", "cta_us", "block_us", "lone_block_us", "empty_cta_us", "tail_share", "crowded_share", "reread_base",
     "reread_per_64_seqs", "l2_from_mb", "l2_to_mb",
 )  # fmt: skip
 START = (3.3, 2.3, 2.56, 2.8, 0.37, 0.6, 0.13, 1.18, 1.29, 60.0, 210.0)
-MIN_LAUNCHES = 100
+MIN_LAUNCHES, MIN_UNEQUAL = 100, 20
+"""Fewer launches decide no constants."""
+
+LEAST_GAP = 0.05
+"""Share by which equal decodes of maximal length must take longer than those of mean length."""
 
 SERVED_WEIGHT, UNEQUAL_WEIGHT = 2.0, 0.7
 """Launches such as serving makes count more than the corners of a grid; those of unequal decodes a little less."""
@@ -72,12 +76,16 @@ class Launches:
         return len(self.us)
 
 
-def launches_of(rows: Rows) -> Launches:
-    """The mixed launches of a kernel table: equal decodes of lengths on a grid beside one chunk."""
+def launches_of(rows: Rows) -> list[Launches]:
+    """The mixed launches of a kernel table, by shape of heads: equal decodes of lengths on a grid beside one chunk."""
+    return [_mixed_launches(part, heads) for heads, part in _by_heads(rows)]
+
+
+def _mixed_launches(rows: Rows, heads: Heads) -> Launches:
     sizes = rows.sizes
     length = sizes["decode_kv_len"]
     return Launches(
-        heads=_heads(rows),
+        heads=heads,
         q=sizes["q_len"],
         before=sizes["kv_len"],
         seqs=sizes["decode_batch"],
@@ -91,18 +99,17 @@ def launches_of(rows: Rows) -> Launches:
     )
 
 
-def _heads(rows: Rows) -> Heads:
-    heads, kv_heads, head_dim = (int(rows.sizes[name][0]) for name in HEADS)
-    return Heads(heads, kv_heads, head_dim, 2.0)
+def unequal_of(rows: Rows) -> list[Launches]:
+    """The launches of unequal decodes of a kernel table (`attention_skew`), by shape of heads."""
+    return [_unequal_launches(part, heads) for heads, part in _by_heads(rows)]
 
 
-def unequal_of(rows: Rows) -> Launches:
-    """The launches of unequal decodes of a kernel table (`attention_skew`)."""
+def _unequal_launches(rows: Rows, heads: Heads) -> Launches:
     sizes = rows.sizes
     seqs, many = sizes["batch"], sizes["decode_batch"]
     nothing = np.zeros(len(rows))
     return Launches(
-        heads=_heads(rows),
+        heads=heads,
         q=nothing,
         before=nothing,
         seqs=seqs,
@@ -116,6 +123,15 @@ def unequal_of(rows: Rows) -> Launches:
     )
 
 
+def _by_heads(rows: Rows) -> list[tuple[Heads, Rows]]:
+    keys = np.stack([rows.sizes[name] for name in HEADS], axis=1)
+    found = []
+    for heads, kv_heads, head_dim in np.unique(keys, axis=0).astype(int).tolist():
+        chosen = (keys == (heads, kv_heads, head_dim)).all(axis=1)
+        found.append((Heads(heads, kv_heads, head_dim, ELEMENT_BYTES[rows.dtype]), rows.take(chosen)))
+    return found
+
+
 def mixed_json(mixed: Seq[Launches], prefill: OpFit, gpu: GpuSpec) -> dict[str, Any]:
     """The `mixed` part of a profile."""
     mixed = [launches for launches in mixed if len(launches)]
@@ -124,11 +140,25 @@ def mixed_json(mixed: Seq[Launches], prefill: OpFit, gpu: GpuSpec) -> dict[str, 
         held = [launches.take(_held_out(launches)) for launches in mixed]
         trained = fit_varlen([launches.take(~_held_out(launches)) for launches in mixed], gpu)
         errors = {
-            "unequal decodes" if launches.unequal else "equal decodes": _errors(trained, launches, prefill).as_json()
-            for launches in held
+            kind: _errors(trained, [part for part in held if part.unequal == unequal], prefill).as_json()
+            for kind, unequal in (("equal decodes", False), ("unequal decodes", True))
+            if any(part.unequal == unequal for part in held)
         }
         count = sum(len(launches) for launches in mixed)
-        return {"rule": "varlen", "measured": True, "rows": count, "constants": asdict(varlen), "held_out": errors}
+        return {
+            "rule": "varlen",
+            "measured": True,
+            "rows": count,
+            "constants": asdict(varlen),
+            "heads": _heads_json(mixed),
+            "largest": {
+                "q_len": max(float(part.q.max()) for part in mixed),
+                "kv_len": max(float(part.before.max()) for part in mixed),
+                "seqs": max(float(part.seqs.max()) for part in mixed),
+                "longest": max(float(part.longest.max()) for part in mixed),
+            },
+            "held_out": errors,
+        }
     if gpu.compute_capability.startswith(FLASH_ATTENTION_2):
         return {"rule": "varlen", "measured": False, "constants": asdict(_carried_over(prefill, gpu))}
     return {"rule": "sum", "measured": False, "constants": {"floor_us": SUM_FLOOR_US}}
@@ -169,10 +199,19 @@ def _core(varlen: Varlen, part: Launches) -> Floats:
     return us
 
 
-def _errors(varlen: Varlen, part: Launches, prefill: OpFit) -> Errors:
-    heads = {name: getattr(part.heads, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
-    alone = prefill.predict({"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before, **heads}).us
-    return errors_of(np.maximum(alone, _core(varlen, part)), part.us)
+def _errors(varlen: Varlen, parts: Seq[Launches], prefill: OpFit) -> Errors:
+    predicted = []
+    for part in parts:
+        heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
+        alone = prefill.predict({"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before, **heads}).us
+        predicted.append(np.maximum(alone, _core(varlen, part)))
+    return errors_of(np.concatenate(predicted), np.concatenate([part.us for part in parts]))
+
+
+def _heads_json(parts: Seq[Launches]) -> list[list[int]]:
+    """The shapes of heads that were measured."""
+    found = {(part.heads.num_heads, part.heads.num_kv_heads, part.heads.head_dim) for part in parts}
+    return [list(heads) for heads in sorted(found)]
 
 
 def _served(part: Launches) -> npt.NDArray[np.bool_]:
@@ -204,11 +243,12 @@ def _carried_over(prefill: OpFit, gpu: GpuSpec) -> Varlen:
     )
 
 
-def skew_json(unequal: Launches | None, decode: OpFit, mixed: dict[str, Any], gpu: GpuSpec) -> dict[str, Any] | None:
+def skew_json(unequal: Seq[Launches], decode: OpFit, mixed: dict[str, Any], gpu: GpuSpec) -> dict[str, Any] | None:
     """The `skew` part of a profile; None where decodes of unequal length cost as much as equal ones of mean length."""
     limit = UNSPLIT_CTAS_PER_SM * gpu.num_sms
-    if unequal is not None and len(unequal) >= MIN_LAUNCHES // 2:
-        return _fit_skew(_with_equal_times(unequal, decode), limit)
+    known = [part for part in (_with_equal_times(part, decode) for part in unequal) if len(part)]
+    if sum(len(part) for part in known) >= MIN_UNEQUAL:
+        return _fit_skew(known, limit)
     if mixed["rule"] != "varlen":
         return None
     # The tail of a mixed launch is that of the longest decode as well.
@@ -217,49 +257,50 @@ def skew_json(unequal: Launches | None, decode: OpFit, mixed: dict[str, Any], gp
 
 
 def _with_equal_times(part: Launches, decode: OpFit) -> Launches:
-    """Times of equal decodes of mean and of maximal length: measured where they were, else predicted."""
-    heads = {name: getattr(part.heads, name) for name in ("num_heads", "num_kv_heads", "head_dim")}
+    """Times of equal decodes of mean and of maximal length: measured where they were, else predicted. Only launches in
+    which the two are far enough apart to tell what lies between them."""
+    heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
     mean = decode.predict({"batch": part.seqs, "kv_len": part.context / part.seqs, **heads}).us
     longest = decode.predict({"batch": part.seqs, "kv_len": part.longest, **heads}).us
-    return replace(
+    part = replace(
         part,
         mean_us=np.where(np.isnan(part.mean_us), mean, part.mean_us),
         longest_us=np.where(np.isnan(part.longest_us), longest, part.longest_us),
     )
+    return part.take((part.longest_us - part.mean_us) > LEAST_GAP * part.mean_us)
 
 
-def _fit_skew(part: Launches, limit: float) -> dict[str, Any]:
+def _fit_skew(parts: Seq[Launches], limit: float) -> dict[str, Any]:
     from scipy.optimize import least_squares
 
-    part = part.take((part.longest_us - part.mean_us) > 0.05 * part.mean_us)
-    held = _held_out(part)
+    def predicted(rate: float, rows: Seq[Launches]) -> Floats:
+        us = [
+            skewed(
+                Skew(rate, limit), part.heads.num_kv_heads, part.seqs, part.mean_us, part.longest_us,
+                part.context / part.seqs, part.longest, ARRAYS,
+            )
+            for part in rows
+        ]  # fmt: skip
+        found: Floats = np.concatenate(us)
+        return found
 
-    def predicted(rate: float, rows: Launches) -> Floats:
-        mean = rows.context / rows.seqs
-        us: Floats = skewed(
-            Skew(rate, limit),
-            rows.heads.num_kv_heads,
-            rows.seqs,
-            rows.mean_us,
-            rows.longest_us,
-            mean,
-            rows.longest,
-            ARRAYS,
-        )
-        return us
+    def fitted(rows: Seq[Launches]) -> float:
+        measured = np.log(np.concatenate([part.us for part in rows]))
 
-    def fitted(rows: Launches) -> float:
         def errors(values: Floats) -> Floats:
-            return np.asarray(np.log(predicted(float(values[0]), rows) / rows.us))
+            return np.asarray(np.log(predicted(float(values[0]), rows)) - measured)
 
         return float(least_squares(errors, [0.013], bounds=([0.0], [10.0]), loss="soft_l1", f_scale=0.05).x[0])
 
-    test, rate = part.take(held), fitted(part.take(~held))
+    test = [part.take(_held_out(part)) for part in parts]
+    rate = fitted([part.take(~_held_out(part)) for part in parts])
+    us, mean_us = (np.concatenate([getattr(part, name) for part in test]) for name in ("us", "mean_us"))
     return {
-        "us_per_token": float(f"{fitted(part):.4g}"),
+        "us_per_token": float(f"{fitted(parts):.4g}"),
         "min_sequence_heads": limit,
         "measured": True,
-        "rows": len(part),
-        "held_out": errors_of(predicted(rate, test), test.us).as_json(),
-        "held_out_at_the_mean": errors_of(test.mean_us, test.us).as_json(),
+        "heads": _heads_json(parts),
+        "rows": sum(len(part) for part in parts),
+        "held_out": errors_of(predicted(rate, test), us).as_json(),
+        "held_out_at_the_mean": errors_of(mean_us, us).as_json(),
     }

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from simkit.hardware import GpuSpec
-from simkit.latency.kernels import TABLE_ROWS, Kernels, attended
-from simkit.latency.launches import ARRAYS, SCALARS, added, launch_us, skewed
+from simkit.latency.kernels import TABLE_ROWS, Kernels
+from simkit.latency.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
 from simkit.latency.roofline import HOST_FIXED_NS, HOST_PER_SEQ_NS, SCALAR_STEPS, to_ns
 from simkit.latency.sheets import Bools
@@ -28,9 +28,8 @@ from simkit.units import NS_PER_US
 class Calibrated:
     """Calibrated latency model of one replica. Implements `simkit.types.LatencyModel`.
 
-    Several chunks of one step are priced as equal ones with the same tokens, cached tokens and (query, key) pairs:
-    q = (2 pairs - tokens) / (2 cached + tokens), which is exact for one chunk. Windows of sliding layers cut contexts,
-    pairs and cached tokens as on the roofline.
+    Several chunks of one step are priced as equal ones with the same tokens, cached tokens and (query, key) pairs.
+    Decodes of sliding layers read min(sum of contexts, sequences x window) tokens, an upper bound as on the roofline.
 
     Raises ProfileError when the profile lacks an op that the model needs, InputError as `Kernels` does.
     """
@@ -173,7 +172,7 @@ class _Rows:
 
 
 class _Attention:
-    """Attention of all layers of a step, ns."""
+    """Attention of all layers of a step, ns. A launch in which every query is one token is one of decodes."""
 
     def __init__(self, tables: TableBuilder, profile: Profile) -> None:
         self._heads, self._kv_measured = tables.heads, tables.kv_is_measured
@@ -210,25 +209,32 @@ class _Attention:
 
     def _layer_us(self, shapes: StepShapes, window: int) -> Floats:
         """One layer: decodes alone everywhere, then the steps that hold chunks, which are few, over it."""
-        context, pairs, cached = attended(shapes, window)
-        longest = np.minimum(shapes.decode_context_max, window) if window else shapes.decode_context_max
+        context, longest = _within(shapes, window)
         us = self._decodes(shapes.decode_seqs, context, longest)
         some = np.flatnonzero(shapes.prefill_tokens)
         if len(some):
-            tokens, seqs = shapes.prefill_tokens[some], shapes.decode_seqs[some]
-            chunks, q, before = _equal_chunks(tokens, (cached - shapes.prefill_tokens)[some], pairs[some], ARRAYS)
+            chunks, q, before = _chunks_of(shapes, some, window)
+            seqs, context = shapes.decode_seqs[some], context[some]
             alone = self._chunks.at(chunks, q, before)
-            both = self._both(alone, us[some], chunks, q, before, seqs, context[some], longest[some], ARRAYS)
-            us[some] = np.where(seqs > 0, both, alone)
+            both = self._both(alone, us[some], chunks, q, before, seqs, context, longest[some], ARRAYS)
+            # The chunks' context counts as a decode's does, with the token that is computed.
+            rows = seqs + shapes.prefill_tokens[some]
+            tokens = (context + chunks * (before + 1.0)) / rows
+            decodes = np.maximum(us[some], self._decode.at(rows, tokens))
+            us[some] = np.where(q <= 1.0, decodes, np.where(seqs > 0, both, alone))
         return us
 
     def _layer_one(self, step: OneStep, window: int) -> float:
-        context, pairs, before_sum = step.decode_context_sum, step.prefill_pairs, step.prefill_context_tokens
-        longest, tokens, seqs = step.decode_context_max, step.prefill_tokens, step.num_decode
+        context, longest, seqs = step.decode_context_sum, step.decode_context_max, step.num_decode
         if window:
             context, longest = min(context, seqs * window), min(longest, window)
-            pairs, before_sum = min(pairs, tokens * window), min(before_sum, tokens * window)
-        chunks, q, before = _equal_chunks(tokens, before_sum, pairs, SCALARS)
+        chunks, q, before = equal_chunks(step.prefill_tokens, step.prefill_context_tokens, step.prefill_pairs, SCALARS)
+        if window:
+            chunks, q, before = windowed(chunks, q, before, window, SCALARS)
+        if q <= 1.0:
+            rows = seqs + step.prefill_tokens
+            us = self._decode.one(rows, (context + chunks * (before + 1.0)) / rows)
+            return max(self._decodes_one(seqs, context, longest), us)
         alone = self._chunks.one(chunks, q, before)
         if not seqs:
             return alone
@@ -264,41 +270,76 @@ class _Attention:
         longest: Any,
         lib: Any,
     ) -> Any:
-        """Chunks and decodes in one launch; never faster than the chunks alone."""
+        """Chunks and decodes in one launch; never faster than either of them alone."""
         if self._mixed.varlen is None:
             return added(alone, decodes, self._mixed.floor_us, lib)
         us = launch_us(self._mixed.varlen, self._heads, chunks, q, before, seqs, context, longest, lib)
-        return lib.maximum(alone, us)
+        return lib.maximum(lib.maximum(alone, decodes), us)
 
     def extrapolated(self, shapes: StepShapes, ns: Floats) -> dict[str, Floats]:
-        """What of `ns`, the attention of each step, lies beyond what was measured; a mixed launch counts once."""
+        """What of `ns`, the attention of each step, lies beyond what was measured; no part of it counts twice."""
         if not self._kv_measured:
             return {"attention: KV format not measured": ns}
         seqs, prefill = shapes.decode_seqs, shapes.prefill_tokens > 0
-        mixed = prefill & (seqs > 0)
-        mean = shapes.decode_context_sum / np.maximum(seqs, 1)
-        outside = self._decode.is_marked(self._decode_outside, seqs, mean) & ~prefill
+        some, (context, longest) = seqs > 0, _within(shapes, 0)
+        mean = context / np.maximum(seqs, 1)
+        outside = some & ~prefill & self._decode.is_marked(self._decode_outside, seqs, mean)
         found = {
             "decode attention: beyond the measured sizes": ns * outside,
-            "prefill attention: beyond the measured sizes": ns * (self._beyond(shapes, prefill & ~mixed) > 0),
+            "prefill attention: beyond the measured sizes": ns * (self._beyond(shapes, prefill & ~some) > 0),
+            MIXED_TAG[self._mixed.measured]: ns * (some & prefill & self._mixed_beyond(shapes)),
         }
-        if not self._mixed.measured:
-            found["mixed launches: rule not measured on this GPU"] = ns * mixed
+        if not self._skew_covers():
+            found[SKEW_TAG] = np.minimum(self._skew_ns(seqs, context, longest), ns) * (~outside & ~prefill)
         return found
+
+    def _skew_covers(self) -> bool:
+        """Whether decodes of unequal length were measured at these heads, or cost nothing more."""
+        skew, heads = self._skew, self._heads
+        return skew is None or (heads.num_heads, heads.num_kv_heads, heads.head_dim) in skew.heads
+
+    def _skew_ns(self, seqs: Ints, context: Ints, longest: Ints) -> Floats:
+        """What unequal lengths add, all layers."""
+        scale = sum(scale for scale, _ in self._kinds)
+        extra: Floats = self._decodes(seqs, context, longest) - self._decode.at(seqs, context / np.maximum(seqs, 1))
+        return extra * scale
+
+    def _mixed_beyond(self, shapes: StepShapes) -> Bools:
+        """Whether a mixed launch of these sizes and this model's heads lies beyond those that were measured."""
+        mixed, heads = self._mixed, self._heads
+        if not mixed.measured or (heads.num_heads, heads.num_kv_heads, heads.head_dim) not in mixed.heads:
+            return np.ones(len(shapes), dtype=bool)
+        most_tokens, most_before, most_seqs, longest = mixed.largest
+        beyond: Bools = (
+            (shapes.prefill_tokens > most_tokens)
+            | (shapes.prefill_context_tokens > most_before)
+            | (shapes.decode_seqs > most_seqs)
+            | (shapes.decode_context_max > longest)
+        )
+        return beyond
 
     def _beyond(self, shapes: StepShapes, alone: Bools) -> Floats:
         """More than 0 where the chunks of a step that holds nothing else are priced beyond what was measured."""
         beyond, steps = np.zeros(len(shapes)), np.flatnonzero(alone)
         if len(steps):
-            tokens, before = shapes.prefill_tokens[steps], shapes.prefill_context_tokens[steps]
-            chunks, q, each = _equal_chunks(tokens, before, shapes.prefill_pairs[steps], ARRAYS)
-            beyond[steps] = self._chunks_outside.at(chunks, q, each)
+            beyond[steps] = self._chunks_outside.at(*_chunks_of(shapes, steps, 0))
         return beyond
 
 
-def _equal_chunks(tokens: Any, before_sum: Any, pairs: Any, lib: Any) -> tuple[Any, Any, Any]:
-    """(number, new tokens each, cached tokens each) of equal chunks with these sums; see `Calibrated`."""
-    q = (2.0 * pairs - tokens) / (2.0 * before_sum + tokens)
-    q = lib.maximum(q, 1.0)
-    chunks = lib.maximum(tokens / q, 1.0)
-    return chunks, q, before_sum / chunks
+MIXED_TAG = {True: "mixed launches: beyond the measured sizes", False: "mixed launches: rule not measured on this GPU"}
+SKEW_TAG = "decodes of unequal length: rule not measured on this GPU"
+
+
+def _within(shapes: StepShapes, window: int) -> tuple[Ints, Ints]:
+    """Sum and maximum of the decodes' context tokens, of each no more than a window."""
+    context, longest = shapes.decode_context_sum, shapes.decode_context_max
+    if window:
+        return np.minimum(context, shapes.decode_seqs * window), np.minimum(longest, window)
+    return context, longest
+
+
+def _chunks_of(shapes: StepShapes, steps: Ints, window: int) -> tuple[Floats, Floats, Floats]:
+    """The equal chunks of some steps."""
+    tokens, before = shapes.prefill_tokens[steps], shapes.prefill_context_tokens[steps]
+    chunks, q, each = equal_chunks(tokens, before, shapes.prefill_pairs[steps], ARRAYS)
+    return windowed(chunks, q, each, window, ARRAYS) if window else (chunks, q, each)

@@ -87,7 +87,8 @@ def launch_us(
     reads = lib.minimum(lib.maximum(reads, 1.0), group)
     over = (set_mb - varlen.l2_from_mb) / (varlen.l2_to_mb - varlen.l2_from_mb)
     over = lib.minimum(lib.maximum(over, 0.0), 1.0)
-    traffic = context * (kv_bytes * heads.num_kv_heads / varlen.bytes_per_us) * (1.0 + (reads - 1.0) * over)
+    tokens = context * (1.0 + (reads - 1.0) * over) + chunks * (before + q)
+    traffic = tokens * (kv_bytes * heads.num_kv_heads / varlen.bytes_per_us)
     busy = work * (heads.num_heads / varlen.slots) + varlen.tail_share * chain
     return varlen.floor_us + lib.maximum(chain, lib.maximum(busy, traffic))
 
@@ -96,11 +97,13 @@ def launch_us(
 class Skew:
     """What decodes of unequal length in one launch cost: `us_per_token` that the longest exceeds the mean.
 
-    Only where the kernel no longer splits contexts: from `min_sequence_heads` sequences times KV heads.
+    Only where the kernel no longer splits contexts: from `min_sequence_heads` sequences times KV heads. `heads` are the
+    (num_heads, num_kv_heads, head_dim) at which it was measured.
     """
 
     us_per_token: float
     min_sequence_heads: float
+    heads: frozenset[tuple[int, ...]] = frozenset()
 
 
 def skewed(
@@ -115,3 +118,23 @@ def skewed(
 def added(prefill_us: Any, decode_us: Any, floor_us: float, lib: Any) -> Any:
     """Time of a launch whose parts do not hinder each other: they add up, with one launch floor."""
     return lib.maximum(lib.maximum(prefill_us, decode_us), prefill_us + decode_us - floor_us)
+
+
+def equal_chunks(tokens: Any, before_sum: Any, pairs: Any, lib: Any) -> tuple[Any, Any, Any]:
+    """(number, new tokens each, cached tokens each) of equal chunks with these totals; exact for one chunk.
+
+    From pairs = number x q x (before + (q + 1) / 2): q = (2 pairs - tokens) / (2 before_sum + tokens).
+    """
+    q = (2.0 * pairs - tokens) / (2.0 * before_sum + tokens)
+    q = lib.minimum(lib.maximum(q, 1.0), 1.0 * tokens)
+    chunks = tokens / q
+    return chunks, q, before_sum / chunks
+
+
+def windowed(chunks: Any, q: Any, before: Any, window: int, lib: Any) -> tuple[Any, Any, Any]:
+    """Equal chunks with the (query, key) pairs of a sliding window: at most `window` keys a query.
+
+    A chunk longer than the window is as many of its length; what lies before is cut to what the mean query sees.
+    """
+    short = lib.minimum(q, 1.0 * window)
+    return chunks * (q / short), short, lib.minimum(before, window - short / 2.0)

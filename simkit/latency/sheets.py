@@ -17,6 +17,9 @@ import numpy.typing as npt
 from simkit.types import Floats
 
 PER_MILLE = 1000.0
+MAX_PER_MILLE = 1e4
+"""A time e**10 times what physics says is no measurement."""
+
 ZERO_OFFSET = 16.0
 """Added to the sizes of an axis that starts at 0 before the logarithm."""
 
@@ -163,8 +166,8 @@ def _fill(cells: Floats, nested: Any) -> None:
     if not isinstance(nested, list) or len(nested) > len(cells):
         raise ValueError(f"expected a list of at most {len(cells)} entries")
     if cells.ndim == 1:
-        if not all(value is None or (isinstance(value, int | float) and abs(value) < 1e5) for value in nested):
-            raise ValueError("expected numbers (per mille) or null")
+        if not all(value is None or (type(value) in (int, float) and abs(value) <= MAX_PER_MILLE) for value in nested):
+            raise ValueError(f"expected null or numbers up to {MAX_PER_MILLE:g} per mille")
         cells[: len(nested)] = [np.nan if value is None else value for value in nested]
         return
     for part, inner in zip(cells, nested, strict=False):

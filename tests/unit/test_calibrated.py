@@ -25,6 +25,7 @@ from simkit.types import StepShapes, TaggedLatency
 
 SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "rtx-pro-6000")
 MIXED = "mixed launches: rule not measured on this GPU"
+SKEW = "decodes of unequal length: rule not measured on this GPU"
 
 
 def calibrated(
@@ -203,6 +204,55 @@ def test_tags_are_parts_of_the_time_of_the_gpu() -> None:
         assert set(parts) == set(model.gpu_and_extrapolated_ns(decodes(1, 1))[1])
 
 
+def test_a_mixed_launch_beyond_what_was_measured_is_tagged_although_the_rule_was() -> None:
+    beyond = "mixed launches: beyond the measured sizes"
+    assert beyond not in tags(calibrated("rtx-pro-6000"), decodes(100, 1000, **chunk(512)))
+    assert beyond in tags(calibrated("rtx-pro-6000"), decodes(400, 60_000, **chunk(100, 60_000)))
+    assert beyond in tags(
+        calibrated("rtx-pro-6000", tensor_parallel_size=2, interconnect="pcie"), decodes(8, 100, **chunk(64))
+    )
+
+
+def test_what_unequal_decodes_add_by_a_rule_of_another_gpu_is_tagged() -> None:
+    model = calibrated("a100-sxm4-80gb")
+    equal, unequal = decodes(100, 2000), decodes(100, 2000, 100_000)
+    added = ns(model, unequal) - ns(model, equal)
+    assert added > 0
+    assert tags(model, unequal)[SKEW] * ns(model, unequal) == pytest.approx(added, rel=1e-3)
+    assert SKEW not in tags(model, equal)
+    assert SKEW not in tags(calibrated("rtx-pro-6000"), unequal)
+
+
+@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "rtx-pro-6000"])
+def test_a_chunk_makes_no_launch_cheaper_nor_faster_than_memory(name: str) -> None:
+    """Of heads without groups the rule of mixed launches alone would."""
+    many = replace(LLAMA, name="mha", num_kv_heads=32)
+    model, rate = calibrated(name, many), load_gpu(name).hbm_bytes_per_s
+    alone = ns(model, decodes(64, 2000))
+    assert all(ns(model, decodes(64, 2000, **chunk(tokens))) >= alone for tokens in (1, 2, 16, 64, 256))
+    for seqs, each, tokens, before in ((13, 3927, 12, 3820), (8, 3000, 16, 3900), (64, 2000, 16, 0)):
+        shapes = decodes(seqs, each, **chunk(tokens, before))
+        kv_bytes = (seqs * each + before + tokens) * many.kv_bytes_per_token(2)
+        weights = 2.0 * (LLAMA.num_params - 2 * LLAMA.vocab_size * LLAMA.hidden_size)
+        assert ns(model, shapes) * 1e-9 >= (kv_bytes + weights) / rate
+
+
+def test_a_chunk_of_one_token_is_a_decode() -> None:
+    """No query of the launch is longer than one token, so the kernel is that of decodes."""
+    model = calibrated("rtx-pro-6000")
+    beside = decodes(256, 4000, prefill_tokens=1, prefill_context_tokens=4000, prefill_pairs=4001)
+    assert ns(model, beside) == pytest.approx(ns(model, decodes(257, 4001)), rel=0.01)
+
+
+def test_a_window_makes_longer_contexts_no_cheaper() -> None:
+    model = calibrated("a100-sxm4-80gb", SLIDING)
+    prices = [ns(model, StepShapes.of(1, **chunk(512, before), sampled_seqs=1)) for before in range(0, 9000, 300)]
+    assert prices == sorted(prices)
+    whole = calibrated("a100-sxm4-80gb")
+    long = StepShapes.of(1, **chunk(8192), sampled_seqs=1)
+    assert ns(model, long) < ns(whole, long)
+
+
 def test_a_cache_of_8_bits_is_read_in_half_the_time() -> None:
     """Decode attention of many long contexts is the reading of the cache."""
     wide, narrow = (calibrated(kv_cache_dtype=kv) for kv in ("auto", "fp8"))
@@ -264,9 +314,31 @@ def _without_decode(data: dict[str, Any]) -> None:
         (lambda d: d.pop("name"), "p.json: name: expected text"),
         (lambda d: d["ops"][0].update(op="flash"), "p.json: ops[0]: unknown 'flash' in 'bfloat16'; expected one of gemm, "),
         (lambda d: d["ops"][0]["physics"].update(floor_us="x"), "p.json: ops[0].physics.floor_us: expected a number, got 'x'"),
-        (lambda d: d["ops"][0]["physics"].update(floor_us=-1), "p.json: ops[0].physics.floor_us: expected a number >= 0, got -1"),
+        (lambda d: d["ops"][0]["physics"].update(floor_us=-1), "p.json: ops[0].physics.floor_us: expected a number from 0 to 1e+06, got -1"),
         (lambda d: d["ops"][0]["sheets"][0]["axes"].update(q_len=[3, 2]), "p.json: ops[0].sheets[0].axes.q_len: expected increasing"),
         (lambda d: d["ops"][0]["sheets"][0].update(log_residual_per_mille=[1]), "p.json: ops[0].sheets[0].log_residual_per_mille: "),
+        (lambda d: d.update(schema=True), "p.json: schema: expected 1, got True; calibrate again"),
+        (lambda d: d.update(name="a\nb"), "p.json: name: expected letters, digits, dots, dashes and underscores, got 'a\\nb'"),
+        (lambda d: d.update(ops=d["ops"] + d["ops"][:1]), "p.json: ops[9]: attention_prefill bfloat16 is there twice"),
+        (lambda d: d["ops"][0]["physics"].update(sharpness=0), "p.json: ops[0].physics.sharpness: expected a number from 1 to 100, got 0"),
+        (lambda d: d["ops"][0]["physics"].update(compute_fraction=0), "p.json: ops[0].physics.compute_fraction: expected a number from 0.001"),
+        (lambda d: d["ops"][0]["physics"].update(chain_us=10**400), "p.json: ops[0].physics.chain_us: expected a number from 0 to 1e+06, got 1000"),
+        (lambda d: d["ops"][0]["limits"].update(bytes_per_s=0), "p.json: ops[0].limits.bytes_per_s: expected a number from 1000 to 1e+16, got 0"),
+        (lambda d: d["ops"][0].update(sheets=[]), "p.json: ops[0].sheets: expected at least one sheet"),
+        (lambda d: d["ops"][0].update(sheets=d["ops"][0]["sheets"] * 2), "p.json: ops[0].sheets[1]: a second sheet of (32, 8, 128)"),
+        (lambda d: d["ops"][0].update(report=[]), "p.json: ops[0].report: expected a mapping, got []"),
+        (lambda d: d["ops"][0]["sheets"][0].update(axes=[]), "p.json: ops[0].sheets[0].axes: expected a mapping, got []"),
+        (lambda d: d["ops"][0]["sheets"][0].update(num_kv_heads=0), "p.json: ops[0].sheets[0].num_kv_heads: expected a number from 1"),
+        (lambda d: d["ops"][0]["sheets"][0].update(num_kv_heads=2.5), "p.json: ops[0].sheets[0].num_kv_heads: expected a whole number, got 2.5"),
+        (lambda d: d["ops"][0]["sheets"][0].update(num_heads=4), "p.json: ops[0].sheets[0].num_kv_heads: expected at most the 4 heads, got 8"),
+        (lambda d: d["ops"][0]["sheets"][0]["axes"].update(q_len=[True, 2]), "p.json: ops[0].sheets[0].axes.q_len: expected increasing"),
+        (lambda d: d["ops"][0]["sheets"][0]["axes"].update(q_len=[1, 1e300]), "p.json: ops[0].sheets[0].axes.q_len: expected increasing"),
+        (lambda d: d["ops"][0]["sheets"][0].update(log_residual_per_mille=[[[99999]]]), "p.json: ops[0].sheets[0].log_residual_per_mille: expected null or numbers up to"),
+        (lambda d: d["mixed"]["constants"].update(slots=0), "p.json: mixed.constants.slots: expected a number from 1 to 100000, got 0"),
+        (lambda d: d["mixed"]["constants"].update(l2_to_mb=1), "p.json: mixed.constants.l2_to_mb: expected more than l2_from_mb, got 1"),
+        (lambda d: d["mixed"].update(heads=[[1, 2]]), "p.json: mixed.heads: expected lists of num_heads, num_kv_heads, head_dim"),
+        (lambda d: d.update(mixed=None), "p.json: mixed: expected a mapping"),
+        (lambda d: d["skew"].update(us_per_token=None), "p.json: skew.us_per_token: expected a number"),
         (lambda d: d["mixed"].update(rule="?"), "p.json: mixed.rule: expected sum or varlen, got '?'"),
     ],
 )  # fmt: skip
@@ -283,6 +355,11 @@ def test_a_damaged_profile_is_one_line(tmp_path: Path, change: Any, message: str
 def test_files_that_are_no_profiles(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("{]")
     (tmp_path / "q.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "s.json").write_text("[" * 100_000)
+    (tmp_path / "t.json").write_text('{"schema": ' + "9" * 5000 + "}")
+    for name in ("s.json", "t.json"):
+        with pytest.raises(ProfileError, match=f"{name}: not a profile: "):
+            load_profile(str(tmp_path / name))
     for path, what in (("p.json", "p.json:1: not JSON"), ("q.json", "not a text file"), ("r.json", "no such file")):
         with pytest.raises(ProfileError, match=what):
             load_profile(str(tmp_path / path))

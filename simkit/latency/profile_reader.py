@@ -1,0 +1,190 @@
+"""Reads the JSON of a profile. Owns the schema: which keys, and between which bounds every number lies.
+
+The bounds are far from anything a GPU does; within them no price overflows, divides by zero or comes out as nothing.
+Imports its siblings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from simkit.latency.launches import Skew, Varlen
+from simkit.latency.op_fit import AXES, KEYS, OpFit, SheetKey, sheet_keys
+from simkit.latency.physics import ELEMENT_BYTES, Limits, Physics
+from simkit.latency.profile_values import SCHEMA, Host, Mixed, Profile, ProfileError
+from simkit.latency.sheets import Sheet, from_nested
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a profile may be called: it becomes the name of a file and a word in a line."""
+
+LARGEST_SIZE = 1e13
+
+_SHARE, _US, _COUNT = (1e-3, 20.0), (0.0, 1e6), (1.0, 1e5)
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "compute_fraction": _SHARE,
+    "bandwidth_fraction": _SHARE,
+    "sharpness": (1.0, 100.0),
+    "flops_per_s": (1e6, 1e18),
+    "bytes_per_s": (1e3, 1e16),
+    "slots": _COUNT,
+    "bytes_per_us": (1e-3, 1e10),
+    "l2_to_mb": (1e-3, 1e6),
+    "num_heads": _COUNT,
+    "num_kv_heads": _COUNT,
+    "head_dim": _COUNT,
+    "aligned": (0.0, 1.0),
+}
+"""Smallest and largest value of a field; of the others 0 and 1e6."""
+
+
+class Reader:
+    """Checked access to the keys of one file. Every method raises ProfileError with the file and the key."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def profile(self, data: Any, content: str) -> Profile:
+        """The whole file; `content` is its hash."""
+        if not isinstance(data, dict) or "schema" not in data:
+            raise self._error("schema", "missing; this is not a profile")
+        schema = data["schema"]
+        if type(schema) is not int or schema != SCHEMA:
+            newer = type(schema) is int and schema > SCHEMA
+            advice = "it is of a newer version: upgrade simkit" if newer else "calibrate again"
+            raise self._error("schema", f"expected {SCHEMA}, got {schema!r:.40}; {advice}")
+        name = self._get(data, "name", str)
+        if not NAME.fullmatch(name):
+            raise self._error("name", f"expected letters, digits, dots, dashes and underscores, got {name!a:.60}")
+        ops: dict[tuple[str, str], OpFit] = {}
+        reports: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for index, row in enumerate(self._get(data, "ops", list)):
+            fit = self._op(f"ops[{index}]", row)
+            if (fit.op, fit.dtype) in ops:
+                raise self._error(f"ops[{index}]", f"{fit.op} {fit.dtype} is there twice")
+            ops[fit.op, fit.dtype] = fit
+            reports[fit.op, fit.dtype] = self._get({"report": {}} | row, f"ops[{index}].report", dict)
+        skew, host = data.get("skew"), data.get("host")
+        return Profile(
+            name=name,
+            gpu=self._get(data, "gpu", dict),
+            provenance=self._get(data, "provenance", dict),
+            ops=ops,
+            report=reports,
+            launches={"mixed": data.get("mixed"), "skew": skew},
+            mixed=self._mixed(self._get(data, "mixed", dict)),
+            skew=None if skew is None else self._skew(skew),
+            host=None if host is None else Host(*self._numbers(host, "host", ("fixed_us", "per_seq_us"))),
+            content=content,
+        )
+
+    def _mixed(self, row: Any) -> Mixed:
+        rule, constants = self._get(row, "mixed.rule", str), self._get(row, "mixed.constants", dict)
+        measured = row.get("measured") is True
+        if rule == "sum":
+            return Mixed(None, self._number(constants, "mixed.constants.floor_us"), measured)
+        if rule != "varlen":
+            raise self._error("mixed.rule", f"expected sum or varlen, got {rule!r:.40}")
+        varlen = Varlen(*self._numbers(constants, "mixed.constants", tuple(Varlen.__dataclass_fields__)))
+        if varlen.l2_to_mb <= varlen.l2_from_mb:
+            raise self._error("mixed.constants.l2_to_mb", f"expected more than l2_from_mb, got {varlen.l2_to_mb:g}")
+        if not measured:
+            return Mixed(varlen, 0.0, False)
+        sizes = self._get(row, "mixed.largest", dict)
+        largest = tuple(self._size(sizes, f"mixed.largest.{name}") for name in ("q_len", "kv_len", "seqs", "longest"))
+        return Mixed(varlen, 0.0, True, self._heads(row, "mixed.heads"), largest)
+
+    def _skew(self, row: Any) -> Skew:
+        rate, least = self._numbers(row, "skew", ("us_per_token", "min_sequence_heads"))
+        return Skew(rate, least, self._heads(row, "skew.heads") if row.get("measured") is True else frozenset())
+
+    def _heads(self, row: Any, key: str) -> frozenset[tuple[int, ...]]:
+        found = self._get(row, key, list)
+        if not all(
+            isinstance(heads, list) and len(heads) == 3 and all(type(n) is int for n in heads) for heads in found
+        ):
+            raise self._error(key, "expected lists of num_heads, num_kv_heads, head_dim")
+        return frozenset(tuple(heads) for heads in found)
+
+    def _op(self, key: str, row: Any) -> OpFit:
+        if not isinstance(row, dict):
+            raise self._error(key, "expected a mapping")
+        op, dtype = self._get(row, f"{key}.op", str), self._get(row, f"{key}.dtype", str)
+        if op not in AXES or dtype not in ELEMENT_BYTES:
+            known = AXES if op not in AXES else ELEMENT_BYTES
+            raise self._error(key, f"unknown {op!r:.40} in {dtype!r:.40}; expected one of {', '.join(known)}")
+        physics, limits = self._get(row, f"{key}.physics", dict), self._get(row, f"{key}.limits", dict)
+        sheets: dict[SheetKey, Sheet] = {}
+        for index, sheet in enumerate(self._get(row, f"{key}.sheets", list)):
+            name, found = self._sheet(f"{key}.sheets[{index}]", sheet, op, dtype)
+            if name in sheets:
+                raise self._error(f"{key}.sheets[{index}]", f"a second sheet of {name}")
+            sheets[name] = found
+        if not sheets:
+            raise self._error(f"{key}.sheets", "expected at least one sheet")
+        return OpFit(
+            op=op,
+            dtype=dtype,
+            physics=Physics(*self._numbers(physics, f"{key}.physics", tuple(Physics.__dataclass_fields__))),
+            limits=Limits(*self._numbers(limits, f"{key}.limits", tuple(Limits.__dataclass_fields__))),
+            sheets=sheets,
+        )
+
+    def _sheet(self, key: str, row: Any, op: str, dtype: str) -> tuple[SheetKey, Sheet]:
+        if not isinstance(row, dict):
+            raise self._error(key, "expected a mapping")
+        axes = self._get(row, f"{key}.axes", dict)
+        grid = [self._axis(axes, f"{key}.axes.{name}") for name in AXES[op]]
+        try:
+            residuals = from_nested(row.get("log_residual_per_mille"), [len(values) for values in grid])
+        except ValueError as error:
+            raise self._error(f"{key}.log_residual_per_mille", str(error)) from None
+        keys = []
+        for name in sheet_keys(op, dtype):
+            number = self._number(row, f"{key}.{name}")
+            if number != int(number):
+                raise self._error(f"{key}.{name}", f"expected a whole number, got {number:g}")
+            keys.append(int(number))
+        if KEYS.get(op) and keys[1] > keys[0]:
+            raise self._error(f"{key}.num_kv_heads", f"expected at most the {keys[0]} heads, got {keys[1]}")
+        return tuple(keys), Sheet(grid, residuals)
+
+    def _axis(self, axes: Any, key: str) -> list[float]:
+        values = self._get(axes, key, list)
+        good = all(type(v) in (int, float) and 0 <= v <= LARGEST_SIZE for v in values)
+        if not values or not good or not all(a < b for a, b in itertools.pairwise(values)):
+            raise self._error(key, f"expected increasing numbers from 0 to {LARGEST_SIZE:g}")
+        return [float(value) for value in values]
+
+    def _get(self, row: Any, key: str, kind: type) -> Any:
+        value = row.get(key.rpartition(".")[2]) if isinstance(row, dict) else None
+        if not isinstance(value, kind):
+            raise self._error(key, f"expected {_KINDS[kind]}" + ("" if value is None else f", got {value!r:.40}"))
+        return value
+
+    def _number(self, row: Any, key: str) -> float:
+        name = key.rpartition(".")[2]
+        return self._between(row, key, *_BOUNDS.get(name, _US))
+
+    def _size(self, row: Any, key: str) -> float:
+        return self._between(row, key, 0.0, LARGEST_SIZE)
+
+    def _between(self, row: Any, key: str, low: float, high: float) -> float:
+        value = row.get(key.rpartition(".")[2]) if isinstance(row, dict) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._error(key, "expected a number" + ("" if value is None else f", got {value!r:.40}"))
+        if not low <= value <= high:
+            raise self._error(key, f"expected a number from {low:g} to {high:g}, got {value!r:.40}")
+        return float(value)
+
+    def _numbers(self, row: Any, key: str, names: tuple[str, ...]) -> list[float]:
+        """Fields in this order."""
+        return [self._number(row, f"{key}.{name}") for name in names]
+
+    def _error(self, key: str, what: str) -> ProfileError:
+        return ProfileError(f"latency.profile: {self._where}: {key}: {what}")
+
+
+_KINDS: dict[Any, str] = {str: "text", dict: "a mapping", list: "a list"}
