@@ -16,8 +16,8 @@ from simkit.latency.profile import MEMORY_BOUND_OPS, Limits, work_of
 FAR_APART = 1.25
 """Equal keys whose slowest time is more than this many times the fastest are a warning."""
 
-UNITS_FACTOR = 100.0
-"""A median this far from the physical limit is a matter of units, not of a slow kernel."""
+UNITS_FACTOR = {"gemm": 100.0, "attention_decode": 300.0, "attention_prefill": 300.0}
+"""A median of large calls this far from the physical limit is a matter of units, not of a slow kernel."""
 
 BIG_US = 5.0
 """GEMMs for which the hardware needs this long are not dominated by launching them."""
@@ -33,11 +33,12 @@ class Merged:
 
 
 def check_units(rows: Rows, limits: Limits) -> None:
-    """Raise CalibrationError when the median large GEMM is orders of magnitude from what the GPU can do."""
+    """Raise CalibrationError when the median large call is orders of magnitude from what the GPU can do."""
     fastest = limits.fastest_us(work_of(rows.op, rows.dtype, rows.sizes))
     big = fastest >= min(BIG_US, float(np.median(fastest)))
     ratio = float(np.median(rows.us[big] / fastest[big]))
-    if 1 / UNITS_FACTOR < ratio < UNITS_FACTOR:
+    factor = UNITS_FACTOR[rows.op]
+    if 1 / factor < ratio < factor:
         return
     unit = "milliseconds or seconds" if ratio < 1 else "nanoseconds"
     raise CalibrationError(

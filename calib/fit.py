@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from calib.checks import check_units, merge_equal, split_by_limit
+from calib.checks import UNITS_FACTOR, check_units, merge_equal, split_by_limit
 from calib.errors import CalibrationError
 from calib.fit_op import Fitted, fit_op, spikes
 from calib.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
@@ -86,9 +86,10 @@ def fit_table(
     """
     missing = [op for op in REQUIRED if not any(key[0] == op for key in table.rows)]
     if missing:
-        raise CalibrationError(f"no usable row of {', '.join(missing)}: a profile needs {', '.join(REQUIRED)}")
+        why = next((f"; {line}" for line in table.unusable if any(f" {op} " in line for op in missing)), "")
+        raise CalibrationError(f"no usable row of {', '.join(missing)}: a profile needs {', '.join(REQUIRED)}{why}")
     plain = [rows for rows in table.rows.values() if rows.op in AXES]
-    for rows in (rows for rows in plain if rows.op == "gemm"):
+    for rows in (rows for rows in plain if rows.op in UNITS_FACTOR):
         check_units(rows, limits_of(rows.op, rows.dtype, gpu))
     fitted = []
     for index, rows in enumerate(plain):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from calib.errors import CalibrationError
 from calib.holes import Estimate, estimate
 from calib.table import Floats, Rows
 from simkit.latency.profile import (
@@ -37,6 +38,9 @@ MAX_CACHE_FRACTION = 20.0
 
 PRIOR = 0.01
 """Weight of the start values, which decide what the measurements do not (a kernel without FLOPs, two rows)."""
+
+MAX_CELLS = 4_000_000
+"""Cells of the grid of all measured sizes: sizes that hardly repeat make one too large to interpolate in."""
 
 SPIKE = 1.4
 """A time this many times what its neighbours say, or less than its inverse, is listed as an outlier."""
@@ -130,6 +134,13 @@ def _grid(rows: Rows, residual: Floats) -> Grid:
     names = (*keys, *AXES[rows.op])
     sizes = _all_sizes(rows)
     axes = tuple(np.unique(sizes[name]) for name in names)
+    num_cells = math.prod(len(axis) for axis in axes)
+    if num_cells > MAX_CELLS:
+        counts = ", ".join(f"{len(axis):,} {name}" for axis, name in zip(axes, names, strict=True) if len(axis) > 1)
+        raise CalibrationError(
+            f"{rows.op} {rows.dtype}: {len(rows):,} shapes make a grid of {num_cells:,} cells ({counts}), expected at "
+            f"most {MAX_CELLS:,}: measure combinations of few sizes"
+        )
     cells = np.full([len(axis) for axis in axes], np.nan)
     cells[tuple(np.searchsorted(axis, sizes[name]) for axis, name in zip(axes, names, strict=True))] = residual
     return Grid(names, axes, cells, estimate(cells, axes, range(len(keys), len(names))))

@@ -152,4 +152,6 @@ def _entry(row: Mapping[str, str]) -> Entry:
         method=row["method"],
         note=row["note"],
     )
+    if not timing.median_us > 0:
+        raise ValueError("no time")
     return Entry(point_of(row), row["dtype"], row["source"], timing, row["way"])

@@ -49,7 +49,8 @@ def page_figure(table: Table, result: FitResult) -> Figure:
         figure.get_layout_engine().set(**MARGINS)  # type: ignore[union-attr]
         # Apart, so that the labels of the residuals do not narrow the panels.
         top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
-        top.suptitle(title(table, result), x=0.01, ha="left", fontsize=12)
+        heading = title(table, result).encode("ascii", "replace").decode("ascii")
+        top.suptitle(heading, x=0.01, ha="left", fontsize=12, parse_math=False)
         # Six columns: one, two or three panels share a row evenly.
         places = top.add_gridspec(len(rows), 6)
         for y, row in enumerate(rows):

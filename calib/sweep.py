@@ -99,13 +99,6 @@ def measure(settings: SweepSettings, progress: Progress | None = None) -> Measur
     return run(settings, device, models, _bench(device, models[0]), progress)
 
 
-def describe(settings: SweepSettings) -> str:
-    """What will be measured, in one line, before a device is looked for."""
-    models = plan_models(settings)
-    plan = make_plan(models, cpu=settings.device == "cpu", quick=settings.quick, cache_bytes=1 << 25)
-    return f"{plan.describe()}, shapes of {', '.join(f'{model.name}@{model.ranks}' for model in models)}"
-
-
 def plan_models(settings: SweepSettings) -> tuple[ModelShapes, ...]:
     """The shapes of the models of the settings. Raises InputError or CalibrationError."""
     cpu = settings.device == "cpu"
@@ -160,7 +153,8 @@ def run(
     state = _State(entries, len(entries))
     before = device.monitor.read()
     report = progress or (lambda done, label: None)
-    report(0.0, plan.describe())
+    shapes = ", ".join(f"{model.name}@{model.ranks}" for model in models)
+    report(0.0, f"{plan.describe()}, shapes of {shapes}")
     with journal, bench.ops.session():
         left = [planned for planned in plan.points if planned.point not in entries]
         if left and device.kind == "cuda":

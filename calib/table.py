@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,12 @@ SKEW = ("batch", "kv_len", "decode_batch", "decode_kv_len", "num_heads", "num_kv
 LAUNCHES = {"attention_mixed": MIXED, "attention_skew": SKEW}
 """Ops of several kinds of sequences in one launch, and the sizes that tell them apart."""
 
+_DEFAULTED = {op: {"num_heads": 32, "num_kv_heads": 8} for op in ("rotary_embedding", "rotary_kv_write")}
+"""Rotary rows that name no heads are of 32 heads and 8 KV heads, those of the tables that leave them out."""
+
+LONGEST_US = 1e9
+LARGEST_SIZE = 1e13
+
 _MAY_BE_ZERO = {"kv_len", "q_len", "decode_batch", "decode_kv_len"}
 
 
@@ -87,6 +94,8 @@ class Table:
 
 def size_names(op: str) -> tuple[str, ...]:
     """The columns that an op needs."""
+    if op == "host_overhead":
+        return ("m",)
     return LAUNCHES.get(op) or (*KEYS.get(op, ()), *AXES[op], *EXTRA.get(op, ()))
 
 
@@ -102,21 +111,27 @@ def read_table(path: Path) -> Table:
         frame = pd.read_csv(io.BytesIO(content), compression="gzip" if content[:2] == b"\x1f\x8b" else None)
     except OSError as error:
         raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, EOFError) as error:
-        raise CalibrationError(f"{path}: not a CSV file: {error}") from None
+    except (ValueError, EOFError, zlib.error) as error:
+        raise CalibrationError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
     missing = [name for name in ("op", "dtype", "latency_us") if name not in frame.columns]
     if missing:
         raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
+    absent = set(COLUMNS) - set(frame.columns)
     frame = frame.reindex(columns=[*COLUMNS])
     for name in frame.columns.difference(["op", "dtype", "source"]):
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
     frame["line"] = np.arange(len(frame)) + 2
     rows: dict[tuple[str, str], Rows] = {}
     unusable: list[str] = []
-    for (op, dtype), part in frame.groupby([frame["op"].astype(str), frame["dtype"].astype(str)], sort=True):
+    groups = [frame[name].map(lambda cell: "" if pd.isna(cell) else str(cell)) for name in ("op", "dtype")]
+    for (op, dtype), part in frame.groupby(groups, sort=True):
         if (op not in AXES and op not in LAUNCHES and op != "host_overhead") or dtype not in ELEMENT_BYTES:
-            unusable.append(f"{path.name}:{part['line'].iloc[0]}: {len(part)} rows of {op} {dtype}: not known, ignored")
+            what = f"{op} {dtype}: not known" if op and dtype else f"no {'dtype' if op else 'op'}"
+            unusable.append(f"{path.name}:{part['line'].iloc[0]}: {len(part)} rows of {what}, ignored")
             continue
+        needed = sorted(absent & set(size_names(op)) - set(_DEFAULTED.get(op, ())), key=COLUMNS.index)
+        if needed:
+            raise CalibrationError(f"{path}:1: missing column {needed[0]}, which rows of {op} need")
         for found in _rows(op, dtype, part, path.name, unusable):
             _append(rows, found)
     if not rows:
@@ -127,26 +142,23 @@ def read_table(path: Path) -> Table:
 
 def _rows(op: str, dtype: str, part: DataFrame, where: str, unusable: list[str]) -> list[Rows]:
     """The usable rows of one group; launches that hold only one kind of sequence count as that op."""
-    names = ("m",) if op == "host_overhead" else size_names(op)
-    part = _defaults(op, part)
+    names = size_names(op)
+    part = part.assign(**{name: part[name].fillna(value) for name, value in _DEFAULTED.get(op, {}).items()})
     sizes = {name: part[name].to_numpy(np.float64) for name in names}
     us = part["latency_us"].to_numpy(np.float64)
-    usable = np.isfinite(us) & (us > 0)
-    for name, values in sizes.items():
-        with np.errstate(invalid="ignore"):
-            usable &= np.isfinite(values) & (values >= (0 if name in _MAY_BE_ZERO else 1))
+    with np.errstate(invalid="ignore"):
+        good = {"latency_us": (us > 0) & (us <= LONGEST_US)}
+        for name, values in sizes.items():
+            least = 0 if name in _MAY_BE_ZERO else 1
+            good[name] = (values >= least) & (values <= LARGEST_SIZE) & (values == np.floor(values))
+        if "num_kv_heads" in sizes:
+            good["num_kv_heads"] &= sizes["num_kv_heads"] <= sizes["num_heads"]
+    usable = np.all(list(good.values()), axis=0)
     for index in np.flatnonzero(~usable):
-        bad = [n for n, v in sizes.items() if not v[index] >= (0 if n in _MAY_BE_ZERO else 1)] or ["latency_us"]
-        unusable.append(f"{where}:{part['line'].iloc[index]}: {op} {dtype}: {bad[0]} is missing or out of range")
+        bad = next(name for name in good if not good[name][index])
+        unusable.append(f"{where}:{part['line'].iloc[index]}: {op} {dtype}: {bad} is missing or out of range")
     rows = Rows(op, dtype, sizes, us).take(usable)
     return _by_kind(rows) if op == "attention_mixed" else [rows]
-
-
-def _defaults(op: str, part: DataFrame) -> DataFrame:
-    """Rotary rows that name no heads are of the table's own attention shape, 32 heads and 8 KV heads."""
-    if op in ("rotary_embedding", "rotary_kv_write"):
-        return part.assign(num_heads=part["num_heads"].fillna(32), num_kv_heads=part["num_kv_heads"].fillna(8))
-    return part
 
 
 def _by_kind(rows: Rows) -> list[Rows]:

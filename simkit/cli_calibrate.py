@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from calib.table import Table
     from simkit.hardware import GpuSpec
 
+SUSPICIOUS_SHARE = 0.05
+"""Share of the rows of an op beyond the hardware from which on the table may be of another GPU."""
+
 Models = Annotated[
     list[str] | None,
     typer.Option("--model", help="Model whose shapes are measured; repeatable (default: a set of common shapes)."),
@@ -62,6 +65,7 @@ def calibrate(
         raise InputError(
             f"calibrate: expected one of --gpu, --device, --from-csv, got {' and '.join(chosen) or 'none'}"
         )
+    _check_names(name, out)
     if from_csv is not None:
         measured_only = {"--model": model, "--quick": quick, "--restart": restart}
         for flag in (flag for flag, value in measured_only.items() if value):
@@ -71,6 +75,16 @@ def calibrate(
     if device not in (None, "cpu"):
         raise InputError(f"--device: expected cpu, got {device!r}; for a CUDA device use --gpu N")
     _measure("cpu" if gpu is None else f"cuda:{gpu}", name, gpu_spec, model, quick, restart, out, json, quiet)
+
+
+def _check_names(name: str | None, out: Path | None) -> None:
+    """Refuse, before anything is measured, a name or a file that a profile cannot have."""
+    from simkit.latency.profile import NAME
+
+    if name is not None and not NAME.fullmatch(name):
+        raise InputError(f"--name: expected letters, digits, dots, dashes and underscores, got {name!a}")
+    if out is not None and (out.suffix != ".json" or out.is_dir()):
+        raise InputError(f"--out: expected a file that ends in .json, got {str(out)!r}")
 
 
 def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | None, json: bool, quiet: bool) -> None:
@@ -101,6 +115,8 @@ def _measure(
     json: bool,
     quiet: bool,
 ) -> None:
+    if device == "cpu" and gpu_spec is not None:
+        raise InputError("--gpu-spec: a CPU has no specification; its limits are measured")
     with _calibrating():
         from calib import sweep
         from calib.device import find_device
@@ -112,11 +128,9 @@ def _measure(
             device, tuple(models or ()), quick=quick, out_dir=folder, resume=not restart, gpu_spec=gpu_spec
         )
         found = find_device(device, gpu_spec)
-        if not quiet:
-            console.say(f"measuring {found.name}: {sweep.describe(settings)}")
         try:
             with console.progress(quiet) as progress:
-                measured = sweep.measure(settings, progress)
+                measured = sweep.measure(settings, _Announced(found.name, progress, quiet))
         except KeyboardInterrupt:
             raise Stopped(
                 f"interrupted; what was measured is kept in {folder}, the same command goes on from it"
@@ -128,7 +142,11 @@ def _measure(
                 console.say(f"note: {note}")
         chosen = name or ("cpu" if device == "cpu" else f"{spec.name}-measured")
         path = out or folder / f"{chosen}.json"
-        _fit(read_table(measured.table_path), spec, chosen, provenance_of(info), path, json, quiet)
+        try:
+            _fit(read_table(measured.table_path), spec, chosen, provenance_of(info), path, json, quiet)
+        except KeyboardInterrupt:
+            again = f"simkit calibrate --from-csv {measured.table_path} --name {chosen} --gpu-spec {spec.name}"
+            raise Stopped(f"interrupted; the measurements are in {measured.table_path}: {again}") from None
 
 
 def _fit(
@@ -148,16 +166,21 @@ def _write(table: Table, result: FitResult, out: Path | None, progress: console.
 
     name = result.profile.name
     path = out or Path("calibration") / name / f"{name}.json"
-    if path.suffix != ".json":
-        raise InputError(f"--out: expected a file that ends in .json, got {str(path)!r}")
     if progress is not None:
         progress(0.95, "drawing")
+    picture = path.with_suffix(".png")
+    drafts = {picture: picture.with_name(f"{name}.draft.png"), path: path.with_name(f"{name}.draft.json")}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(result.text, encoding="utf-8")
-        plot_page(table, result, path.with_suffix(".png"))
+        plot_page(table, result, drafts[picture])
+        drafts[path].write_text(result.text, encoding="utf-8")
+        for target, draft in drafts.items():
+            draft.replace(target)
     except OSError as error:
         raise InputError(f"--out: {path}: {(error.strerror or str(error)).lower()}") from None
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
     return path
 
 
@@ -181,7 +204,28 @@ def _show(result: FitResult, written: Path, json: bool, quiet: bool) -> None:
             console.say(f"note: {line}")
         if len(result.unusable) > 20:
             console.say(f"note: and {len(result.unusable) - 20} more rows that could not be used")
+        for report in result.reports:
+            if len(report.refused) > report.num_rows * SUSPICIOUS_SHARE:
+                share = 100 * len(report.refused) / report.num_rows
+                console.say(
+                    f"note: {share:.0f} % of the {report.op} {report.dtype} rows are faster than "
+                    f"{described['gpu']} allows: is the table of that GPU?"
+                )
         console.say(f"wrote {written}; use it with --set latency.profile={written}")
+
+
+class _Announced:
+    """Hands progress on, and says in a line of its own what begins: on a pipe there is no bar."""
+
+    def __init__(self, device: str, progress: console.Report | None, quiet: bool) -> None:
+        self._device, self._progress, self._silent = device, progress, quiet
+
+    def __call__(self, done: float, label: str) -> None:
+        if not self._silent:
+            console.say(f"measuring {self._device}: {label}")
+            self._silent = True
+        if self._progress is not None:
+            self._progress(done, label)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,9 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
     truncated = sum(part.summary["num_truncated"] for part in parts)
     if truncated:
         notes.append(f"workload: {truncated} answers ended early at max_model_len or max_tokens")
+    clamped = getattr(setup.latency, "num_clamped", 0)
+    if clamped:
+        notes.append(f"latency: {clamped} prices of kernels were raised to what the hardware allows")
     for reason, count in _sums(part.turned_away for part in parts).items():
         notes.append(f"{count} requests turned away: {reason}")
     return build_manifest(

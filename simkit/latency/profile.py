@@ -17,12 +17,12 @@ from simkit.errors import nearest
 from simkit.latency.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added, launch_us, skewed
 from simkit.latency.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, sheet_key_sizes, sheet_keys
 from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
-from simkit.latency.profile_reader import Reader
+from simkit.latency.profile_reader import NAME, Reader
 from simkit.latency.profile_values import SCHEMA, Host, Mixed, Profile, ProfileError
 from simkit.latency.sheets import Sheet, between_neighbours, carry_on, log_sizes, to_nested
 
 __all__ = [
-    "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "SCALARS", "SCHEMA",
+    "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
     "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet",
     "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "carry_on", "describe", "is_shipped",
     "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "sheet_key_sizes", "sheet_keys",

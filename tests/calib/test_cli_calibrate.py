@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +81,31 @@ def test_rows_that_are_not_used_are_listed(home: Path) -> None:
     assert "note: mine.csv:8: gemm bfloat16: latency_us is missing or out of range" in err
 
 
+def test_a_table_that_looks_like_another_gpu_is_told(home: Path) -> None:
+    table = [row | {"latency_us": row["latency_us"] / 1.9} for row in rows()]
+    (home / "mine.csv").write_text(text(table), encoding="utf-8")
+    code, _, err = simkit("calibrate", "--from-csv", "mine.csv", "--name", "x", "--gpu-spec", "a100-sxm4-80gb")
+    assert code == 0
+    assert re.search(
+        r"note: \d+ % of the attention_decode bfloat16 rows are faster than a100-sxm4-80gb allows: is", err
+    )
+
+
+@pytest.mark.parametrize("step", ["fit_table", "plot_page"])
+def test_an_interrupted_fit_writes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    import calib.fit
+    import calib.plots
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calib.fit if step == "fit_table" else calib.plots, step, interrupted)
+    before = sorted(path.name for path in home.iterdir())
+    code, _, err = simkit("calibrate", "--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--out", "mine.json")
+    assert (code, err) == (130, "interrupted; nothing was written\n")
+    assert sorted(path.name for path in home.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -93,6 +119,10 @@ def test_rows_that_are_not_used_are_listed(home: Path) -> None:
         (["--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--out", "x.txt"], "--out: expected a file that ends in .json"),
         (["--from-csv", "tiny.yaml", "--name", "a100-sxm4-80gb"], "tiny.yaml: not a CSV file: "),
         (["--from-csv", "mine.csv", "--name", "t4-16gb"], "t4-16gb has no bfloat16"),
+        (["--from-csv", "mine.csv", "--name", "a/b", "--gpu-spec", "a100-sxm4-80gb"], "--name: expected letters, digits, dots, dashes and underscores, got 'a/b'"),
+        (["--from-csv", "mine.csv", "--name", "a$b_{$", "--gpu-spec", "a100-sxm4-80gb"], "--name: expected letters"),
+        (["--device", "cpu", "--out", "x.txt"], "--out: expected a file that ends in .json, got 'x.txt'"),
+        (["--device", "cpu", "--gpu-spec", "a100-sxm4-80gb"], "--gpu-spec: a CPU has no specification; its limits are measured"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_2(home: Path, arguments: list[str], message: str) -> None:
@@ -138,6 +168,26 @@ def test_an_interrupt_says_that_what_was_measured_is_kept(home: Path, monkeypatc
     code, out, err = simkit("calibrate", "--device", "cpu", "--quick", "--quiet")
     assert (code, out) == (130, "")
     assert err == "interrupted; what was measured is kept in calibration/cpu, the same command goes on from it\n"
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed (pip install 'simkit-llm[calibrate]')")
+def test_an_interrupt_after_measuring_says_where_the_measurements_are(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import calib.fit
+    from calib import grid
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grid, "_CEILING_S", 0.02)
+    monkeypatch.setitem(grid.CPU_PACE, True, replace(grid.CPU_PACE[True], point_s=0.001))
+    monkeypatch.setattr(calib.fit, "fit_table", interrupted)
+    code, _, err = simkit("calibrate", "--device", "cpu", "--quick", "--out", "mine.json", "--quiet")
+    assert code == 130
+    assert err == (
+        "interrupted; the measurements are in kernels.csv: simkit calibrate --from-csv kernels.csv --name cpu --gpu-spec cpu\n"
+    )
 
 
 def test_profiles_lists_errors_and_ranges() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from calib.errors import CalibrationError
 from calib.fit import FitResult, fit_table
 from calib.table import read_table
 from simkit.hardware import load_gpu
-from simkit.latency.profile import Profile, parse_profile
+from simkit.latency.profile import SCALARS, Heads, Profile, Varlen, launch_us, parse_profile
 
 A100 = load_gpu("a100-sxm4-80gb")
 HEADS = {"num_heads": np.array(32.0), "num_kv_heads": np.array(8.0), "head_dim": np.array(128.0)}
@@ -188,8 +190,10 @@ def test_holes_between_measured_cells_are_filled_and_counted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("factor", "unit"), [(1e3, "nanoseconds"), (1e-3, "milliseconds")])
-def test_wrong_units_stop_with_a_hint(tmp_path: Path, factor: float, unit: str) -> None:
-    table = [row | {"latency_us": row["latency_us"] * factor} for row in rows()]
+@pytest.mark.parametrize("op", ["", "attention_decode"])
+def test_wrong_units_stop_with_a_hint(tmp_path: Path, factor: float, unit: str, op: str) -> None:
+    """Of the whole table, or of one op."""
+    table = [row | {"latency_us": row["latency_us"] * (factor if op in ("", row["op"]) else 1)} for row in rows()]
     with pytest.raises(CalibrationError, match=unit):
         fit(tmp_path, text(table))
 
@@ -199,6 +203,8 @@ def test_missing_columns_and_values(tmp_path: Path) -> None:
         fit(tmp_path, text().replace("latency_us", "latency"))
     with pytest.raises(CalibrationError, match="no usable row"):
         fit(tmp_path, text([]))
+    with pytest.raises(CalibrationError, match=r"table.csv:1: missing column k, which rows of gemm need"):
+        fit(tmp_path, text().replace(",k,", ",depth,", 1))
     table = list(rows())
     table[0]["latency_us"], table[1]["k"], table[2]["latency_us"] = "NaN", "", -1
     table.append({"op": "flash", "latency_us": 1.0})
@@ -208,6 +214,98 @@ def test_missing_columns_and_values(tmp_path: Path) -> None:
     assert "table.csv:3: gemm bfloat16: k is missing or out of range" in result.unusable
     assert any("flash bfloat16: not known, ignored" in line for line in result.unusable)
     assert report(result, "gemm").num_rows == len([row for row in rows() if row["op"] == "gemm"]) - 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"m": 1.5}, {"m": 0}, {"m": 1e300}, {"latency_us": 1e300}, {"latency_us": "fast"}, {"op": ""}, {"dtype": ""}],
+)
+def test_a_row_that_makes_no_sense_is_listed(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    table = list(rows())
+    table[7] |= wrong
+    result = fit(tmp_path, text(table))
+    (line,) = result.unusable
+    assert line.startswith("table.csv:9: ")
+    assert report(result, "gemm").num_rows == len([row for row in rows() if row["op"] == "gemm"]) - 1
+
+
+def test_more_kv_heads_than_heads_make_no_sense(tmp_path: Path) -> None:
+    table = list(rows())
+    index = next(i for i, row in enumerate(table) if row["op"] == "attention_decode")
+    table[index]["num_kv_heads"] = 64
+    assert "num_kv_heads is missing or out of range" in fit(tmp_path, text(table)).unusable[0]
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv.gz"
+    packed = bytearray(gzip.compress(text().encode(), mtime=0))
+    packed[200:260] = bytes(60)
+    path.write_bytes(bytes(packed))
+    with pytest.raises(CalibrationError, match=r"table.csv.gz: not a CSV file: ") as error:
+        read_table(path)
+    assert "\n" not in str(error.value)
+
+
+def test_sizes_that_hardly_repeat_are_refused_before_memory_runs_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {name: rng.choice(np.arange(64, 6000), 300, replace=False) for name in ("m", "n", "k")}
+    odd = [
+        {"op": "gemm", "latency_us": 5e3, **{name: int(values[i]) for name, values in sizes.items()}}
+        for i in range(300)
+    ]
+    with pytest.raises(CalibrationError, match=r"shapes make a grid of .* cells .*: measure combinations of few sizes"):
+        fit(tmp_path, text([*odd, *(row for row in rows() if row["op"] != "gemm")]))
+
+
+TRUE_RULE = Varlen(
+    floor_us=3.5, cta_us=2.3, block_us=2.55, lone_block_us=2.8, empty_cta_us=0.37, tail_share=0.6, crowded_share=0.14,
+    reread_base=1.18, reread_per_64_seqs=1.29, l2_from_mb=60.0, l2_to_mb=209.0, slots=108.0, bytes_per_us=2.039e6,
+)  # fmt: skip
+
+
+def mixed_rows(num_heads: int, num_kv_heads: int) -> list[dict[str, Any]]:
+    """Launches of a chunk beside decodes that take exactly what a rule of known constants says."""
+    heads, found = Heads(num_heads, num_kv_heads, 128, 2.0), []
+    for q, before, seqs, each in itertools.product(
+        (64, 256, 1024), (0, 1024), (4, 16, 64, 128), (128, 512, 2048, 8192)
+    ):
+        edge = math.ceil((each + 1) / 128) - each / 128
+        us = launch_us(
+            TRUE_RULE, heads, 1, q, before, seqs, seqs * each, each, SCALARS, decode_edge=edge, chunk_edge=0.25
+        )
+        sizes = {"q_len": q, "kv_len": before, "decode_batch": seqs, "decode_kv_len": each}
+        shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": 128}
+        found.append({"op": "attention_mixed", **sizes, **shape, "latency_us": us})
+    return found
+
+
+@pytest.mark.parametrize("shapes", [[(32, 8)], [(32, 8), (16, 2)], [(16, 2), (32, 8)]])
+def test_launches_of_several_shapes_of_heads_are_fitted_each_as_what_it_is(
+    tmp_path: Path, shapes: list[tuple[int, int]]
+) -> None:
+    table = [*rows(), *(row for shape in shapes for row in mixed_rows(*shape))]
+    mixed = json.loads(fit(tmp_path, text(table)).text)["mixed"]
+    assert mixed["measured"] is True
+    assert mixed["heads"] == sorted([heads, kv_heads, 128] for heads, kv_heads in shapes)
+    assert mixed["largest"] == {"q_len": 1024.0, "kv_len": 1024.0, "seqs": 128.0, "longest": 8192.0}
+    for name in ("cta_us", "block_us", "lone_block_us", "empty_cta_us"):
+        assert mixed["constants"][name] == pytest.approx(getattr(TRUE_RULE, name), rel=0.05)
+
+
+def test_what_unequal_decodes_cost_is_found(tmp_path: Path) -> None:
+    """By a table that has them: each longer than the mean by what the longest exceeds it, at a known rate."""
+    found = []
+    for seqs, long, count in itertools.product((32, 64, 96, 128), (1024, 4096, 16384), (1, 4, 8)):
+        short = long // 16
+        mean = ((seqs - count) * short + count * long) / seqs
+        us = decode_us(seqs, mean, 32, 8) + 0.02 * (long - mean)
+        sizes = {"batch": seqs, "kv_len": short, "decode_batch": count, "decode_kv_len": long}
+        found.append(
+            {"op": "attention_skew", **sizes, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "latency_us": us}
+        )
+    skew = json.loads(fit(tmp_path, text([*rows(), *found])).text)["skew"]
+    assert (skew["measured"], skew["heads"]) == (True, [[32, 8, 128]])
+    assert skew["us_per_token"] == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_table_without_a_main_kernel_is_refused(tmp_path: Path) -> None:

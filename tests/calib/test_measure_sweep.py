@@ -292,7 +292,7 @@ def test_progress_rises_from_the_plan_to_the_table(rig: Rig) -> None:
     done = [share for share, _ in rig.progress]
     assert done == sorted(done)
     assert (done[0], done[-1]) == (0.0, 1.0)
-    assert rig.progress[0][1].endswith(" s")
+    assert rig.progress[0][1].endswith(" s, shapes of llama-3.2-1b@1")
     assert "points, about" in rig.progress[0][1]
     assert rig.progress[1][1].startswith("memcpy_d2d bytes=")
 
