@@ -267,7 +267,7 @@ def mixed_rows(num_heads: int, num_kv_heads: int) -> list[dict[str, Any]]:
     """Launches of a chunk beside decodes that take exactly what a rule of known constants says."""
     heads, found = Heads(num_heads, num_kv_heads, 128, 2.0), []
     for q, before, seqs, each in itertools.product(
-        (64, 256, 1024), (0, 1024), (4, 16, 64, 128), (128, 512, 2048, 8192)
+        (64, 128, 256, 1024), (0, 1024), (4, 16, 64, 128), (128, 512, 2048, 8192)
     ):
         edge = math.ceil((each + 1) / 128) - each / 128
         us = launch_us(
