@@ -56,8 +56,6 @@ class Calibrated:
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
         )
-        self.peak_flops_per_s: float | None = self.kernels.peak_flops_per_s
-        self.peak_bytes_per_s: float | None = self.kernels.peak_bytes_per_s
         tables = TableBuilder(
             model,
             self.kernels,
@@ -65,6 +63,15 @@ class Calibrated:
             dtype=dtype,
             quantization=quantization,
             nvlink=interconnect == "nvlink",
+        )
+        # MFU and MBU are shares of the GPU that the times are of.
+        measured_here = profile.gpu.get("name") == gpu.name
+        peaks = tables.limits if not measured_here else None
+        self.peak_flops_per_s: float | None = (
+            self.kernels.peak_flops_per_s if peaks is None else peaks.flops_per_s * tensor_parallel_size
+        )
+        self.peak_bytes_per_s: float | None = (
+            self.kernels.peak_bytes_per_s if peaks is None else peaks.bytes_per_s * tensor_parallel_size
         )
         tokens, samples = tables.token_table(), tables.sample_table()
         self._token_ns, self._sample_ns = _Rows(tokens.ns), _Rows(samples.ns)

@@ -13,6 +13,7 @@ import numpy as np
 from simkit.latency.kernels import TABLE_ROWS, Kernels
 from simkit.latency.launches import Heads
 from simkit.latency.op_fit import OpFit, Prediction
+from simkit.latency.physics import Limits
 from simkit.latency.ops import Elementwise, Gemm
 from simkit.latency.profile import Profile, ProfileError
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS
@@ -139,6 +140,12 @@ class TableBuilder:
         """The fit of an op in the model's format; 16-bit formats stand for each other, and 32 bits for them at need."""
         wanted = (self._dtype, *SIXTEEN_BIT, "float32") if self._dtype in SIXTEEN_BIT else (self._dtype,)
         return next((fit for fit in (self._profile.op(op, name) for name in wanted) if fit is not None), None)
+
+    @property
+    def limits(self) -> Limits:
+        """What the GPU of the profile can do at most, in the format of the model's products."""
+        quantized = self._profile.op("gemm", self._quantization) if self._quantization else None
+        return self._needed("gemm", quantized or self._op("gemm"), self._dtype).limits
 
     @property
     def measured_dtype(self) -> str:

@@ -275,6 +275,12 @@ def test_a_profile_of_another_gpu_says_so() -> None:
     assert other.source == "profile h100-sxm5-80gb (calibrated on h100-sxm5-80gb, not on l4-24gb)"
 
 
+def test_utilisation_is_of_the_gpu_that_the_times_are_of() -> None:
+    other, rtx = calibrated("rtx-pro-6000", gpu="l4-24gb"), load_gpu("rtx-pro-6000")
+    assert other.peak_bytes_per_s == rtx.hbm_bytes_per_s
+    assert other.peak_flops_per_s == rtx.peak_flops_per_s["bfloat16"]
+
+
 # What is refused.
 
 
