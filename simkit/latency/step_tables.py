@@ -13,8 +13,8 @@ import numpy as np
 from simkit.latency.kernels import TABLE_ROWS, Kernels
 from simkit.latency.launches import Heads
 from simkit.latency.op_fit import OpFit, Prediction
-from simkit.latency.physics import Limits
 from simkit.latency.ops import Elementwise, Gemm
+from simkit.latency.physics import Limits
 from simkit.latency.profile import Profile, ProfileError
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS
 from simkit.latency.sheets import Bools
