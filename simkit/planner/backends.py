@@ -109,13 +109,33 @@ class _Local:
             max_nbytes=None,
         )
         try:
-            with contextlib.closing(parallel(delayed())) as results:
+            with _quiet_tracker(), contextlib.closing(parallel(delayed())) as results:
                 for index, result in results:
                     del out[index]
                     yield index, result
         except BrokenExecutor:
             for index in list(out):
                 yield index, Lost("the process that simulated it died (killed, or out of memory)")
+
+
+TRACKER = "joblib.externals.loky.backend.resource_tracker"
+
+
+@contextlib.contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """Keep loky's tracker of semaphores from warning that somebody was faster to remove one, after an interrupt.
+
+    It is a process of its own, so that only its environment reaches it.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, f"ignore::UserWarning:{TRACKER}"]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _call(index: int, work: Work, item: Any) -> tuple[int, Any]:
