@@ -14,17 +14,14 @@ from simkit.batching.dynamic import DynamicBatcher
 from simkit.batching.plan import Batcher, Outcome
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.static import StaticBatcher
+from simkit.engine.step_times import step_times
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec, load_gpu
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
-from simkit.latency.calibrated import Calibrated
-from simkit.latency.profile import ProfileError, is_shipped, load_profile
 from simkit.latency.rates import dtype_peak
-from simkit.latency.roofline import Roofline
-from simkit.latency.unit import Unit
 from simkit.memory import MemoryBudget, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
 from simkit.models import load_model
@@ -134,7 +131,7 @@ def _set_up(scenario: Scenario) -> Setup:
     )
     num_gpu_blocks = engine.num_gpu_blocks or memory.num_gpu_blocks
     _check_start_up(engine, num_gpu_blocks)
-    times = _step_times(scenario, model, gpu)
+    times = step_times(scenario, model, gpu, _from_scenario_folder(scenario, scenario.latency.profile))
     return Setup(
         scenario=scenario,
         model=model,
@@ -211,46 +208,6 @@ def _check_start_up(engine: Engine, num_gpu_blocks: int) -> None:
             f"engine.max_model_len: no region of {max_model_len} tokens can be placed in {capacity} tokens with "
             f"placement {engine.placement}: lower it or choose first_fit"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _StepTimes:
-    """A latency model, and the name and the hash of what its times come from."""
-
-    latency: LatencyModel
-    profile: str
-    profile_hash: str
-
-
-def _step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> _StepTimes:
-    """`auto` is the shipped profile of the GPU if it has what the model needs, else the roofline, which says so."""
-    engine, name = scenario.engine, scenario.latency.profile
-    if name == "unit":
-        return _StepTimes(Unit(), name, Unit.source)
-    settings: dict[str, Any] = {
-        "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
-        "interconnect": scenario.hardware.interconnect,
-        "dtype": engine.dtype,
-        "quantization": engine.quantization,
-        "kv_cache_dtype": engine.kv_cache_dtype,
-        "async_scheduling": engine.async_scheduling,
-    }
-    why_not = ""
-    if name != "roofline":
-        if name == "auto" and not is_shipped(scenario.hardware.gpu):
-            name = "roofline"
-        else:
-            profile = load_profile(gpu.name if name == "auto" else _from_scenario_folder(scenario, name))
-            try:
-                return _StepTimes(Calibrated(model, gpu, profile, **settings), profile.name, profile.content)
-            except ProfileError as error:
-                if name != "auto":
-                    raise
-                why_not = str(error).partition(": ")[2].partition(", which")[0]
-    roofline = Roofline(model, gpu, **settings)
-    if why_not:
-        roofline.source = f"roofline (uncalibrated: {why_not})"
-    return _StepTimes(roofline, "roofline", roofline.source)
 
 
 def _not_simulated(scenario: Scenario) -> tuple[str, ...]:
