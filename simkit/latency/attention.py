@@ -17,7 +17,10 @@ from simkit.latency.step_tables import TableBuilder
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_US
 
-MIXED_TAG = {True: "mixed launches: beyond the measured sizes", False: "mixed launches: rule not measured on this GPU"}
+MIXED_TAG = {
+    True: "mixed launches: beyond the measured sizes or heads",
+    False: "mixed launches: rule not measured on this GPU",
+}
 SKEW_TAG = "decodes of unequal length: rule not measured on this GPU"
 
 
@@ -136,8 +139,8 @@ class Attention:
         mean = context / np.maximum(seqs, 1)
         outside = some & ~prefill & self._decode.is_marked(self._decode_outside, seqs, mean)
         found = {
-            "decode attention: beyond the measured sizes": ns * outside,
-            "prefill attention: beyond the measured sizes": ns * (self._beyond(shapes, prefill & ~some) > 0),
+            "decode attention: beyond the measured sizes or heads": ns * outside,
+            "prefill attention: beyond the measured sizes or heads": ns * (self._beyond(shapes, prefill & ~some) > 0),
             MIXED_TAG[self._mixed.measured]: ns * (some & prefill & self._mixed_beyond(shapes)),
         }
         if not self._skew_covers():

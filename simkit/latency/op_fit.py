@@ -129,7 +129,7 @@ class OpFit:
 
         KV heads beyond the table: as many times the batch of a table's KV heads, at equal group size. Query heads
         between two measured ones at equal KV heads: their blend in log size; beyond: the nearest. Another head_dim: the
-        nearest measured.
+        nearest measured. None of these was measured, so each is an extrapolation.
         """
         if not KEYS.get(self.op):
             return Chosen(((self.sheets[()], 1.0),), 1.0, False)
@@ -140,7 +140,7 @@ class OpFit:
         kv = max([k for k in kv_measured if k <= kv_heads], default=kv_measured[0])
         scale, target = kv_heads / kv, heads * kv / kv_heads
         near = dict(self._near(target, kv, dim))
-        extrapolated = extrapolated or kv != kv_heads or (len(near) == 1 and target not in near)
+        extrapolated = extrapolated or kv != kv_heads or target not in near or len(near) > 1
         sheets = tuple((self.sheets[int(h), kv, dim], share) for h, share in near.items())
         return Chosen(sheets, scale, extrapolated)
 

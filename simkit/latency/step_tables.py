@@ -156,10 +156,10 @@ class TableBuilder:
     def _needed(self, op: str, fit: OpFit | None, dtype: str) -> OpFit:
         if fit is not None:
             return fit
-        have = sorted({f"{name} {kind}" for name, kind in self._profile.ops if name in (op, "gemm")})
+        have = ", ".join(sorted(kind for name, kind in self._profile.ops if name == op)) or "none"
         raise ProfileError(
-            f"latency.profile: profile {self._profile.name} has no {op} in {dtype}, which {self._model.name} needs; it "
-            f"has {', '.join(have)}: calibrate with it, or use latency.profile: roofline"
+            f"latency.profile: profile {self._profile.name} has no {op} in {dtype}, which {self._model.name} needs "
+            f"(measured: {have}); calibrate it, or use latency.profile: roofline"
         )
 
     def _attention(self, op: str) -> OpFit:

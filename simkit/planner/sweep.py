@@ -32,6 +32,8 @@ COLUMNS = (
     ("kv_utilization", "kv.utilization"),
     ("saturated", "saturated"),
     ("cost_per_million_output_tokens", "cost_per_million_output_tokens"),
+    ("latency_source", "latency_source"),
+    ("extrapolated_share", "gpu.extrapolated.share"),
 )
 """Columns of sweep.csv behind the settings, and where summary.json has them."""
 

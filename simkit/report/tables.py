@@ -124,7 +124,7 @@ def summary_tables(
         for group in groups
     ]
     names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in runs.items())
-    parts: list[RenderableType] = [*fit(head, names, columns, width), Text(note)]
+    parts: list[RenderableType] = [*fit(head, names, columns, width), Text(note), *_source_lines(runs)]
     if any(summary.get("saturated") for summary, _ in runs.values()):
         parts.append(
             Text("* saturated: the queue grows for as long as requests come, so latencies depend on the run's length")
@@ -187,6 +187,24 @@ def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
     if summary.get("saturated"):
         text.append(f"\nsaturated: {summary.get('saturation_reason') or 'the queue grows'}", style="bold")
     return text
+
+
+def _source_lines(runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Text]:
+    """Where the step times of each run come from, and the largest share of GPU time that was not measured."""
+    names_of: dict[str, list[str]] = {}
+    shares: dict[str, tuple[float, str]] = {}
+    for name, (summary, _) in runs.items():
+        source = str(summary.get("latency_source", "?"))
+        names_of.setdefault(source, []).append(name)
+        share = value(summary, "gpu.extrapolated.share") or 0.0
+        shares[source] = max(shares.get(source, (0.0, "")), (share, name), key=lambda found: found[0])
+    lines = []
+    for source, names in names_of.items():
+        whose = "" if len(names_of) == 1 else f" of {_grouped(names, len(runs))}"
+        share, name = shares[source]
+        most = f"; not measured: up to {percent(share)} of GPU time ({name})" if share else ""
+        lines.append(Text(f"step times{whose}: {source}{most}"))
+    return lines
 
 
 def _not_measured(summary: Mapping[str, Any]) -> str:

@@ -179,13 +179,15 @@ def test_what_lies_beyond_the_measurements_is_tagged() -> None:
     inside = tags(model, decodes(32, 1024))
     assert set(inside) == {"elementwise kernels: roofline", "sampler: roofline", "lm_head: beyond the measured sizes"}
     assert sum(inside.values()) < 0.15
-    assert "decode attention: beyond the measured sizes" in tags(model, decodes(3000, 1024))
-    assert "decode attention: beyond the measured sizes" in tags(model, decodes(1, 500_000))
-    assert "prefill attention: beyond the measured sizes" in tags(model, StepShapes.of(1, **chunk(512, 512)))
-    assert "prefill attention: beyond the measured sizes" not in tags(model, StepShapes.of(1, **chunk(512)))
+    assert "decode attention: beyond the measured sizes or heads" in tags(model, decodes(3000, 1024))
+    assert "decode attention: beyond the measured sizes or heads" in tags(model, decodes(1, 500_000))
+    assert "prefill attention: beyond the measured sizes or heads" in tags(model, StepShapes.of(1, **chunk(512, 512)))
+    assert "prefill attention: beyond the measured sizes or heads" not in tags(model, StepShapes.of(1, **chunk(512)))
     assert "mlp_up: beyond the measured sizes" in tags(model, StepShapes.of(1, **chunk(9000)))
     assert MIXED in tags(model, decodes(8, 100, **chunk(64)))
     assert MIXED not in tags(calibrated("rtx-pro-6000"), decodes(8, 100, **chunk(64)))
+    qwen = replace(LLAMA, name="qwen", num_attention_heads=28, num_kv_heads=4)
+    assert "decode attention: beyond the measured sizes or heads" in tags(calibrated(model=qwen), decodes(8, 100))
     assert "experts: roofline" in tags(calibrated(model=MIXTRAL), decodes(8, 100))
     assert "attention: KV format not measured" in tags(calibrated(kv_cache_dtype="fp8"), decodes(8, 100))
 
@@ -205,7 +207,7 @@ def test_tags_are_parts_of_the_time_of_the_gpu() -> None:
 
 
 def test_a_mixed_launch_beyond_what_was_measured_is_tagged_although_the_rule_was() -> None:
-    beyond = "mixed launches: beyond the measured sizes"
+    beyond = "mixed launches: beyond the measured sizes or heads"
     assert beyond not in tags(calibrated("rtx-pro-6000"), decodes(100, 1000, **chunk(512)))
     assert beyond in tags(calibrated("rtx-pro-6000"), decodes(400, 60_000, **chunk(100, 60_000)))
     assert beyond in tags(

@@ -142,7 +142,7 @@ def test_a_failing_point_among_good_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(swept["points"]) == ["max_num_seqs=1", "max_num_seqs=3"]
     assert swept["failed"] == {"max_num_seqs=2": {"settings": {"engine.max_num_seqs": 2}, "message": "no progress"}}
     rows = Path("runs/tiny-sweep/sweep.csv").read_text().splitlines()
-    assert rows[2] == "max_num_seqs=2,2" + "," * 17 + "no progress"
+    assert rows[2] == "max_num_seqs=2,2" + "," * 19 + "no progress"
 
 
 @pytest.mark.parametrize(
