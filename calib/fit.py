@@ -103,7 +103,7 @@ def fit_table(
         progress(len(plain) / (len(plain) + 1), "fitting launches of unlike sequences")
     mixed += [part for part in more if (part.q > 0).all()]
     unequal += [part for part in more if not (part.q > 0).any()]
-    rule = mixed_json(mixed, fits["attention_prefill"], gpu)
+    rule = mixed_json(mixed, fits["attention_prefill"], fits["attention_decode"], gpu)
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "name": name,

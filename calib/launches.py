@@ -14,18 +14,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calib.score import Errors, errors_of
+from calib.score import errors_of
 from calib.table import Floats, Rows
 from simkit.hardware import GpuSpec
-from simkit.latency.profile import ARRAYS, ELEMENT_BYTES, HEADS, Heads, OpFit, Skew, Varlen, launch_us, skewed, work_of
+from simkit.latency.profile import (
+    ARRAYS,
+    ELEMENT_BYTES,
+    HEADS,
+    Heads,
+    OpFit,
+    Skew,
+    Varlen,
+    added,
+    launch_us,
+    skewed,
+    work_of,
+)  # fmt: skip
 
 NAMES = (
     "floor_us", "cta_us", "block_us", "lone_block_us", "empty_cta_us", "tail_share", "crowded_share", "reread_base",
     "reread_per_64_seqs", "l2_from_mb", "l2_to_mb",
 )  # fmt: skip
 START = (3.3, 2.3, 2.56, 2.8, 0.37, 0.6, 0.13, 1.18, 1.29, 60.0, 210.0)
-MIN_LAUNCHES, MIN_UNEQUAL = 100, 20
+MIN_LAUNCHES, MIN_UNEQUAL = 24, 20
 """Fewer launches decide no constants."""
+
+START_WEIGHT = 0.02
+"""Of the constants that measurements begin from, beside launches of weight 1."""
 
 LEAST_GAP = 0.05
 """Share by which equal decodes of maximal length must take longer than those of mean length."""
@@ -132,36 +147,63 @@ def _by_heads(rows: Rows) -> list[tuple[Heads, Rows]]:
     return found
 
 
-def mixed_json(mixed: Seq[Launches], prefill: OpFit, gpu: GpuSpec) -> dict[str, Any]:
-    """The `mixed` part of a profile."""
+def mixed_json(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec) -> dict[str, Any]:
+    """The `mixed` part of a profile: the rule that predicts held-out launches better, where enough were measured."""
     mixed = [launches for launches in mixed if len(launches)]
-    if sum(len(launches) for launches in mixed) >= MIN_LAUNCHES:
-        varlen = fit_varlen(mixed, gpu)
-        held = [launches.take(_held_out(launches)) for launches in mixed]
-        trained = fit_varlen([launches.take(~_held_out(launches)) for launches in mixed], gpu)
-        errors = {
-            kind: _errors(trained, [part for part in held if part.unequal == unequal], prefill).as_json()
-            for kind, unequal in (("equal decodes", False), ("unequal decodes", True))
-            if any(part.unequal == unequal for part in held)
-        }
-        count = sum(len(launches) for launches in mixed)
-        return {
-            "rule": "varlen",
-            "measured": True,
-            "rows": count,
-            "constants": asdict(varlen),
-            "heads": _heads_json(mixed),
-            "largest": {
-                "q_len": max(float(part.q.max()) for part in mixed),
-                "kv_len": max(float(part.before.max()) for part in mixed),
-                "seqs": max(float(part.seqs.max()) for part in mixed),
-                "longest": max(float(part.longest.max()) for part in mixed),
-            },
-            "held_out": errors,
-        }
-    if gpu.compute_capability.startswith(FLASH_ATTENTION_2):
-        return {"rule": "varlen", "measured": False, "constants": asdict(_carried_over(prefill, gpu))}
-    return {"rule": "sum", "measured": False, "constants": {"floor_us": SUM_FLOOR_US}}
+    count = sum(len(launches) for launches in mixed)
+    if count < MIN_LAUNCHES:
+        unmeasured = {"measured": False, "rows": count}
+        if gpu.compute_capability.startswith(FLASH_ATTENTION_2):
+            return {"rule": "varlen", **unmeasured, "constants": asdict(_carried_over(prefill, gpu))}
+        return {"rule": "sum", **unmeasured, "constants": {"floor_us": SUM_FLOOR_US}}
+    held = [launches.take(_held_out(launches)) for launches in mixed]
+    trained = fit_varlen([launches.take(~_held_out(launches)) for launches in mixed], gpu)
+    alone = [(_alone(part, prefill), _decodes(part, decode)) for part in held]
+    by_rule = [np.maximum(chunk, _core(trained, part)) for part, (chunk, _) in zip(held, alone, strict=True)]
+    by_sum = [added(chunk, decodes, SUM_FLOOR_US, ARRAYS) for chunk, decodes in alone]
+    errors = {"varlen": _by_kind(by_rule, held), "sum": _by_kind(by_sum, held)}
+    totals = {
+        rule: errors_of(np.concatenate(us), np.concatenate([part.us for part in held])).mape_pct or 0.0
+        for rule, us in (("varlen", by_rule), ("sum", by_sum))
+    }
+    rule = min(totals, key=lambda name: totals[name])
+    constants = asdict(fit_varlen(mixed, gpu)) if rule == "varlen" else {"floor_us": SUM_FLOOR_US}
+    return {
+        "rule": rule,
+        "measured": True,
+        "rows": count,
+        "constants": constants,
+        "heads": _heads_json(mixed),
+        "largest": {
+            "q_len": max(float(part.q.max()) for part in mixed),
+            "kv_len": max(float(part.before.max()) for part in mixed),
+            "seqs": max(float(part.seqs.max()) for part in mixed),
+            "longest": max(float(part.longest.max()) for part in mixed),
+        },
+        "held_out": errors[rule],
+        "held_out_of_the_other_rule": errors["sum" if rule == "varlen" else "varlen"],
+    }
+
+
+def _by_kind(predicted: Seq[Floats], held: Seq[Launches]) -> dict[str, Any]:
+    """Errors on launches of equal decodes, and on those of unequal ones."""
+    found = {}
+    for kind, unequal in (("equal decodes", False), ("unequal decodes", True)):
+        pairs = [(us, part.us) for us, part in zip(predicted, held, strict=True) if part.unequal == unequal]
+        if pairs:
+            us, measured = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+            found[kind] = errors_of(us, measured).as_json()
+    return found
+
+
+def _alone(part: Launches, prefill: OpFit) -> Floats:
+    heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
+    return prefill.predict({"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before, **heads}).us
+
+
+def _decodes(part: Launches, decode: OpFit) -> Floats:
+    heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
+    return decode.predict({"batch": part.seqs, "kv_len": part.context / part.seqs, **heads}).us
 
 
 def fit_varlen(mixed: Seq[Launches], gpu: GpuSpec) -> Varlen:
@@ -179,7 +221,8 @@ def fit_varlen(mixed: Seq[Launches], gpu: GpuSpec) -> Varlen:
         parts = [
             (np.log(_core(varlen, part)) - log) * weight for part, log, weight in zip(mixed, logs, weights, strict=True)
         ]
-        found: Floats = np.concatenate(parts)
+        # Few launches do not decide every constant: those keep near the start.
+        found: Floats = np.concatenate([*parts, START_WEIGHT * (values - start) / start])
         return found
 
     start = np.array(START)
@@ -197,15 +240,6 @@ def _core(varlen: Varlen, part: Launches) -> Floats:
         decode_edge=part.decode_edge, chunk_edge=chunk_edge,
     )  # fmt: skip
     return us
-
-
-def _errors(varlen: Varlen, parts: Seq[Launches], prefill: OpFit) -> Errors:
-    predicted = []
-    for part in parts:
-        heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
-        alone = prefill.predict({"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before, **heads}).us
-        predicted.append(np.maximum(alone, _core(varlen, part)))
-    return errors_of(np.concatenate(predicted), np.concatenate([part.us for part in parts]))
 
 
 def _heads_json(parts: Seq[Launches]) -> list[list[int]]:
@@ -295,12 +329,15 @@ def _fit_skew(parts: Seq[Launches], limit: float) -> dict[str, Any]:
     test = [part.take(_held_out(part)) for part in parts]
     rate = fitted([part.take(~_held_out(part)) for part in parts])
     us, mean_us = (np.concatenate([getattr(part, name) for part in test]) for name in ("us", "mean_us"))
+    by_rule, at_mean = errors_of(predicted(rate, test), us), errors_of(mean_us, us)
+    helps = (by_rule.mape_pct or 0.0) < (at_mean.mape_pct or 0.0)
     return {
-        "us_per_token": float(f"{fitted(parts):.4g}"),
+        # 0 where equal decodes of mean length tell more: then the longest costs nothing.
+        "us_per_token": float(f"{fitted(parts):.4g}") if helps else 0.0,
         "min_sequence_heads": limit,
         "measured": True,
         "heads": _heads_json(parts),
         "rows": sum(len(part) for part in parts),
-        "held_out": errors_of(predicted(rate, test), us).as_json(),
-        "held_out_at_the_mean": errors_of(mean_us, us).as_json(),
+        "held_out": (by_rule if helps else at_mean).as_json(),
+        "held_out_at_the_mean": at_mean.as_json(),
     }

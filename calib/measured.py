@@ -5,6 +5,7 @@ Imports `simkit.hardware`; never torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,16 @@ def read_info(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: cannot be read: {error}") from None
     return found
+
+
+def info_beside(table: Path) -> dict[str, Any] | None:
+    """`measured.json` beside a table that simkit measured, if it is of that very table."""
+    path = table.with_name("measured.json")
+    if not path.is_file() or not table.is_file():
+        return None
+    info = read_info(path)
+    found = info.get("table", {}).get("sha256") == hashlib.sha256(table.read_bytes()).hexdigest()
+    return info if found else None
 
 
 def spec_of(info: Mapping[str, Any], gpu_spec: str | None) -> GpuSpec:

@@ -91,8 +91,14 @@ def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | No
     from simkit.hardware import list_gpus, load_gpu
 
     with _calibrating():
+        from calib.measured import info_beside, provenance_of, spec_of
         from calib.table import read_table
 
+        info = info_beside(path)
+        if info is not None and gpu_spec is None:
+            chosen = name or ("cpu" if info["kind"] == "cpu" else f"{info['identity']['gpu']}-measured")
+            _fit(read_table(path), spec_of(info, None), chosen, provenance_of(info), out, json, quiet)
+            return
         registered = {spec.name for spec in list_gpus()}
         known = gpu_spec or next((text for text in (name, path.name.partition(".")[0]) if text in registered), None)
         if known is None:
@@ -145,7 +151,7 @@ def _measure(
         try:
             _fit(read_table(measured.table_path), spec, chosen, provenance_of(info), path, json, quiet)
         except KeyboardInterrupt:
-            again = f"simkit calibrate --from-csv {measured.table_path} --name {chosen} --gpu-spec {spec.name}"
+            again = f"simkit calibrate --from-csv {measured.table_path} --name {chosen}"
             raise Stopped(f"interrupted; the measurements are in {measured.table_path}: {again}") from None
 
 

@@ -82,19 +82,20 @@ class Reader:
 
     def _mixed(self, row: Any) -> Mixed:
         rule, constants = self._get(row, "mixed.rule", str), self._get(row, "mixed.constants", dict)
-        measured = row.get("measured") is True
-        if rule == "sum":
-            return Mixed(None, self._number(constants, "mixed.constants.floor_us"), measured)
-        if rule != "varlen":
+        if rule not in ("sum", "varlen"):
             raise self._error("mixed.rule", f"expected sum or varlen, got {rule!r:.40}")
-        varlen = Varlen(*self._numbers(constants, "mixed.constants", tuple(Varlen.__dataclass_fields__)))
-        if varlen.l2_to_mb <= varlen.l2_from_mb:
-            raise self._error("mixed.constants.l2_to_mb", f"expected more than l2_from_mb, got {varlen.l2_to_mb:g}")
-        if not measured:
-            return Mixed(varlen, 0.0, False)
+        varlen, floor_us = None, 0.0
+        if rule == "sum":
+            floor_us = self._number(constants, "mixed.constants.floor_us")
+        else:
+            varlen = Varlen(*self._numbers(constants, "mixed.constants", tuple(Varlen.__dataclass_fields__)))
+            if varlen.l2_to_mb <= varlen.l2_from_mb:
+                raise self._error("mixed.constants.l2_to_mb", f"expected more than l2_from_mb, got {varlen.l2_to_mb:g}")
+        if row.get("measured") is not True:
+            return Mixed(varlen, floor_us, False)
         sizes = self._get(row, "mixed.largest", dict)
         largest = tuple(self._size(sizes, f"mixed.largest.{name}") for name in ("q_len", "kv_len", "seqs", "longest"))
-        return Mixed(varlen, 0.0, True, self._heads(row, "mixed.heads"), largest)
+        return Mixed(varlen, floor_us, True, self._heads(row, "mixed.heads"), largest)
 
     def _skew(self, row: Any) -> Skew:
         rate, least = self._numbers(row, "skew", ("us_per_token", "min_sequence_heads"))

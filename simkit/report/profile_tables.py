@@ -90,10 +90,12 @@ def _launches(profile: Described) -> list[str]:
     if mixed.get("measured"):
         found = (mixed.get("held_out") or {}).items()
         errors = "; ".join(f"{name} {e['mape_pct']:.1f} % MAPE, bias {e['bias_pct']:+.1f} %" for name, e in found)
-        lines = [f"a chunk beside decodes: {mixed['rows']:,} launches fitted, held out: {errors}"]
+        how = "priced as the sum of its parts" if mixed["rule"] == "sum" else "fitted"
+        lines = [f"a chunk beside decodes: {mixed['rows']:,} launches, {how}, held out: {errors}"]
     else:
         how = "as the sum of its parts" if mixed.get("rule") == "sum" else "by constants of another GPU"
-        lines = [f"a chunk beside decodes: not measured, priced {how}"]
+        few = f"only {mixed['rows']} launches measured" if mixed.get("rows") else "not measured"
+        lines = [f"a chunk beside decodes: {few}, priced {how}"]
     if skew and skew.get("measured"):
         error, at_mean = skew["held_out"]["mape_pct"], skew["held_out_at_the_mean"]["mape_pct"]
         lines.append(

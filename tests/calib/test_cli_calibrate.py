@@ -186,8 +186,13 @@ def test_an_interrupt_after_measuring_says_where_the_measurements_are(
     code, _, err = simkit("calibrate", "--device", "cpu", "--quick", "--out", "mine.json", "--quiet")
     assert code == 130
     assert err == (
-        "interrupted; the measurements are in kernels.csv: simkit calibrate --from-csv kernels.csv --name cpu --gpu-spec cpu\n"
+        "interrupted; the measurements are in kernels.csv: simkit calibrate --from-csv kernels.csv --name cpu\n"
     )
+    monkeypatch.undo()
+    monkeypatch.chdir(home)
+    code, _, err = simkit("calibrate", "--from-csv", "kernels.csv", "--name", "cpu", "--out", "mine.json")
+    assert code == 0, err
+    assert json.loads((home / "mine.json").read_text())["gpu"]["name"] == "cpu"
 
 
 def test_profiles_lists_errors_and_ranges() -> None:

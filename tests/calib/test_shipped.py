@@ -119,4 +119,8 @@ def test_launches_of_unlike_sequences_are_fitted_where_they_were_measured() -> N
     assert held_out["equal decodes"]["mape_pct"] < 8
     assert held_out["unequal decodes"]["mape_pct"] < 8
     assert abs(held_out["equal decodes"]["bias_pct"]) < 3
+    assert (
+        held_out["equal decodes"]["mape_pct"]
+        < 0.3 * found["mixed"]["held_out_of_the_other_rule"]["equal decodes"]["mape_pct"]
+    )
     assert found["skew"]["held_out"]["mape_pct"] < 0.7 * found["skew"]["held_out_at_the_mean"]["mape_pct"]
