@@ -160,12 +160,11 @@ def test_what_is_no_scheduler_is_not_waited_for(
 
         def greet() -> None:
             visitor, _ = server.accept()
-            with visitor:
-                with contextlib.suppress(OSError):  # it may have gone before
-                    if greeting:
-                        visitor.sendall(greeting)
-                        visitor.shutdown(socket.SHUT_WR)
-                    visitor.recv(1)  # until the other side has gone
+            with visitor, contextlib.suppress(OSError):  # it may have gone before
+                if greeting:
+                    visitor.sendall(greeting)
+                    visitor.shutdown(socket.SHUT_WR)
+                visitor.recv(1)  # until the other side has gone
 
         greeter = threading.Thread(target=greet)
         greeter.start()
