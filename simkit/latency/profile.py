@@ -19,12 +19,12 @@ from simkit.latency.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, s
 from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
 from simkit.latency.profile_reader import NAME, Reader
 from simkit.latency.profile_values import SCHEMA, Host, Mixed, Profile, ProfileError
-from simkit.latency.sheets import Sheet, between_neighbours, carry_on, log_sizes, to_nested
+from simkit.latency.sheets import Sheet, between_neighbours, log_sizes, to_nested
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
     "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet",
-    "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "carry_on", "describe", "is_shipped",
+    "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe", "is_shipped",
     "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "sheet_key_sizes", "sheet_keys",
     "skewed", "to_nested", "work_of",
 ]  # fmt: skip
