@@ -12,11 +12,24 @@ def half_width_95(values: Sequence[float]) -> float | None:
     count = len(values)
     if count < 2:
         return None
+    return student_t_95(count - 1) * math.sqrt(_variance(values) / count)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation (of a sample, n - 1) of at least one value; the deviation of one value is 0."""
+    return math.fsum(values) / len(values), math.sqrt(_variance(values)) if len(values) > 1 else 0.0
+
+
+def student_t_95(degrees: int) -> float:
+    """The quantile by which a standard error becomes the half width of a two-sided 95 % interval."""
     from scipy.special import stdtrit
 
-    mean = math.fsum(values) / count
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    return float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
+    return float(stdtrit(degrees, 0.975))
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms")

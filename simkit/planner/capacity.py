@@ -1,0 +1,184 @@
+"""From trials to a capacity: the highest rate at which the SLO holds, with its interval.
+
+Owns the statistics. A replication serves the same customers at every rate and in every setting (common random numbers),
+so it has a curve: its margins against the rate. Replications are the independent observations. Imports trial and
+metrics.intervals; simulates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from simkit.metrics.intervals import mean_and_deviation, student_t_95
+from simkit.planner.trial import Term, Trial
+
+SOFT_SPREAD = 1.2
+"""A limit is soft when the chance to pass falls from 0.9 to 0.1 over more than 20 % in rate."""
+
+LIKELY, UNLIKELY = 0.9, 0.1
+
+MAX_QUANTILE = 3.0
+"""Standard deviations below the mean crossing at which a capacity may lie."""
+
+Curve = tuple[Trial, ...]
+"""The trials of one replication, by rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Where the share of all replications together crosses its target. `low` and `high`: its 95 % interval.
+
+    `crossings_per_s` are the rates up to which each replication by itself meets every term. `term` is the one that is
+    missed first. `likely` and `unlikely` are the rates that a single run passes with chance 0.9 and 0.1. `spread` is
+    the factor sqrt(1 + q^2 / 2) / sqrt(R) by which the deviation of crossings becomes that of the estimate.
+    """
+
+    estimate_per_s: float
+    low_per_s: float
+    high_per_s: float
+    term: str
+    crossings_per_s: tuple[float, ...]
+    likely_per_s: float
+    unlikely_per_s: float
+    spread: float
+
+    @property
+    def replications(self) -> int:
+        """How many there were."""
+        return len(self.crossings_per_s)
+
+    @property
+    def soft(self) -> bool:
+        """Whether the chance to pass falls slowly."""
+        return self.unlikely_per_s > SOFT_SPREAD * self.likely_per_s
+
+    def chance(self, rate_per_s: float) -> float:
+        """Share of replications that a rate suits."""
+        return sum(crossing > rate_per_s for crossing in self.crossings_per_s) / self.replications
+
+    def verdict(self, rate_per_s: float) -> str:
+        """What the interval says of a rate: accepted, refused or undecided."""
+        return (
+            "accepted" if rate_per_s <= self.low_per_s else "refused" if rate_per_s >= self.high_per_s else "undecided"
+        )
+
+
+def curves(trials: Iterable[Trial]) -> list[Curve]:
+    """The trials of each replication, by rate."""
+    found: dict[int, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.replication, []).append(trial)
+    return [tuple(sorted(found[index], key=lambda trial: trial.rate_per_s)) for index in sorted(found)]
+
+
+def crossing(curve: Curve) -> float:
+    """The rate up to which one replication meets every term; 0 and infinite where no trial shows it."""
+    return _crossing([(trial.rate_per_s, min(trial.margins)) for trial in curve])
+
+
+def pooled_crossing(found: Sequence[Curve], num_terms: int) -> tuple[float, int]:
+    """The rate at which a term of all replications together is first missed, and which one; 0 or infinite as above."""
+    tried = sorted({trial.rate_per_s for curve in found for trial in curve})
+    each = [(_crossing([(rate, _pooled(found, rate, term)) for rate in tried]), term) for term in range(num_terms)]
+    return min(each)
+
+
+def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -> Capacity | None:
+    """The capacity that curves show; None where a replication always passes or never does.
+
+    The logarithms of the crossings are taken as normal: m, s. The estimate lies q deviations below m, because the
+    worst replications miss first and by much, so its standard error is that of a normal quantile, s sqrt((1 + q^2 / 2)
+    / R) (Meeker, Hahn and Escobar, Statistical Intervals, 2nd edition 2017, chapter 4: large-sample variance). Rates
+    are tried `resolution` apart (a ratio), which is counted as the spread of a uniform error.
+    """
+    crossings = [crossing(curve) for curve in found]
+    estimate, term = pooled_crossing(found, len(terms))
+    if not crossings or not all(0 < rate < math.inf for rate in (*crossings, estimate)):
+        return None
+    logs = [math.log(rate) for rate in crossings]
+    mean, deviation = mean_and_deviation(logs)
+    deviation = math.hypot(deviation, math.log(resolution) / math.sqrt(12))
+    quantile = min(MAX_QUANTILE, max(0.0, (mean - math.log(estimate)) / deviation))
+    spread = math.sqrt((1 + quantile * quantile / 2) / len(logs))
+    half = student_t_95(len(logs) - 1) * deviation * spread if len(logs) > 1 else math.inf
+    return Capacity(
+        estimate_per_s=estimate,
+        low_per_s=estimate * math.exp(-half),
+        high_per_s=estimate * math.exp(half),
+        term=terms[term].name,
+        crossings_per_s=tuple(crossings),
+        likely_per_s=math.exp(_percentile(logs, 1 - LIKELY)),
+        unlikely_per_s=math.exp(_percentile(logs, 1 - UNLIKELY)),
+        spread=spread,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of two capacities, with its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def ratio(one: Capacity, other: Capacity, resolution: float) -> Ratio:
+    """``one / other``. The interval is that of paired differences: replication i has the same customers in both."""
+    count = min(one.replications, other.replications)
+    pairs = zip(one.crossings_per_s[:count], other.crossings_per_s[:count], strict=True)
+    _, deviation = mean_and_deviation([math.log(a / b) for a, b in pairs])
+    deviation = math.hypot(deviation, math.log(resolution) / math.sqrt(12))
+    spread = max(one.spread, other.spread) * math.sqrt(max(one.replications, other.replications) / count)
+    half = student_t_95(count - 1) * deviation * spread if count > 1 else math.inf
+    estimate = one.estimate_per_s / other.estimate_per_s
+    return Ratio(estimate, estimate * math.exp(-half), estimate * math.exp(half))
+
+
+def to_json(found: Capacity) -> Mapping[str, object]:
+    """What plan.json says of a capacity."""
+    names = ("estimate_per_s", "low_per_s", "high_per_s", "term", "replications", "soft", "likely_per_s",
+             "unlikely_per_s", "crossings_per_s")  # fmt: skip
+    return {name: getattr(found, name) for name in names}
+
+
+def _pooled(found: Sequence[Curve], rate_per_s: float, term: int) -> float:
+    """Margin of all measured requests together at a rate; between its trials a curve is linear in log rate."""
+    total = sum(curve[0].num_measured for curve in found)
+    if not total:
+        return sum(_margin(curve, rate_per_s, term) for curve in found) / len(found)
+    return sum(curve[0].num_measured * _margin(curve, rate_per_s, term) for curve in found) / total
+
+
+def _margin(curve: Curve, rate_per_s: float, term: int) -> float:
+    """Margin of one replication at a rate, that of the nearest trial beyond those that were made."""
+    if rate_per_s <= curve[0].rate_per_s:
+        return curve[0].margins[term]
+    for before, after in pairwise(curve):
+        if rate_per_s <= after.rate_per_s:
+            first, last = before.margins[term], after.margins[term]
+            share = math.log(rate_per_s / before.rate_per_s) / math.log(after.rate_per_s / before.rate_per_s)
+            return first + share * (last - first)
+    return curve[-1].margins[term]
+
+
+def _crossing(points: Sequence[tuple[float, float]]) -> float:
+    """The rate at which a value first falls below 0, linear in log rate between `points` (rate, value)."""
+    for index, (rate, value) in enumerate(points):
+        if value < 0:
+            if index == 0:
+                return 0.0
+            rate_before, before = points[index - 1]
+            return math.exp(math.log(rate_before) + math.log(rate / rate_before) * before / (before - value))
+    return math.inf
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """Linear percentile, as numpy's."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -1,0 +1,125 @@
+"""The load that a scenario offers: its request rate, the same customers at another rate, and the length of a run.
+
+Owns what a rate means for every arrival process. Imports scenario, workload, errors; knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from simkit.errors import InputError
+from simkit.scenario import AllAtOnce, ClosedLoop, PiecewiseArrivals, Scenario, apply_sets
+from simkit.types import Request
+from simkit.units import NS_PER_S
+from simkit.workload.build import build_workload
+
+WARMUP_SHARE = 5
+"""Where a scenario leaves nothing out, one in so many requests is left out at the start: the engine starts empty."""
+
+MEAN_OF = 2000
+"""Requests whose lengths are averaged."""
+
+MIN_FOR_P99 = 1000
+"""Requests below which a p99 is marked: fewer than ten of them lie beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Means over the workload's first requests, in tokens; `p95_tokens` is of prompt and answer together."""
+
+    prompt_tokens: float
+    output_tokens: float
+    p95_tokens: float
+
+    @property
+    def total_tokens(self) -> float:
+        """Prompt and answer."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def held_tokens(self) -> float:
+        """Tokens that a sequence holds on average while it runs: the prompt and half of the answer."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+def base_rate(scenario: Scenario) -> float:
+    """Requests per second that the scenario offers. Raises InputError where arrivals have no rate of their own."""
+    workload = scenario.workload
+    if workload.trace is not None:
+        times = [request.arrival_ns for request in _requests(scenario, None)]
+        if len(times) < 2 or times[-1] == times[0]:
+            raise InputError(scenario.blame("workload.trace: expected requests at different times: no rate to change"))
+        return (len(times) - 1) * NS_PER_S / (times[-1] - times[0])
+    arrivals = workload.arrivals
+    if arrivals is None or isinstance(arrivals, ClosedLoop | AllAtOnce):
+        kind = arrivals.process if arrivals else "none"
+        what = f"expected arrivals with a rate (poisson, gamma, constant, piecewise or a trace), got {kind}"
+        raise InputError(scenario.blame(f"workload.arrivals: {what}"))
+    if isinstance(arrivals, PiecewiseArrivals):
+        starts = [0.0, *(segment.until_s for segment in arrivals.segments[:-1])]
+        sent = sum((seg.until_s - start) * seg.rate_per_s for seg, start in zip(arrivals.segments, starts, strict=True))
+        return sent / arrivals.segments[-1].until_s
+    return arrivals.rate_per_s
+
+
+def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenario:
+    """The same customers, `rate_per_s` of them a second where the scenario has `base_per_s`."""
+    workload, factor = scenario.workload, rate_per_s / base_per_s
+    if workload.trace is not None:
+        return apply_sets(scenario, {"workload.trace.speed": workload.trace.speed * factor}, label="rate")
+    if isinstance(workload.arrivals, PiecewiseArrivals):
+        segments = [
+            {"until_s": segment.until_s, "rate_per_s": segment.rate_per_s * factor}
+            for segment in workload.arrivals.segments
+        ]
+        return apply_sets(scenario, {"workload.arrivals.segments": segments}, label="rate")
+    return apply_sets(scenario, {"workload.arrivals.rate_per_s": rate_per_s}, label="rate")
+
+
+def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
+    """The scenario as it is simulated many times: one replication, a warm-up, and as many requests a replica as the
+    base scenario has, so that a fleet is judged over as long a time as a single replica."""
+    changes: dict[str, Any] = {"replications": 1, "variants": {}}
+    workload = scenario.workload
+    count = workload.num_requests
+    if count is not None and scenario.replicas != base_replicas:
+        count = max(1, round(count * scenario.replicas / base_replicas))
+        changes["workload.num_requests"] = count
+    if scenario.warmup == "none":
+        if count is None and workload.trace is not None:
+            count = sum(1 for _ in _requests(scenario, None))
+        if count is not None:
+            changes["warmup"] = {"requests": count // WARMUP_SHARE}
+        else:
+            assert workload.duration_s is not None, "a synthetic workload has a number of requests or a duration"
+            changes["warmup"] = {"seconds": workload.duration_s / WARMUP_SHARE}
+    return apply_sets(scenario, changes, label="plan")
+
+
+def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
+    """Mean lengths of the first requests, of those that the engine would take."""
+    taken = [r for r in _requests(scenario, MEAN_OF, max_model_len) if r.prompt_tokens < max_model_len]
+    if not taken:
+        raise InputError(scenario.blame(f"workload: no prompt is shorter than max_model_len ({max_model_len})"))
+    totals = sorted(min(r.prompt_tokens + r.output_tokens, max_model_len) for r in taken)
+    prompt = sum(r.prompt_tokens for r in taken) / len(taken)
+    return Lengths(
+        prompt, sum(totals) / len(taken) - prompt, float(totals[min(len(totals) - 1, len(totals) * 95 // 100)])
+    )
+
+
+def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
+    """The first requests of replication 0; all of them for a `count` of None."""
+    try:
+        workload = build_workload(
+            scenario.workload,
+            seed=scenario.seed,
+            replication=0,
+            max_model_len=max_model_len,
+            base_dir=scenario.base_dir,
+        )
+        return list(islice(workload.requests, count))
+    except InputError as error:
+        raise InputError(scenario.blame(str(error))) from None

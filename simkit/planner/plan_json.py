@@ -1,0 +1,271 @@
+"""The content of plan.json and plan.csv: a plan as plain data, and its answer in words.
+
+Owns names and sentences. Imports plan and advise; writes no file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkit import __version__
+from simkit.manifest import CREATED_BY, plain
+from simkit.metrics.intervals import half_width_95
+from simkit.planner import advise, limits
+from simkit.planner.capacity import Capacity, ratio, to_json
+from simkit.planner.offered import MIN_FOR_P99
+from simkit.planner.plan import LOADS, Found, Plan, load_rates
+from simkit.planner.search import COARSE
+from simkit.planner.study import value_text
+from simkit.planner.trial import QUEUE, Trial
+
+CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unlikely_per_s", "term", "soft",
+               "replications")  # fmt: skip
+
+
+def plan_json(result: Plan, spare: int) -> dict[str, Any]:
+    """Everything a report needs, plain. Numbers that do not exist are None."""
+    some = next(iter(result.points.values())) if result.points else None
+    chosen = result.recommended
+    setup = (chosen or some).point.setup if (chosen or some) is not None else None  # type: ignore[union-attr]
+    content: dict[str, Any] = {
+        "name": result.scenario.name,
+        "answer": answer(result, spare),
+        "reachable": chosen is not None,
+        "created_by": CREATED_BY,
+        "version": __version__,
+        "seed": result.scenario.seed,
+        "scenario": result.scenario.to_dict(),
+        "model": None if setup is None else setup.model.name,
+        "gpu": None if setup is None else setup.gpu.name,
+        "latency_source": None if setup is None else setup.latency.source,
+        "profile": None if setup is None else {"name": setup.profile, "hash": setup.profile_hash},
+        "not_simulated": [] if setup is None else list(setup.not_simulated),
+        "run_length": None if some is None else _run_length(some),
+        "slo": [plain(term) for term in result.terms if term != QUEUE],
+        "base_rate_per_s": result.base_per_s,
+        "target_rate_per_s": result.target_per_s,
+        "lengths": plain(result.lengths) | {"held_tokens": result.lengths.held_tokens},
+        "axes": result.axes,
+        "points": [_point(result, item) for item in result.points.values()],
+        "failed": {
+            name: {"settings": dict(failure.settings), "message": failure.message}
+            for name, failure in result.failed.items()
+        },
+        "recommended": None,
+        "notes": list(result.notes),
+    }
+    if chosen is not None and chosen.capacity is not None:
+        content |= _around(result, chosen, chosen.capacity, spare)
+    else:
+        content["unreachable"] = unreachable(result)
+    return plain(content)  # type: ignore[no-any-return]
+
+
+def _run_length(item: Found) -> dict[str, Any]:
+    workload, warmup = item.point.scenario.workload, item.point.scenario.warmup
+    measured = min(trial.num_measured for trial in item.trials)
+    tails = {"p99"} & {stat for values in (item.point.scenario.to_dict()["slo"] or {}).values() for stat in values}
+    return {
+        "num_requests": workload.num_requests,
+        "duration_s": workload.duration_s,
+        "trace": None if workload.trace is None else workload.trace.path,
+        "warmup": warmup if isinstance(warmup, str) else warmup.model_dump(),
+        "measured_requests": measured,
+        "too_few": bool(tails) and measured < MIN_FOR_P99,
+    }
+
+
+def _point(result: Plan, item: Found) -> dict[str, Any]:
+    point, limit = item.point, item.limit
+    found = item.capacity
+    money = None if found is None else advise.cost(result, found.estimate_per_s, point.gpus)
+    return {
+        "name": point.name,
+        "settings": dict(point.settings),
+        "max_num_seqs": point.slots,
+        "replicas": point.scenario.replicas,
+        "gpus": point.gpus,
+        "physical": plain(point.physical) | {"bound": point.physical.bound},
+        "capacity": None if found is None else to_json(found),
+        "no_capacity": None if found is not None else ("every rate passes" if item.always_passes else "no rate passes"),
+        "per_gpu_per_s": None if found is None else item.per_gpu_per_s,
+        "limit": None if limit is None else {**plain(limit), "text": limit.text},
+        "cost": plain(money),
+        "trials": len(item.trials),
+    }
+
+
+def _around(result: Plan, chosen: Found, found: Capacity, spare: int) -> dict[str, Any]:
+    """What is known of the recommended point alone."""
+    loads = load_rates(result, chosen)
+    knee = advise.knee(list(result.points.values()), advise.further(chosen))
+    line, missing = advise.command(chosen)
+    rows = {rate: row(trials, result, found) for rate, trials in _by_rate(result.looks).items()}
+    content: dict[str, Any] = {
+        "recommended": _point(result, chosen) | {"reason": reason(result, chosen)},
+        "knee": None if knee is None else {"name": knee.point.name, "max_num_seqs": knee.point.slots},
+        "chance": [{"rate_per_s": rate, "chance": found.chance(rate)} for rate in sorted(found.crossings_per_s)],
+        "curve": [rows[rate] for rate in sorted(rows)],
+        "loads": [{"share": share, **rows[loads[share]]} for share in LOADS if loads[share] in rows],
+        "sensitivity": [_variation(result, chosen, item) for item in result.variations.values()],
+        "fleet": None,
+        "cost": plain(advise.cost(result, found.estimate_per_s, chosen.point.gpus)),
+        "command": line,
+        "command_notes": list(missing),
+    }
+    fleet = advise.fleet(result, chosen, spare)
+    if fleet is not None:
+        money = advise.cost(result, fleet.target_per_s, fleet.gpus)
+        checks = [{"replicas": count, **row(trials, result, None)} for count, trials in sorted(result.fleets.items())]
+        content["fleet"] = plain(fleet) | {"gpus": fleet.gpus, "cost": plain(money), "checks": checks}
+    return content
+
+
+def _by_rate(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
+    found: dict[float, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.rate_per_s, []).append(trial)
+    return found
+
+
+def row(trials: Sequence[Trial], result: Plan, found: Capacity | None) -> dict[str, Any]:
+    """One rate: means over replications with half widths of 95 % intervals (None where there is none)."""
+    paths = list(trials[0].numbers)
+    numbers = {path: _mean([trial.numbers[path] for trial in trials]) for path in paths}
+    margins = {term.name: _mean([trial.margins[index] for trial in trials]) for index, term in enumerate(result.terms)}
+    rate = trials[0].rate_per_s
+    return {
+        "rate_per_s": rate,
+        "replications": len(trials),
+        "verdict": None if found is None else found.verdict(rate),
+        "meets": all(margin["mean"] is not None and margin["mean"] >= 0 for margin in margins.values()),
+        "margins": margins,
+        "numbers": numbers,
+        "waits": {name: _mean([trial.waits[name] for trial in trials])["mean"] for name in trials[0].waits},
+    }
+
+
+def _mean(values: Sequence[float | None]) -> dict[str, float | None]:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return {"mean": None, "ci95": None}
+    return {"mean": sum(known) / len(known), "ci95": half_width_95(known)}
+
+
+def _variation(result: Plan, chosen: Found, item: Found) -> dict[str, Any]:
+    key = next(key for key in item.point.settings if chosen.point.settings.get(key) != item.point.settings[key])
+    engine = chosen.point.setup.scenario.engine
+    compared = None
+    if item.capacity is not None and chosen.capacity is not None:
+        compared = plain(ratio(item.capacity, chosen.capacity, COARSE.resolution))
+    return {
+        "key": key,
+        "value": item.point.settings[key],
+        "instead_of": getattr(engine, key.rpartition(".")[2]),
+        "capacity": None if item.capacity is None else to_json(item.capacity),
+        "ratio": compared,
+        "num_gpu_blocks": item.point.setup.num_gpu_blocks,
+    }
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+def answer(result: Plan, spare: int) -> str:
+    """The answer in one sentence."""
+    chosen = result.recommended
+    if chosen is None or chosen.capacity is None:
+        return unreachable(result)
+    found = chosen.capacity
+    held = " and ".join(f"{term.name} <= {term.target_ms:g} ms" for term in result.terms if term.target_ms is not None)
+    others = "".join(f", {key}={value_text(value)}" for key, value in advise.further(chosen).items())
+    where = _gpus(chosen.point.gpus, chosen.point.setup.gpu.name)
+    text = (
+        f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then carries {found.estimate_per_s:.3g} requests/s "
+        f"(95 % interval {found.low_per_s:.3g} to {found.high_per_s:.3g}) with {held}"
+    )
+    fleet = advise.fleet(result, chosen, spare)
+    if fleet is not None:
+        text += f"; {fleet.target_per_s:g} requests/s need {_gpus(fleet.gpus, '')} ({fleet.replicas} replicas"
+        text += f" and {fleet.spare} spare)" if fleet.spare else ")"
+    return text + "."
+
+
+def _gpus(count: int, name: str) -> str:
+    unit = f" {name}" if name else " GPU" + ("s" if count != 1 else "")
+    return f"{count:,}{unit}" if not name or count != 1 else f"one {name}"
+
+
+def reason(result: Plan, chosen: Found) -> str:
+    """Why this point."""
+    assert chosen.capacity is not None
+    able = [item for item in result.points.values() if item.capacity is not None]
+    best = max(able, key=lambda item: (item.effort.replications, item.per_gpu_per_s))
+    if best is chosen:
+        return "It carries the most, and nothing smaller carries as much."
+    assert best.capacity is not None
+    return (
+        f"The most is {best.capacity.estimate_per_s:.4g}/s at {best.point.name}; this is the smallest max_num_seqs "
+        "that is as good within the 95 % interval of the paired ratio."
+    )
+
+
+def unreachable(result: Plan) -> str:
+    """Why no setting meets the SLO, and by how much one request alone misses it."""
+    items = list(result.points.values())
+    best = max(items, key=lambda item: min(item.lowest.margins))
+    missed = []
+    for index, term in enumerate(result.terms):
+        if best.lowest.margins[index] >= 0 or term.target_ms is None:
+            continue
+        value = best.lowest.numbers.get(term.name)
+        if value is None:
+            missed.append(f"{term.name} <= {term.target_ms:g} ms is missed")
+        else:
+            times = value / term.target_ms
+            missed.append(
+                f"{term.name} <= {term.target_ms:g} ms is missed by a request alone, which takes {value:.4g} ms "
+                f"({times:.3g} times as long)"
+            )
+    limit = "no rate, however low, meets it"
+    where = f"at {best.point.name}, {best.lowest.rate_per_s:.3g} requests/s"
+    return (
+        f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {_binding(best)}."
+    )
+
+
+def _binding(best: Found) -> str:
+    worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
+    metric = best.point.scenario.to_dict()["slo"]
+    names = [name for name, values in metric.items() for _ in values]
+    kind = names[worst] if worst < len(names) else QUEUE.metric
+    key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(kind, "compute")
+    return f"{key}: {limits.NAMES[key]}"
+
+
+def plan_csv(content: Mapping[str, Any]) -> str:
+    """The content of plan.csv: a row a point; a number that does not exist is empty."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    axes = list(content["axes"])
+    rows.writerow(["point", *axes, "gpus", *CSV_NUMBERS, "limit", "per_million_output_tokens", "recommended", "failed"])
+    chosen = (content["recommended"] or {}).get("name")
+    for point in content["points"]:
+        found = point["capacity"] or {}
+        numbers = [_cell(found.get(name)) for name in CSV_NUMBERS]
+        limit = (point["limit"] or {}).get("name")
+        money = (point["cost"] or {}).get("per_million_output_tokens")
+        values = [value_text(point["settings"][axis]) for axis in axes]
+        rows.writerow(
+            [point["name"], *values, point["gpus"], *numbers, limit, money, _cell(point["name"] == chosen), None]
+        )
+    for name, failure in content["failed"].items():
+        given = failure["settings"]
+        known = [value_text(given[axis]) if axis in given else None for axis in axes]
+        rows.writerow([name, *known, None, *(None for _ in CSV_NUMBERS), None, None, None, failure["message"]])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return value_text(value) if isinstance(value, bool) else value

@@ -1,0 +1,130 @@
+"""The points of a plan: every combination of settings that is tried, and the automatic grid of max_num_seqs.
+
+Owns which points there are and which fail before they are tried. Imports bounds, offered and the engine's set-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from simkit.engine.build import Setup, set_up
+from simkit.errors import InputError
+from simkit.planner import bounds
+from simkit.planner.offered import for_trials, lengths
+from simkit.planner.study import Failure, setting
+from simkit.scenario import Scenario, apply_sets
+
+SLOTS = "engine.max_num_seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination of settings, ready to be tried."""
+
+    name: str
+    settings: Mapping[str, Any]
+    scenario: Scenario
+    setup: Setup
+    physical: bounds.Physical
+
+    @property
+    def slots(self) -> int:
+        """max_num_seqs."""
+        return self.setup.max_num_seqs
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its replicas."""
+        return self.scenario.replicas * self.scenario.hardware.tensor_parallel_size
+
+
+def make_points(
+    scenario: Scenario, axes: dict[str, Sequence[Any]]
+) -> tuple[list[Point], dict[str, Failure], list[str], dict[str, list[Any]]]:
+    """(points, failed ones, notes, the axes with the values of max_num_seqs).
+
+    Without `engine.max_num_seqs` among the `axes` its grid is automatic. Raises InputError when no point can be set up.
+    """
+    combinations, failed = _combinations(scenario, {key: values for key, values in axes.items() if key != SLOTS})
+    notes: list[str] = []
+    if SLOTS in axes:
+        slots = list(axes[SLOTS])
+    else:
+        slots = _automatic(scenario, combinations, failed, notes)
+    grid = {SLOTS: slots, **{key: list(values) for key, values in axes.items() if key != SLOTS}}
+    points: list[Point] = []
+    for settings, changed in combinations:
+        for count in slots:
+            whole = {SLOTS: count, **settings}
+            name = ",".join(setting(key.rpartition(".")[2], value) for key, value in whole.items())
+            try:
+                points.append(make_point(name, whole, apply_sets(changed, {SLOTS: count}, label="--axis"), scenario))
+            except InputError as error:
+                failed[name] = Failure("input", str(error), whole)
+    if not points:
+        name, failure = next(iter(failed.items()))
+        raise InputError(f"point {name}: {failure.message}")
+    return points, failed, notes, grid
+
+
+def _combinations(
+    scenario: Scenario, axes: Mapping[str, Sequence[Any]]
+) -> tuple[list[tuple[dict[str, Any], Scenario]], dict[str, Failure]]:
+    found, failed = [], {}
+    for values in product(*axes.values()):
+        settings = dict(zip(axes, values, strict=True))
+        try:
+            found.append((settings, apply_sets(scenario, settings, label="--axis")))
+        except InputError as error:
+            name = ",".join(setting(key.rpartition(".")[2], value) for key, value in settings.items())
+            failed[name] = Failure("input", str(error), settings)
+    return found, failed
+
+
+def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, base: Scenario) -> Point:
+    """A combination of settings made ready. Raises InputError for what the engine would refuse."""
+    ready = for_trials(scenario, base.replicas)
+    setup = set_up(ready)
+    return Point(name, settings, ready, setup, bounds.physical(setup, lengths(ready, setup.max_model_len)))
+
+
+def _automatic(
+    scenario: Scenario,
+    combinations: Sequence[tuple[dict[str, Any], Scenario]],
+    failed: dict[str, Failure],
+    notes: list[str],
+) -> list[int]:
+    """Powers and half-powers of two up to the physical bound, as far as the engine starts with them."""
+    slots: set[int] = set()
+    for settings, changed in combinations:
+        name = ",".join(setting(key.rpartition(".")[2], value) for key, value in settings.items()) or scenario.name
+        try:
+            one = make_point(name, settings, apply_sets(changed, {SLOTS: 1}, label="plan"), scenario)
+        except InputError as error:
+            failed[name] = Failure("input", str(error), settings)
+            continue
+        slots.update(bounds.grid(one.physical.bound))
+    if not slots:
+        name, failure = next(iter(failed.items()))
+        raise InputError(failure.message if name == scenario.name else f"point {name}: {failure.message}")
+    given = scenario.engine.max_num_seqs
+    if given is not None:
+        slots.add(given)
+    starting = [
+        count for count in sorted(slots) if any(_starts(changed, count, scenario) for _, changed in combinations)
+    ]
+    left_out = sorted(slots - set(starting))
+    if left_out:
+        notes.append(f"max_num_seqs {', '.join(map(str, left_out))}: left out, the engine does not start with them")
+    return starting
+
+
+def _starts(changed: Scenario, slots: int, base: Scenario) -> bool:
+    try:
+        make_point("", {}, apply_sets(changed, {SLOTS: slots}, label="plan"), base)
+    except InputError:
+        return False
+    return True

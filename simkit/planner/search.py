@@ -1,0 +1,154 @@
+"""The search for the capacity of one setting: which rates are tried, with which replications.
+
+Owns the grid of rates and when to stop. What trials mean is decided in `capacity`, how one is made in `trial`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from simkit.planner.capacity import crossing, curves, pooled_crossing
+from simkit.planner.trial import Trial
+
+STEPS_A_DOUBLING = 32
+"""Rates lie on a grid, the same for all settings, in steps of 2 ** (1 / 32), that is 2.2 %."""
+
+FIRST_STRIDE, NEXT_STRIDE = 8, 2
+"""Steps that the first replication takes at first (19 %), and the others, who know where it ended."""
+
+DOUBLINGS_DOWN, DOUBLINGS_UP = 14, 5
+"""How far from the guess rates are tried: 16,000 times less, or 32 times more."""
+
+MAX_ROUNDS = 6
+"""How often the neighbourhood of the estimate is filled; it settles in two or three."""
+
+Try = Callable[[float, int], Trial]
+"""(rate, replication) to a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What is spent on a setting: replications, and the grid steps that may lie between tried rates."""
+
+    replications: int
+    gap: int
+
+    @property
+    def resolution(self) -> float:
+        """The ratio of neighbouring rates."""
+        return float(2.0 ** (self.gap / STEPS_A_DOUBLING))
+
+
+COARSE = Effort(replications=5, gap=2)
+FINE = Effort(replications=10, gap=1)
+
+
+def step_of(rate_per_s: float) -> int:
+    """The grid step nearest to a rate."""
+    return round(STEPS_A_DOUBLING * math.log2(rate_per_s))
+
+
+def rate_of(step: int) -> float:
+    """The rate of a grid step, to four digits, so that it can be typed in."""
+    return float(f"{2.0 ** (step / STEPS_A_DOUBLING):.4g}")
+
+
+class Search:
+    """Trials of one setting, each made at most once."""
+
+    def __init__(self, attempt: Try, num_terms: int, known: Iterable[Trial] = ()) -> None:
+        self._attempt = attempt
+        self._num_terms = num_terms
+        self._trials = {(trial.replication, trial.rate_per_s): trial for trial in known}
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials so far, by replication and rate."""
+        return tuple(self._trials[key] for key in sorted(self._trials))
+
+    def trial(self, rate_per_s: float, replication: int) -> Trial:
+        """One trial, made now or before."""
+        key = (replication, rate_per_s)
+        if key not in self._trials:
+            self._trials[key] = self._attempt(rate_per_s, replication)
+        return self._trials[key]
+
+    def run(self, guess_per_s: float, effort: Effort) -> None:
+        """Bracket the crossing of each replication, then fill the neighbourhood of the crossing of all together.
+
+        Ends early when the first replication passes, or fails, as far from the guess as rates are tried.
+        """
+        guess = step_of(guess_per_s)
+        floor = guess - DOUBLINGS_DOWN * STEPS_A_DOUBLING
+        ceiling = guess + DOUBLINGS_UP * STEPS_A_DOUBLING
+        for replication in range(effort.replications):
+            stride = FIRST_STRIDE if replication == 0 else NEXT_STRIDE
+            found = self._bracket(replication, guess, stride, effort.gap, floor, ceiling)
+            if found is None:
+                return
+            guess = self._middle()
+        for _ in range(MAX_ROUNDS):
+            if not self._fill(effort.gap):
+                return
+
+    def _passes(self, step: int, replication: int) -> bool:
+        return min(self.trial(rate_of(step), replication).margins) >= 0
+
+    def _bracket(
+        self, replication: int, guess: int, stride: int, gap: int, floor: int, ceiling: int
+    ) -> tuple[int, int] | None:
+        """Steps at most `gap` apart of which a replication passes the lower one only; None where there are none."""
+        if self._passes(guess, replication):
+            low, high = guess, guess + stride
+            while self._passes(high, replication):
+                if high >= ceiling:
+                    return None
+                stride *= 2
+                low, high = high, high + stride
+        else:
+            low, high = guess - stride, guess
+            while not self._passes(low, replication):
+                if low <= floor:
+                    return None
+                stride *= 2
+                low, high = low - stride, low
+        while high - low > gap:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._passes(middle, replication) else (low, middle)
+        return low, high
+
+    def _middle(self) -> int:
+        """The grid step of the median crossing so far."""
+        found = sorted(crossing(curve) for curve in curves(self._trials.values()))
+        known = [rate for rate in found if 0 < rate < math.inf]
+        return step_of(known[len(known) // 2])
+
+    def _fill(self, gap: int) -> bool:
+        """Try the estimate's neighbours with those replications that miss something there and were not tried near.
+
+        Whether anything was tried.
+        """
+        found = curves(self._trials.values())
+        rate, _ = pooled_crossing(found, self._num_terms)
+        if not 0 < rate < math.inf:
+            return False
+        exact = STEPS_A_DOUBLING * math.log2(rate)
+        before = len(self._trials)
+        for curve in found:
+            steps = [STEPS_A_DOUBLING * math.log2(trial.rate_per_s) for trial in curve]
+            above = [at for at, step in enumerate(steps) if step >= exact]
+            if above and min(curve[above[0]].margins) >= 0:
+                continue  # it passes beyond the estimate: nothing lies between
+            if not above or steps[above[0]] - exact > gap + 0.01:
+                self.trial(rate_of(math.ceil(exact - 0.01)), curve[0].replication)
+            below = [step for step in steps if step < exact]
+            if below and exact - below[-1] > gap + 0.01:
+                self.trial(rate_of(math.floor(exact + 0.01)), curve[0].replication)
+        return len(self._trials) > before
+
+
+def tried_rates(trials: Sequence[Trial]) -> list[float]:
+    """All rates, rising."""
+    return sorted({trial.rate_per_s for trial in trials})
