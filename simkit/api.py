@@ -115,6 +115,26 @@ def write_sweep(sweep: Sweep, out_dir: str | Path, overwrite: bool = False) -> P
     return Path(out_dir)
 
 
+def write_plan(
+    content: Mapping[str, Any], table: str, out_dir: str | Path, overwrite: bool = False, report: bool = True
+) -> Path:
+    """Write a plan: plan.json, plan.csv, manifest.json, and (unless `report` is false) report.html and report.md.
+
+    `content` is that of `planner.plan_json`, `table` that of plan.csv.
+    """
+    with _replacing(Path(out_dir), overwrite) as directory:
+        (directory / "plan.json").write_bytes(canonical_json(content))
+        (directory / "plan.csv").write_text(table, encoding="utf-8", newline="")
+        manifest = {key: content[key] for key in ("name", "version", "seed", "profile", "scenario", "created_by")}
+        (directory / "manifest.json").write_bytes(canonical_json(manifest))
+        if report:
+            from simkit.report import plan_markdown, plan_page
+
+            (directory / "report.html").write_text(plan_page.render_plan(content), encoding="utf-8", newline="")
+            (directory / "report.md").write_text(plan_markdown.plan_markdown(content), encoding="utf-8", newline="")
+    return Path(out_dir)
+
+
 def _write_runs(results: Mapping[str, Result], directory: Path) -> dict[str, Path]:
     """A run directory for each; their folders by name."""
     folders = {}

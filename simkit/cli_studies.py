@@ -65,13 +65,13 @@ def run(
 ) -> None:
     """Simulate one scenario and write its run directory."""
     flags = {"--model": model, "--gpu": gpu, "--rate": rate, "--prompt": prompt, "--output": output}
-    settings = _settings(sets, seed)
+    settings = settings_of(sets, seed)
     chosen = _from_flags(flags, settings) if scenario is None else _from_file(scenario, flags, settings)
     from simkit import api, rundir
 
     out_dir, overwrite = rundir.choose(out, chosen.name)
-    options = _options(jobs, dask, resume, out_dir, quiet)
-    with _stoppable(out_dir), console.progress(quiet) as progress:
+    options = study_options(jobs, dask, resume, out_dir, quiet)
+    with stoppable(out_dir), console.progress(quiet) as progress:
         if chosen.replications == 1 and dask is None:
             if resume and not quiet:
                 console.say("note: --resume: nothing is kept of a single simulation")
@@ -84,7 +84,7 @@ def run(
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
-        with _writing(out, out_dir):
+        with writing(out, out_dir):
             written = api.write(result, out_dir, overwrite=True, report=not no_report)
     _clear_kept(out_dir)
     if not quiet:
@@ -129,14 +129,14 @@ def compare(
         raise InputError(f"compare: expected one or two scenario files, got {len(scenarios)}")
     if len(scenarios) == 2 and axis:
         raise InputError("--axis: expected one scenario file with it, got two")
-    chosen, *other = [schema.load(path, _settings(sets, seed)) for path in scenarios]
+    chosen, *other = [schema.load(path, settings_of(sets, seed)) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api, rundir
     from simkit.planner import compare as planner
 
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-compare")
-    options = _options(jobs, dask, resume, out_dir, quiet)
-    with _stoppable(out_dir), console.progress(quiet) as progress:
+    options = study_options(jobs, dask, resume, out_dir, quiet)
+    with stoppable(out_dir), console.progress(quiet) as progress:
         if other:
             comparison = planner.compare_files(chosen, other[0], progress=progress, **options)
         else:
@@ -146,7 +146,7 @@ def compare(
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
-        with _writing(out, out_dir):
+        with writing(out, out_dir):
             written = api.write_comparison(comparison, out_dir, overwrite=True, report=not no_report)
     code = _report_failures("arm", comparison.failed, out_dir, quiet)
     if comparison.baseline in comparison.failed and not quiet:
@@ -185,21 +185,21 @@ def sweep(
     """Run one scenario at every combination of some settings, with the same customers."""
     from simkit import scenario as schema
 
-    chosen = schema.load(scenario, _settings(sets, seed))
+    chosen = schema.load(scenario, settings_of(sets, seed))
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api, rundir
     from simkit.planner import sweep as planner
 
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-sweep")
-    options = _options(jobs, dask, resume, out_dir, quiet)
-    with _stoppable(out_dir), console.progress(quiet) as progress:
+    options = study_options(jobs, dask, resume, out_dir, quiet)
+    with stoppable(out_dir), console.progress(quiet) as progress:
         swept = planner.sweep(chosen, axes, base_dir=chosen.base_dir, progress=progress, **options)
         if not swept.points:
             return _report_failures("point", swept.failed, out_dir, quiet)
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
-        with _writing(out, out_dir):
+        with writing(out, out_dir):
             written = api.write_sweep(swept, out_dir, overwrite=True)
     code = _report_failures("point", swept.failed, out_dir, quiet)
     if not quiet:
@@ -216,7 +216,7 @@ def sweep(
     return code
 
 
-def _options(jobs: int | None, dask: str | None, resume: bool, out_dir: Path, quiet: bool) -> Options:
+def study_options(jobs: int | None, dask: str | None, resume: bool, out_dir: Path, quiet: bool) -> Options:
     """How a study is run."""
     from simkit import rundir
 
@@ -229,7 +229,7 @@ def _options(jobs: int | None, dask: str | None, resume: bool, out_dir: Path, qu
 
 
 @contextlib.contextmanager
-def _stoppable(out_dir: Path) -> Iterator[None]:
+def stoppable(out_dir: Path) -> Iterator[None]:
     """SIGTERM stops like Ctrl-C; both say how to go on where something was kept."""
 
     def stop(*_: Any) -> None:
@@ -276,7 +276,7 @@ def _clear_kept(out_dir: Path) -> None:
         kept.clear(rundir.kept_dir(out_dir))
 
 
-def _settings(sets: list[str] | None, seed: int | None) -> list[str]:
+def settings_of(sets: list[str] | None, seed: int | None) -> list[str]:
     return [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
 
 
@@ -317,7 +317,7 @@ def _notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
         console.say(text)
 
 
-class _writing:
+class writing:
     """Says in one line why an output directory could not be written (disk full, permission)."""
 
     def __init__(self, out: Path | None, out_dir: Path) -> None:

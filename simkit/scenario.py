@@ -191,8 +191,11 @@ def apply_sets(scenario: Scenario, mapping: Mapping[str, Any], *, label: str = "
     return _validate(data, origin, scenario.base_dir)
 
 
-def parse_axes(scenario: Scenario, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """``KEY=A,B`` texts to dotted key -> values, each checked on `scenario`. Raises InputError."""
+def parse_axes(scenario: Scenario, texts: Sequence[str], *, check_values: bool = True) -> dict[str, list[Any]]:
+    """``KEY=A,B`` texts to dotted key -> values, each checked on `scenario`. Raises InputError.
+
+    Without `check_values` only the keys are checked: a value that cannot be is found out by whoever tries it.
+    """
     axes: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
@@ -207,8 +210,12 @@ def parse_axes(scenario: Scenario, texts: Sequence[str]) -> dict[str, list[Any]]
             values: list[Any] = [part.strip() for part in listed.split(",")]
         else:
             values = io.parse_value(f"[{listed}]", label)
+        problem = key_error(Scenario, io.split_key(key), scenario.model_dump(mode="json", exclude_unset=True))
+        if problem is not None:
+            raise InputError(f"{label}: {problem}")
         for position, value in enumerate(values):
-            apply_sets(scenario, {key: value}, label="--axis")
+            if check_values:
+                apply_sets(scenario, {key: value}, label="--axis")
             if value in values[:position]:
                 raise InputError(f"{label}: expected each value once, got {value!r} twice")
         axes[key] = values

@@ -27,6 +27,19 @@ def student_t_95(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975))
 
 
+def normal_quantile_95(mean: float, deviation: float, quantile: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of the point `quantile` deviations below the mean of a normal distribution of which `count`
+    values have this mean and deviation; unbounded for one value. Exact: non-central t.
+    """
+    if count < 2:
+        return -math.inf, math.inf
+    from scipy.special import nctdtrit
+
+    root = math.sqrt(count)
+    far, near = (float(nctdtrit(count - 1, quantile * root, share)) for share in (0.975, 0.025))
+    return mean - far * deviation / root, mean - near * deviation / root
+
+
 def _variance(values: Sequence[float]) -> float:
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

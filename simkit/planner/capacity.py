@@ -8,11 +8,12 @@ metrics.intervals; simulates nothing.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from simkit.metrics.intervals import mean_and_deviation, student_t_95
+from simkit.metrics.intervals import mean_and_deviation, normal_quantile_95, student_t_95
 from simkit.planner.trial import Term, Trial
 
 SOFT_SPREAD = 1.2
@@ -31,6 +32,7 @@ Curve = tuple[Trial, ...]
 class Capacity:
     """Where the share of all replications together crosses its target. `low` and `high`: its 95 % interval.
 
+    `pooled` is where that of those that were simulated does, which a few more would lower (see `capacity`).
     `crossings_per_s` are the rates up to which each replication by itself meets every term. `term` is the one that is
     missed first. `likely` and `unlikely` are the rates that a single run passes with chance 0.9 and 0.1. `spread` is
     the factor sqrt(1 + q^2 / 2) / sqrt(R) by which the deviation of crossings becomes that of the estimate.
@@ -39,6 +41,7 @@ class Capacity:
     estimate_per_s: float
     low_per_s: float
     high_per_s: float
+    pooled_per_s: float
     term: str
     crossings_per_s: tuple[float, ...]
     likely_per_s: float
@@ -89,31 +92,97 @@ def pooled_crossing(found: Sequence[Curve], num_terms: int) -> tuple[float, int]
 def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -> Capacity | None:
     """The capacity that curves show; None where a replication always passes or never does.
 
-    The logarithms of the crossings are taken as normal: m, s. The estimate lies q deviations below m, because the
-    worst replications miss first and by much, so its standard error is that of a normal quantile, s sqrt((1 + q^2 / 2)
-    / R) (Meeker, Hahn and Escobar, Statistical Intervals, 2nd edition 2017, chapter 4: large-sample variance). Rates
-    are tried `resolution` apart (a ratio), which is counted as the spread of a uniform error.
+    The logarithms of the crossings are taken as normal: mean m, deviation s. The estimate is where the share of all
+    such replications together crosses its target. It lies q deviations below m, because the unluckiest miss first and
+    by much, so its interval is that of a normal quantile, m - s t / sqrt(R) with t of the non-central distribution
+    (Meeker, Hahn and Escobar, Statistical Intervals, 2nd edition 2017, section 4.4). Rates are tried `resolution` apart
+    (a ratio): that is counted as the spread of a uniform error, and, because a line between a rate that passes and one
+    that fails badly crosses 0 near the former, the upper end lies higher by as much.
     """
     crossings = [crossing(curve) for curve in found]
-    estimate, term = pooled_crossing(found, len(terms))
-    if not crossings or not all(0 < rate < math.inf for rate in (*crossings, estimate)):
+    pooled, term = pooled_crossing(found, len(terms))
+    if not crossings or not all(0 < rate < math.inf for rate in (*crossings, pooled)):
         return None
     logs = [math.log(rate) for rate in crossings]
     mean, deviation = mean_and_deviation(logs)
     deviation = math.hypot(deviation, math.log(resolution) / math.sqrt(12))
+    estimate, term = _expected_crossing(found, crossings, len(terms), mean, deviation)
     quantile = min(MAX_QUANTILE, max(0.0, (mean - math.log(estimate)) / deviation))
     spread = math.sqrt((1 + quantile * quantile / 2) / len(logs))
-    half = student_t_95(len(logs) - 1) * deviation * spread if len(logs) > 1 else math.inf
+    low, high = normal_quantile_95(mean, deviation, quantile, len(logs))
     return Capacity(
         estimate_per_s=estimate,
-        low_per_s=estimate * math.exp(-half),
-        high_per_s=estimate * math.exp(half),
+        low_per_s=min(estimate, math.exp(low)),
+        high_per_s=max(estimate, math.exp(high)) * resolution,
+        pooled_per_s=pooled,
         term=terms[term].name,
         crossings_per_s=tuple(crossings),
         likely_per_s=math.exp(_percentile(logs, 1 - LIKELY)),
         unlikely_per_s=math.exp(_percentile(logs, 1 - UNLIKELY)),
         spread=spread,
     )
+
+
+DEVIATIONS = 4.0
+"""How far from the mean the normal distribution of crossings is followed."""
+
+NORMAL_POINTS = 161
+
+
+def _expected_crossing(
+    found: Sequence[Curve], crossings: Sequence[float], num_terms: int, mean: float, deviation: float
+) -> tuple[float, int]:
+    """The rate at which the mean margin of replications with normal log crossings is first 0, and of which term.
+
+    Far from its crossing every replication loses alike: the margin at a distance is the mean over the curves that were
+    tried so far out. A sample of a few replications hardly holds those of the far tail, which miss by most.
+    """
+    reach = 2 * DEVIATIONS * deviation
+    distances = [reach * (2 * index / (NORMAL_POINTS - 1) - 1) for index in range(NORMAL_POINTS)]
+    points = [DEVIATIONS * (2 * index / (NORMAL_POINTS - 1) - 1) for index in range(NORMAL_POINTS)]
+    weights = [math.exp(-point * point / 2) for point in points]
+    best = (math.inf, 0)
+    for term in range(num_terms):
+        typical = [(distance, _typical(found, crossings, term, distance)) for distance in distances]
+
+        def lost(log_rate: float, typical: Sequence[tuple[float, float]] = typical) -> float:
+            margins = [_linear(typical, log_rate - mean - deviation * point) for point in points]
+            return sum(map(operator.mul, weights, margins)) / sum(weights)
+
+        low, high = mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation
+        if lost(high) >= 0:
+            continue
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if lost(middle) >= 0 else (low, middle)
+        best = min(best, (low, term))
+    log_rate, term = best
+    return (math.exp(log_rate), term) if log_rate < math.inf else pooled_crossing(found, num_terms)
+
+
+def _typical(found: Sequence[Curve], crossings: Sequence[float], term: int, distance: float) -> float:
+    """Mean margin at a log distance from the own crossing, of the curves tried so far out (of all if none was)."""
+    factor = math.exp(distance)
+    pairs = list(zip(found, crossings, strict=True))
+    near = [
+        (curve, rate * factor)
+        for curve, rate in pairs
+        if curve[0].rate_per_s <= rate * factor <= curve[-1].rate_per_s or distance < 0
+    ]
+    chosen = near or [(curve, rate * factor) for curve, rate in pairs]
+    return sum(_margin(curve, rate, term) for curve, rate in chosen) / len(chosen)
+
+
+def _linear(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear interpolation on an even grid, flat beyond it."""
+    first, last = points[0][0], points[-1][0]
+    place = (at - first) / (last - first) * (len(points) - 1)
+    if place <= 0:
+        return points[0][1]
+    if place >= len(points) - 1:
+        return points[-1][1]
+    below = int(place)
+    return points[below][1] + (place - below) * (points[below + 1][1] - points[below][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +208,8 @@ def ratio(one: Capacity, other: Capacity, resolution: float) -> Ratio:
 
 def to_json(found: Capacity) -> Mapping[str, object]:
     """What plan.json says of a capacity."""
-    names = ("estimate_per_s", "low_per_s", "high_per_s", "term", "replications", "soft", "likely_per_s",
-             "unlikely_per_s", "crossings_per_s")  # fmt: skip
+    names = ("estimate_per_s", "low_per_s", "high_per_s", "pooled_per_s", "term", "replications", "soft",
+             "likely_per_s", "unlikely_per_s", "crossings_per_s")  # fmt: skip
     return {name: getattr(found, name) for name in names}
 
 

@@ -104,14 +104,18 @@ def _simulate(setup: Setup, replication: int) -> tuple[RunFacts, Outcome]:
     """Simulate, without prefix caching where it can find nothing: when no prompt shares anything with another, only a
     preempted sequence can find blocks again, so that a run without preemptions is the same, and made in half the time.
     """
-    workload = setup.scenario.workload
-    if setup.prefix_caching and workload.prefix is None and setup.samples == 1:
+    if _finds_nothing(setup):
         without = apply_sets(setup.scenario, {"engine.enable_prefix_caching": False}, label="plan")
         facts = simulate(replace(setup, scenario=without), replication)
         if not facts.record.requests.to_dict()["num_preemptions"].any():
             return facts, summarise(facts.record, terms_of(setup))
     facts = simulate(setup, replication)
     return facts, summarise(facts.record, terms_of(setup))
+
+
+def _finds_nothing(setup: Setup) -> bool:
+    """Whether prefix caching is on and no prompt shares anything with another."""
+    return setup.prefix_caching and setup.scenario.workload.prefix is None and setup.samples == 1
 
 
 def _margin(term: Term, summary: Mapping[str, Any]) -> float:

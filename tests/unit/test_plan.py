@@ -1,0 +1,385 @@
+"""`simkit plan`: what it finds, what it writes, what it says when there is no answer or a point fails."""
+
+# ruff: noqa: E501 (messages are easier to read, and to search for, in one piece)
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from simkit import api, cli, scenario
+from simkit.engine.build import set_up
+from simkit.errors import InputError, Interrupted
+from simkit.planner import quest
+from simkit.planner.bounds import grid
+from simkit.planner.offered import at_rate, base_rate, for_trials, lengths
+from simkit.planner.plan import Plan, plan
+from simkit.planner.plan_json import plan_csv, plan_json
+from simkit.planner.trial import Trial, run_trial, terms
+
+TEXT = """\
+name: tiny
+model: llama-3-8b
+hardware: {gpu: a100-sxm4-80gb, price_per_gpu_hour: 3.6}
+engine: {max_model_len: 256, num_gpu_blocks: 129}
+workload:
+  num_requests: 60
+  arrivals: {process: poisson, rate_per_s: 100}
+  prompt_tokens: {dist: uniform, low: 20, high: 60}
+  output_tokens: {dist: uniform, low: 5, high: 35}
+latency: {profile: unit}
+slo: {ttft_ms: {p90: 10}, tpot_ms: {p99: 5}}
+"""
+TWO = ("--axis", "engine.max_num_seqs=4,32")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TEXT)
+    return tmp_path
+
+
+def load(*sets: str) -> scenario.Scenario:
+    return scenario.load("tiny.yaml", sets)
+
+
+def simkit_(*args: str) -> Any:
+    result = CliRunner().invoke(cli.app, ["plan", "tiny.yaml", "--jobs", "1", *args])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@cache
+def content(*args: str, code: int = 0) -> dict[str, Any]:
+    """plan.json of the tiny scenario; the same question is asked once."""
+    result = simkit_(*args, "--json", "--no-report")
+    assert result.exit_code == code, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def refused(*args: str, code: int = 2) -> str:
+    result = simkit_(*args, "--no-report")
+    assert result.exit_code == code, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(("note:", "wrote"))]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+def test_more_slots_carry_more_and_the_plan_says_so() -> None:
+    found = content(*TWO, "--target-rate", "5000", "--spare", "2")
+    few, many = found["points"]
+    assert few["capacity"]["high_per_s"] < many["capacity"]["low_per_s"]
+    assert few["limit"]["name"] == "slots"
+    assert found["recommended"]["name"] == "max_num_seqs=32"
+    assert found["answer"].startswith("Set max_num_seqs to 32: one a100-sxm4-80gb then carries")
+    fleet = found["fleet"]
+    low = many["capacity"]["low_per_s"]
+    assert (fleet["replicas"] - 1) * low < 5000 <= fleet["replicas"] * low
+    assert fleet["gpus"] == fleet["replicas"] + 2
+
+
+def test_capacity_lies_where_runs_begin_to_fail() -> None:
+    """The planner's word, kept with other seeds than its own."""
+    found = content(*TWO)
+    capacity = found["recommended"]["capacity"]
+
+    def met(rate: float, seed: int) -> dict[str, list[float]]:
+        sets = [
+            "engine.max_num_seqs=32",
+            f"workload.arrivals.rate_per_s={rate}",
+            "warmup={requests: 20}",
+            f"seed={seed}",
+        ]
+        slo = api.run(load(*sets)).summary["slo"]
+        return {
+            f"{metric}.{key}": value["share_within"] for metric, values in slo.items() for key, value in values.items()
+        }
+
+    def pooled(rate: float) -> bool:
+        runs = [met(rate, seed) for seed in range(50, 60)]
+        wanted = {"ttft_ms.p90": 0.90, "tpot_ms.p99": 0.99}
+        return all(sum(run[term] for run in runs) / len(runs) >= share for term, share in wanted.items())
+
+    assert pooled(0.95 * capacity["low_per_s"])
+    assert not pooled(1.10 * capacity["high_per_s"])
+
+
+def test_cost_follows_from_price_rate_and_tokens() -> None:
+    found = content(*TWO)
+    sizes, cost = found["lengths"], found["cost"]
+    rate = found["recommended"]["capacity"]["estimate_per_s"]
+    # 3.6 an hour is 0.001 a second.
+    assert cost["per_million_output_tokens"] == pytest.approx(1e-3 / (rate * sizes["output_tokens"]) * 1e6)
+    assert cost["per_million_total_tokens"] < cost["per_million_output_tokens"]
+
+
+def test_without_a_price_cost_is_left_out_and_not_zero() -> None:
+    result = simkit_(*TWO, "--set", "hardware.price_per_gpu_hour=null", "--no-report", "--json")
+    found = json.loads(result.stdout)
+    assert found["cost"] is None
+    assert all(point["cost"] is None for point in found["points"])
+    assert "note: no cost: hardware.price_per_gpu_hour is not given" in result.stderr
+
+
+def test_half_and_double_the_load_are_looked_at() -> None:
+    found = content(*TWO)
+    assert [row["share"] for row in found["loads"]] == [0.5, 1.0, 2.0]
+    assert [row["rate_per_s"] for row in found["loads"]] == [50.0, 100.0, 200.0]
+    p99 = [row["numbers"]["ttft_ms.p99"]["mean"] for row in found["loads"]]
+    assert p99 == sorted(p99)
+
+
+def test_the_command_line_is_what_was_planned() -> None:
+    found = content(*TWO, "--set", "engine.enable_prefix_caching=false", "--set", "engine.policy=priority")
+    words = shlex.split(found["command"])
+    assert words[:3] == ["vllm", "serve", "meta-llama/Meta-Llama-3-8B"]
+    assert words[words.index("--max-num-seqs") + 1] == "32"
+    assert words[words.index("--num-gpu-blocks-override") + 1] == "129"
+    assert words[words.index("--scheduling-policy") + 1] == "priority"
+    assert "--no-enable-prefix-caching" in words
+
+
+def test_a_few_requests_are_marked_too_few() -> None:
+    result = simkit_(*TWO, "--json", "--no-report")
+    assert json.loads(result.stdout)["run_length"]["too_few"] is True
+    assert "note: too few: a p99 from 80 measured requests a replication" in result.stderr
+
+
+def test_a_plan_directory_holds_the_answer_for_programs_and_people() -> None:
+    assert simkit_(*TWO).exit_code == 0
+    folder = Path("runs/tiny-plan")
+    assert {path.name for path in folder.iterdir()} == {
+        "plan.json",
+        "plan.csv",
+        "manifest.json",
+        "report.html",
+        "report.md",
+    }
+    rows = list(csv.DictReader((folder / "plan.csv").open()))
+    assert [row["engine.max_num_seqs"] for row in rows] == ["4", "32"]
+    assert [row["recommended"] for row in rows] == ["false", "true"]
+    answer = json.loads((folder / "plan.json").read_bytes())["answer"]
+    assert answer in (folder / "report.md").read_text()
+    assert simkit_(*TWO).exit_code == 0  # and an earlier plan may be replaced
+
+
+# --- the grid ---------------------------------------------------------------------------------------------------------
+def test_the_automatic_grid_is_powers_and_half_powers_up_to_the_physical_bound() -> None:
+    assert grid(700) == [23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724]
+    assert grid(1) == [1]
+    assert grid(8) == [1, 2, 3, 4, 6, 8]
+    found = content("--set", "workload.num_requests=40")
+    # 2,048 tokens of memory, and a sequence holds 40 + 10 tokens on average: 64 in whole blocks.
+    assert found["points"][0]["physical"]["bound"] == 32
+    assert found["axes"] == {"engine.max_num_seqs": [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]}
+
+
+def test_an_invalid_value_fails_alone() -> None:
+    result = simkit_("--axis", "engine.max_num_seqs=0,8,32", "--json", "--no-report")
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert [point["name"] for point in found["points"]] == ["max_num_seqs=8", "max_num_seqs=32"]
+    assert list(found["failed"]) == ["max_num_seqs=0"]
+    assert "point max_num_seqs=0: --axis engine.max_num_seqs: expected an integer >= 1, got 0" in result.stderr
+    other = content("--axis", "engine.max_num_seqs=8", "--axis", "engine.policy=fcfs,best", code=2)
+    assert list(other["failed"]) == ["policy=best"]
+
+
+def test_a_further_axis_is_part_of_the_answer() -> None:
+    found = content("--axis", "engine.max_num_seqs=8,16", "--axis", "replicas=1,2")
+    assert [point["name"] for point in found["points"]] == [
+        "max_num_seqs=8,replicas=1",
+        "max_num_seqs=16,replicas=1",
+        "max_num_seqs=8,replicas=2",
+        "max_num_seqs=16,replicas=2",
+    ]
+    one, two = found["points"][1], found["points"][3]
+    assert two["gpus"] == 2
+    assert two["capacity"]["estimate_per_s"] > 1.9 * one["capacity"]["estimate_per_s"]
+
+
+# --- no answer --------------------------------------------------------------------------------------------------------
+def test_an_objective_that_nobody_can_meet_is_said_to_be_missed_by_how_much() -> None:
+    result = simkit_(*TWO, "--set", "slo.ttft_ms={p90: 0.5}", "--no-report", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["reachable"] is False
+    assert found["recommended"] is None
+    # A request alone is one step: 1 ms.
+    assert "ttft_ms.p90 <= 0.5 ms is missed by a request alone" in found["answer"]
+    assert "2 times as long" in found["answer"]
+    assert "What binds: TTFT" in found["answer"]
+
+
+def test_what_has_no_answer_is_refused() -> None:
+    assert refused("--set", "slo=null") == (
+        "--set slo: expected objectives to plan for, e.g. slo: {ttft_ms: {p99: 500}, tpot_ms: {p99: 50}}, got none"
+    )
+    closed = refused("--set", "workload.arrivals={process: closed_loop, concurrency: 4}")
+    assert closed.endswith(
+        "expected arrivals with a rate (poisson, gamma, constant, piecewise or a trace), got closed_loop"
+    )
+    assert "does not stream" in refused("--set", "engine.batching=static")
+    assert "expected a run long enough to see a limit" in refused("--set", "workload.num_requests=2", *TWO)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--target-rate", "0"), "--target-rate: expected requests per second > 0 (and <= 1e9), got 0"),
+        (("--target-rate", "1e10"), "--target-rate: expected requests per second > 0 (and <= 1e9), got 1e+10"),
+        (("--target-rate", "nan"), "--target-rate: expected requests per second > 0 (and <= 1e9), got nan"),
+        (("--axis", "engine.max_num_seq=4"), "--axis engine.max_num_seq: unknown key; did you mean 'engine.max_num_seqs'?"),
+        (("--axis", "slo.ttft_ms.p90=1,2"), "--axis slo.ttft_ms.p90: expected a setting to choose, got the objective that it is chosen by"),
+        (("--axis", "workload.arrivals.rate_per_s=1,2"), "--axis workload.arrivals.rate_per_s: expected another key: the planner itself looks for the rate"),
+    ],
+)  # fmt: skip
+def test_wrong_questions_are_one_line(args: tuple[str, ...], message: str) -> None:
+    line = refused(*args)
+    assert line.startswith(message[:60])
+
+
+# --- the same bytes, and going on -------------------------------------------------------------------------------------
+def planned(**options: Any) -> bytes:
+    axes = {"engine.max_num_seqs": [4, 16], "engine.policy": ["fcfs", "sjf"]}
+    found: Plan = plan(load("workload.num_requests=40"), axes, options=options)
+    return json.dumps(plan_json(found, 1)).encode() + plan_csv(plan_json(found, 1)).encode()
+
+
+def test_two_processes_find_the_bytes_of_one() -> None:
+    assert planned(jobs=2) == planned(jobs=1)
+
+
+def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = planned()
+    asked: list[str] = []
+    pursue = quest.pursue
+
+    def stop_after_two(task: quest.Quest) -> Any:
+        asked.append(task.name)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return pursue(task)
+
+    kept = Path(".kept")
+    monkeypatch.setattr(quest, "pursue", stop_after_two)
+    with pytest.raises(Interrupted, match="add --resume to go on"):
+        planned(resume_dir=kept)
+    assert len(list(kept.iterdir())) == 2
+    damaged = sorted(kept.iterdir())[0]
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    said: list[str] = []
+    asked.clear()
+    monkeypatch.setattr(quest, "pursue", lambda task: asked.append(task.name) or pursue(task))
+    assert planned(resume_dir=kept, resume=True, say=said.append) == whole
+    assert len(said) == 1
+    assert "damaged" in said[0]
+    quest.forget(kept)
+    assert not kept.exists()
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
+def test_a_trial_is_the_run_of_the_scenario_at_that_rate() -> None:
+    ready = for_trials(load("engine.max_num_seqs=8"), 1)
+    trial = run_trial(set_up(ready), 300.0, base_rate(ready), 0)
+    summary = api.run(
+        load("engine.max_num_seqs=8", "workload.arrivals.rate_per_s=300", "warmup={requests: 20}")
+    ).summary
+    assert trial.numbers["ttft_ms.p99"] == summary["ttft_ms"]["p99"]
+    assert trial.numbers["throughput.requests_per_s"] == summary["throughput"]["requests_per_s"]
+    shares = [
+        summary["slo"]["ttft_ms"]["p90"]["share_within"] - 0.9,
+        summary["slo"]["tpot_ms"]["p99"]["share_within"] - 0.99,
+    ]
+    assert trial.margins == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("blocks", [24, 129])
+def test_leaving_out_a_cache_that_finds_nothing_changes_nothing(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 24 blocks sequences are preempted, and find their own blocks again; with 129 nobody shares anything."""
+    ready = for_trials(load("engine.max_num_seqs=16", f"engine.num_gpu_blocks={blocks}", "engine.max_model_len=128"), 1)
+    setup = set_up(ready)
+    assert setup.prefix_caching
+    quick = [run_trial(setup, rate, base_rate(ready), 0) for rate in (100.0, 400.0)]
+    from simkit.planner import trial as module
+
+    monkeypatch.setattr(module, "_finds_nothing", lambda setup: False)
+    slow = [run_trial(setup, rate, base_rate(ready), 0) for rate in (100.0, 400.0)]
+    assert [trial.margins for trial in quick] == [trial.margins for trial in slow]
+    assert [trial.waits for trial in quick] == [trial.waits for trial in slow]
+    assert [trial.numbers for trial in quick] == [trial.numbers for trial in slow]
+    assert (blocks == 24) == bool(quick[-1].numbers["num_preemptions"])
+
+
+def test_waiting_time_is_told_apart() -> None:
+    def waits(*sets: str) -> dict[str, float]:
+        ready = for_trials(load(*sets), 1)
+        return dict(run_trial(set_up(ready), 2000.0, base_rate(ready), 0).waits)
+
+    slots = waits("engine.max_num_seqs=2")
+    assert slots["slots"] > 0.9 * slots["waiting"] > 0.4
+    memory = waits("engine.max_num_seqs=100", "engine.num_gpu_blocks=17")
+    assert memory["kv"] > 0.5 * memory["waiting"] > 0.2
+    budget = waits("engine.max_num_seqs=64", "engine.max_num_batched_tokens=64", "engine.num_gpu_blocks=2000")
+    assert budget["budget"] > 0.3 * budget["waiting"] > 0.1
+    assert 0.0 <= slots["tail_queued"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "base"),
+    [
+        ("{process: constant, rate_per_s: 7}", 7.0),
+        ("{process: gamma, rate_per_s: 7, cv: 2}", 7.0),
+        ("{process: piecewise, segments: [{until_s: 10, rate_per_s: 2}, {until_s: 20, rate_per_s: 8}]}", 5.0),
+    ],
+)  # fmt: skip
+def test_every_open_loop_can_be_sped_up(arrivals: str, base: float) -> None:
+    one = load(f"workload.arrivals={arrivals}")
+    assert base_rate(one) == base
+    assert base_rate(at_rate(one, 3.5, base)) == pytest.approx(3.5)
+
+
+def test_a_trace_is_sped_up_too() -> None:
+    rows = "".join(f"2023-11-16 18:00:{second:02d}.0000000,100,20\n" for second in range(0, 60, 2))
+    Path("log.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    text = TEXT.replace("num_requests: 100", "trace: {path: log.csv}")
+    kept = [line for line in text.splitlines() if not line.strip().startswith(("arrivals", "prompt_", "output_"))]
+    traced = scenario.loads("\n".join(kept))
+    assert base_rate(traced) == pytest.approx(0.5)
+    assert base_rate(at_rate(traced, 5.0, 0.5)) == pytest.approx(5.0)
+    assert lengths(traced, 256).total_tokens == 120
+
+
+def test_a_fleet_is_judged_over_as_long_a_time_as_one() -> None:
+    assert for_trials(load("replicas=3"), 1).workload.num_requests == 300
+    assert for_trials(load("warmup={requests: 7}"), 1).to_dict()["warmup"] == {"requests": 7}
+    seconds = for_trials(load("workload.num_requests=null", "workload.duration_s=50"), 1)
+    assert seconds.to_dict()["warmup"] == {"seconds": 10.0}
+
+
+def test_without_an_objective_that_bounds_the_queue_a_growing_one_is_refused() -> None:
+    assert [term.name for term in terms(load())] == ["ttft_ms.p90", "tpot_ms.p99"]
+    only_tpot = load("slo={tpot_ms: {p99: 50}}")
+    assert [term.name for term in terms(only_tpot)] == ["tpot_ms.p99", "queue.stable"]
+
+
+def test_trials_survive_the_disk() -> None:
+    ready = for_trials(load(), 1)
+    trial = run_trial(set_up(ready), 100.0, base_rate(ready), 0)
+    from simkit.manifest import canonical_json
+
+    assert Trial.from_json(json.loads(canonical_json(trial))) == trial
+
+
+def test_no_point_at_all_is_an_error() -> None:
+    with pytest.raises(InputError, match="point max_num_seqs=0"):
+        plan(load(), {"engine.max_num_seqs": [0]})
