@@ -21,7 +21,11 @@ from simkit.scenario import Scenario, apply_sets
 from simkit.types import Ints
 
 NUMBERS = (
-    *(f"{metric}.{stat}" for metric in ("ttft_ms", "tpot_ms", "e2e_ms") for stat in ("mean", "p50", "p95", "p99")),
+    *(
+        f"{metric}.{stat}"
+        for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+        for stat in ("mean", "p50", "p90", "p95", "p99")
+    ),
     "throughput.requests_per_s", "throughput.output_tokens_per_s", "throughput.total_tokens_per_s", "concurrency_mean",
     "slot_utilization", "num_preemptions", "kv.utilization", "gpu.busy", "gpu.mfu", "gpu.mbu", "gpu.extrapolated.share",
     "prefix_cache_hit_rate", "num_requests.arrived", "num_requests.finished", "num_requests.rejected",

@@ -96,7 +96,7 @@ def test_capacity_lies_where_runs_begin_to_fail() -> None:
         sets = [
             "engine.max_num_seqs=32",
             f"workload.arrivals.rate_per_s={rate}",
-            "warmup={requests: 20}",
+            "warmup={requests: 12}",
             f"seed={seed}",
         ]
         slo = api.run(load(*sets)).summary["slo"]
@@ -131,9 +131,9 @@ def test_without_a_price_cost_is_left_out_and_not_zero() -> None:
 
 
 def test_half_and_double_the_load_are_looked_at() -> None:
-    found = content(*TWO)
+    found = content(*TWO, "--set", "workload.arrivals.rate_per_s=800")
     assert [row["share"] for row in found["loads"]] == [0.5, 1.0, 2.0]
-    assert [row["rate_per_s"] for row in found["loads"]] == [50.0, 100.0, 200.0]
+    assert [row["rate_per_s"] for row in found["loads"]] == [400.0, 800.0, 1600.0]
     p99 = [row["numbers"]["ttft_ms.p99"]["mean"] for row in found["loads"]]
     assert p99 == sorted(p99)
 
@@ -151,7 +151,7 @@ def test_the_command_line_is_what_was_planned() -> None:
 def test_a_few_requests_are_marked_too_few() -> None:
     result = simkit_(*TWO, "--json", "--no-report")
     assert json.loads(result.stdout)["run_length"]["too_few"] is True
-    assert "note: too few: a p99 from 80 measured requests a replication" in result.stderr
+    assert "note: too few: a p99 from 48 measured requests a replication" in result.stderr
 
 
 def test_a_plan_directory_holds_the_answer_for_programs_and_people() -> None:
@@ -292,7 +292,7 @@ def test_a_trial_is_the_run_of_the_scenario_at_that_rate() -> None:
     ready = for_trials(load("engine.max_num_seqs=8"), 1)
     trial = run_trial(set_up(ready), 300.0, base_rate(ready), 0)
     summary = api.run(
-        load("engine.max_num_seqs=8", "workload.arrivals.rate_per_s=300", "warmup={requests: 20}")
+        load("engine.max_num_seqs=8", "workload.arrivals.rate_per_s=300", "warmup={requests: 12}")
     ).summary
     assert trial.numbers["ttft_ms.p99"] == summary["ttft_ms"]["p99"]
     assert trial.numbers["throughput.requests_per_s"] == summary["throughput"]["requests_per_s"]
@@ -351,7 +351,7 @@ def test_every_open_loop_can_be_sped_up(arrivals: str, base: float) -> None:
 def test_a_trace_is_sped_up_too() -> None:
     rows = "".join(f"2023-11-16 18:00:{second:02d}.0000000,100,20\n" for second in range(0, 60, 2))
     Path("log.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
-    text = TEXT.replace("num_requests: 100", "trace: {path: log.csv}")
+    text = TEXT.replace("num_requests: 60", "trace: {path: log.csv}")
     kept = [line for line in text.splitlines() if not line.strip().startswith(("arrivals", "prompt_", "output_"))]
     traced = scenario.loads("\n".join(kept))
     assert base_rate(traced) == pytest.approx(0.5)
@@ -360,7 +360,7 @@ def test_a_trace_is_sped_up_too() -> None:
 
 
 def test_a_fleet_is_judged_over_as_long_a_time_as_one() -> None:
-    assert for_trials(load("replicas=3"), 1).workload.num_requests == 300
+    assert for_trials(load("replicas=3"), 1).workload.num_requests == 180
     assert for_trials(load("warmup={requests: 7}"), 1).to_dict()["warmup"] == {"requests": 7}
     seconds = for_trials(load("workload.num_requests=null", "workload.duration_s=50"), 1)
     assert seconds.to_dict()["warmup"] == {"seconds": 10.0}
