@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simkit.memory import refusal_of
+from simkit.memory_refusal import Way
 from simkit.memory_rules import Rule, sureness
 from simkit.memory_sizing import MemorySettings, Sizing, StageSizing, size
 from simkit.units import bytes_to_gib
@@ -59,9 +60,16 @@ def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None
         "limiting_stage": sizing.limiting,
         "refusal": None if refused is None else refused.text,
         "refusal_kind": None if refused is None else refused.kind,
+        "ways": [] if refused is None else [_way(way) for way in refused.ways],
         "rules": _rules(sizing),
         "notes": _notes(sizing),
     }
+
+
+def _way(way: Way) -> dict[str, Any]:
+    """A change after which the engine starts; a GPU by its name."""
+    changes = {key: getattr(value, "name", value) for key, value in way.changes.items()}
+    return {"text": way.text, "changes": changes}
 
 
 def _settings(settings: MemorySettings) -> dict[str, Any]:
@@ -124,7 +132,10 @@ def _rules(sizing: Sizing) -> dict[str, Any]:
         about = rule.about if rule.rows else ""
         return {"rows": ", ".join(rule.rows), "sureness": sureness(rule, version), "about": about}
 
+    sources = sizing.settings.gpu.sources
+    total = sources.get("memory_gib") or sources.get("all", "")
     return {
+        "total": {"rows": "", "sureness": total, "about": ""},
         "weights": {"rows": rows, "sureness": sure, "about": ""},
         "activation": told(stage.activation),
         "non_torch": told(stage.non_torch),

@@ -111,10 +111,9 @@ def _set_up(scenario: Scenario) -> Setup:
     scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
-    _check_samples(scenario)
     memory = memory_budget(memory_settings(scenario, model, gpu))
     num_gpu_blocks = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
-    _check_placement(scenario.engine, num_gpu_blocks)
+    check_placement(scenario.engine, num_gpu_blocks)
     times = step_times(scenario, model, gpu, _from_scenario_folder(scenario, scenario.latency.profile))
     return Setup(
         scenario=scenario,
@@ -139,6 +138,7 @@ def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:
     gpu = load_gpu(_from_scenario_folder(scenario, scenario.hardware.gpu))
     scenario = _resolve(scenario, model, gpu)
     dtype_peak(gpu, scenario.engine.dtype)  # the engine refuses a format that the GPU lacks, whatever the step times
+    _check_samples(scenario)
     return scenario, model, gpu
 
 
@@ -208,8 +208,8 @@ def _check_samples(scenario: Scenario) -> None:
         raise InputError(f"workload.samples: expected at most the {slots} slots of the engine, got {samples}")
 
 
-def _check_placement(engine: Engine, num_gpu_blocks: int) -> None:
-    """One sequence of max_model_len must find a region where memory is contiguous."""
+def check_placement(engine: Engine, num_gpu_blocks: int) -> None:
+    """One sequence of max_model_len must find a region where memory is contiguous. Raises InputError."""
     max_model_len = require(engine.max_model_len)
     capacity = (num_gpu_blocks - 1) * engine.block_size
     if engine.kv_allocator == "contiguous" and not ContiguousAllocator(capacity, engine.placement).fits_ever(

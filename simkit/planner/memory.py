@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.engine.build import memory_settings, resolve
+from simkit.engine.build import check_placement, memory_settings, resolve
 from simkit.errors import InputError
 from simkit.memory_account import account
 from simkit.scenario import Scenario
@@ -54,10 +54,21 @@ def scenario_account(
         if lengths is None:
             lengths = _drawn_lengths(resolved, notes)
         memory = account(settings, lengths)
+        if memory["refusal"] is None:
+            memory |= _placement_refusal(resolved, memory["num_gpu_blocks"])
     except InputError as error:
         raise InputError(scenario.blame(str(error)).replace("pipeline_parallel_size:", _STAGES_FLAG, 1)) from None
     memory["notes"] += notes
     return memory
+
+
+def _placement_refusal(scenario: Scenario, num_gpu_blocks: int) -> dict[str, Any]:
+    """What a run would refuse beyond the engine: contiguous memory without a region for the longest sequence."""
+    try:
+        check_placement(scenario.engine, num_gpu_blocks)
+    except InputError as error:
+        return {"refusal": str(error).removeprefix("engine.max_model_len: "), "refusal_kind": "placement"}
+    return {}
 
 
 def _drawn_lengths(scenario: Scenario, notes: list[str]) -> dict[str, float]:

@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec, load_gpu
 from simkit.memory import MemorySettings, default_limits
+from simkit.memory_account import account
 from simkit.models import ModelSpec, load_model
 
 # Names in the logs that are neither a short name nor a Hugging Face id of the registry.
@@ -81,6 +83,35 @@ def read_evidence(path: Path) -> list[EvidenceRow]:
     """All rows of the file, in its order. OSError passes through."""
     with path.open(encoding="utf-8", newline="") as file:
         return [_read_row(row) for row in csv.DictReader(file)]
+
+
+def judge(row: EvidenceRow) -> dict[str, Any]:
+    """What the log says beside what the rules say, GiB of one GPU; None where either says nothing.
+
+    `group` is "V1 since 0.17, TP 1", "V1 since 0.17, TP", "V1 before 0.17", "V0" or "not judged".
+    """
+    settings = row.settings
+    if settings is None:
+        return {"id": row.id, "group": "not judged", "why_not": row.why_not}
+    found = account(settings)
+    columns = {
+        "weights_gib": "weights_gib", "activation_gib": "act_gib", "non_torch_gib": "nontorch_gib", "kv_gib": "kv_gib",
+        "kv_tokens": "kv_tokens",
+    }  # fmt: skip
+    numbers = {key: {"logged": row.logged.get(column), "predicted": found[key]} for key, column in columns.items()}
+    if not row.v1:
+        group = "V0"
+    elif settings.version < (0, 17, 0):
+        group = "V1 before 0.17"
+    else:
+        group = "V1 since 0.17, TP 1" if settings.tensor_parallel_size == 1 else "V1 since 0.17, TP"
+    return {
+        "id": row.id,
+        "group": group,
+        "assumed": list(row.assumed),
+        **numbers,
+        "refused": {"logged": row.refused, "predicted": found["refusal"]},
+    }
 
 
 def _read_row(row: Mapping[str, str]) -> EvidenceRow:

@@ -26,7 +26,12 @@ PART_NAMES = {
     "image_tower": "image tower",
     "lm_head": "LM head",
 }
-_RULE_NAMES = {"non_torch": "non-torch", "cuda_graphs": "CUDA graphs", "kv_bytes_per_token": "KV bytes a token"}
+_RULE_NAMES = {
+    "total": "total memory",
+    "non_torch": "non-torch",
+    "cuda_graphs": "CUDA graphs",
+    "kv_bytes_per_token": "KV bytes a token",
+}
 _LENGTH_NAMES = {"max_model_len": "max_model_len", "mean": "mean request", "p95": "p95 request"}
 
 

@@ -145,6 +145,7 @@ def test_a_refusal_prints_the_table_and_exits_1(tmp_path: Path) -> None:
     content = found(*args, code=1)
     assert last == f"start-up refused: {content['refusal']}"
     assert content["refusal_kind"] == "max_model_len"
+    assert content["ways"][0] == {"text": "lower it to 23,968", "changes": {"max_model_len": 23968}}
     assert (tmp_path / "out/memory.png").stat().st_size > 5000
     # The advice holds.
     assert memory(*args[:4], "--gpu-memory-utilization", "0.93", *args[6:]).exit_code == 0
@@ -160,6 +161,19 @@ def test_a_run_is_refused_with_the_same_words() -> None:
     reason = refused.stderr.strip().removeprefix("start-up refused: ")
     assert run.stderr.strip().endswith(reason)
     assert "llama3-8b-a100.yaml" in run.stderr, "the line to blame"
+
+
+def test_contiguous_memory_without_a_region_is_refused_like_a_run() -> None:
+    """5,000 tokens need a region of 8,192 where regions are powers of two; 6,384 tokens are there."""
+    sets = ("--set", "engine.kv_allocator=contiguous", "--set", "engine.max_model_len=5000")
+    sets += ("--set", "engine.num_gpu_blocks=400")
+    assert memory(SCENARIO, *sets).exit_code == 0
+    sets += ("--set", "engine.placement=buddy")
+    refused = memory(SCENARIO, *sets)
+    run = CliRunner().invoke(app, ["run", SCENARIO, *sets])
+    assert (refused.exit_code, run.exit_code) == (1, 2)
+    assert refused.stderr.startswith("start-up refused: no region of 5000 tokens can be placed in 6384 tokens")
+    assert "no region of 5000 tokens can be placed in 6384 tokens" in run.stderr
 
 
 def test_the_weights_do_not_fit_picture(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from simkit.memory import MemorySettings, refusal_of
 from simkit.memory_rules import graphs_in_budget
 from simkit.memory_sizing import Sizing, left_for_kv, size
 from simkit.models import load_model
-from simkit.planner.memory_evidence import EvidenceRow, read_evidence
+from simkit.planner.memory_evidence import EvidenceRow, judge, read_evidence
 from simkit.units import bytes_to_gib
 
 FILE = Path(__file__).resolve().parents[3] / "shared/data/evidence/kv_capacity.csv"
@@ -238,3 +238,17 @@ def test_a032_starts_at_the_utilization_that_fixed_it(rows: dict[str, EvidenceRo
     assert refusal is not None
     assert "gpu_memory_utilization to 0.82" in refusal.text
     assert refusal_of(size(replace(settings, gpu_memory_utilization=0.89))) is None
+
+
+@needs_file
+def test_every_row_has_a_verdict_for_a_table(rows: dict[str, EvidenceRow]) -> None:
+    verdicts = [judge(row) for row in rows.values()]
+    groups = [verdict["group"] for verdict in verdicts]
+    counts = {group: groups.count(group) for group in sorted(set(groups))}
+    assert counts == {
+        "V0": 20, "V1 before 0.17": 13, "V1 since 0.17, TP": 6, "V1 since 0.17, TP 1": 25, "not judged": 7,
+    }  # fmt: skip
+    a047 = next(verdict for verdict in verdicts if verdict["id"] == "A047")
+    assert a047["kv_gib"]["logged"] == 58.11
+    assert a047["kv_gib"]["predicted"] == pytest.approx(58.13, abs=0.01)
+    assert a047["refused"] == {"logged": False, "predicted": None}
