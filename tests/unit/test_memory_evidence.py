@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
+import simkit
 from simkit.hardware import load_gpu
 from simkit.memory import MemorySettings, refusal_of
 from simkit.memory_rules import graphs_in_budget
@@ -21,6 +23,7 @@ from simkit.planner.memory_evidence import EvidenceRow, judge, read_evidence
 from simkit.units import bytes_to_gib
 
 FILE = Path(__file__).resolve().parents[3] / "shared/data/evidence/kv_capacity.csv"
+TABLE = Path(simkit.__file__).parent / "data/engine_memory.yaml"
 needs_file = pytest.mark.skipif(not FILE.exists(), reason="the shared evidence folder is not beside this clone")
 
 # Row, model, GPU, quantization, version, TP, utilization, then logged GiB of weights and KV, and tokens where printed.
@@ -252,3 +255,29 @@ def test_every_row_has_a_verdict_for_a_table(rows: dict[str, EvidenceRow]) -> No
     assert a047["kv_gib"]["logged"] == 58.11
     assert a047["kv_gib"]["predicted"] == pytest.approx(58.13, abs=0.01)
     assert a047["refused"] == {"logged": False, "predicted": None}
+
+
+@needs_file
+def test_the_table_states_its_errors_truly(rows: dict[str, EvidenceRow]) -> None:
+    """Every rule is as near to the rows it names as it says; where a row prints no part, its pool must fit."""
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    named = {row_id for rule in ("activation", "cuda_graphs") for entry in table[rule] for row_id in entry["rows"]}
+    named |= {row_id for entry in table["non_torch"] for listed in entry["rows"].values() for row_id in listed}
+    judged = 0
+    for row_id in sorted(named):
+        row = rows[row_id]
+        sizing = sized(row)
+        stage, at = sizing.fullest, row.logged
+        activation, non_torch, graphs = stage.activation, stage.non_torch, stage.cuda_graphs
+        # A001 and A002 print an activation that leaves out what the engine took off; their pool must fit.
+        for rule, column in ((activation, "act_gib"), (non_torch, "nontorch_gib"), (graphs, "cudagraph_gib")):
+            if row_id in rule.rows and column in at and row_id not in ("A001", "A002"):
+                assert rule.error_gib is not None
+                assert abs(bytes_to_gib(rule.num_bytes) - at[column]) <= rule.error_gib + 0.01, (row_id, column)
+                judged += 1
+        pool = at.get("kv_gib") or at.get("kv_tokens", 0) * stage.bytes_per_block / sizing.settings.block_size / 2**30
+        if row_id in activation.rows and row_id in non_torch.rows and pool:
+            allowed = (activation.error_gib or 0) + (non_torch.error_gib or 0) + 0.1
+            assert abs(bytes_to_gib(stage.kv_bytes) - pool) <= allowed, row_id
+            judged += 1
+    assert judged >= 60
