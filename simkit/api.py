@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simkit.planner.compare import Comparison
     from simkit.planner.sweep import Sweep
 
-__all__ = ["Result", "load", "run", "write", "write_comparison", "write_sweep"]
+__all__ = ["Result", "load", "run", "write", "write_comparison", "write_memory", "write_sweep"]
 
 MAX_FOLDER_BYTES = 200
 """Of a folder named after an arm or a point; file systems refuse names longer than 255."""
@@ -132,6 +132,18 @@ def write_plan(
 
             (directory / "report.html").write_text(plan_page.render_plan(content), encoding="utf-8", newline="")
             (directory / "report.md").write_text(plan_markdown.plan_markdown(content), encoding="utf-8", newline="")
+    return Path(out_dir)
+
+
+def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False) -> Path:
+    """Write what `simkit.planner.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
+    from simkit.report.memory_figure import write_figure
+
+    with _replacing(Path(out_dir), overwrite) as directory:
+        (directory / "memory.json").write_bytes(canonical_json(memory))
+        write_figure(memory, directory)
+        name = f"memory of {memory['model']} on {memory['gpu']}"
+        (directory / "manifest.json").write_bytes(canonical_json({"name": name, "created_by": CREATED_BY}))
     return Path(out_dir)
 
 

@@ -17,8 +17,9 @@ class ModelSpec:
     always active and have `moe_intermediate_size` each. `num_dense_layers` counts the layers of a MoE model that have
     a dense MLP instead. `sliding_window` (tokens) applies to `num_sliding_layers` layers. With `attention` "mla"
     `head_dim` is the width of the latent cached per token and `num_kv_heads` is 1. `embedding_size` differs from
-    `hidden_size` only where the embeddings are projected (opt-350m). `not_modelled` says why a run must refuse the
-    model, None when it may run.
+    `hidden_size` only where the embeddings are projected (opt-350m). `image_tower_params` are weights of a multimodal
+    model that text does not use and memory must hold; `num_params` leaves them out. `not_modelled` says why a run must
+    refuse the model, None when it may run.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelSpec:
     source: str = ""
     not_modelled: str | None = None
     embedding_size: int = 0
+    image_tower_params: int = 0
 
     def kv_bytes_per_token(self, bytes_per_element: float) -> int:
         """KV cache bytes of one token, all layers and all TP ranks together: 2 x layers x kv_heads x head_dim x bytes.

@@ -72,6 +72,7 @@ __all__ = [
     "apply_sets",
     "from_dict",
     "from_flags",
+    "from_labelled",
     "load",
     "loads",
     "parse_axes",
@@ -169,7 +170,12 @@ def from_flags(model: str, gpu: str, rate: float, prompt: int, output: int, sets
         ("workload", "prompt_tokens", "value"): "--prompt",
         ("workload", "output_tokens", "value"): "--output",
     }
-    return _build(data, Origin(labels=flags), sets, base_dir=None)
+    return from_labelled(data, flags, sets)
+
+
+def from_labelled(data: dict[str, Any], labels: Mapping[tuple[str, ...], str], sets: Sequence[str] = ()) -> Scenario:
+    """A scenario from plain data whose keys were given otherwise, e.g. by flags: `labels` begin the error messages."""
+    return _build(io.plain(data), Origin(labels=dict(labels)), sets, base_dir=None)
 
 
 def from_dict(data: Mapping[str, Any], *, label: str = "scenario") -> Scenario:

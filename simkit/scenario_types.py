@@ -52,7 +52,7 @@ Name = Annotated[
     expecting("a name of letters, digits, '.', '_', '-' or spaces that starts with a letter or digit"),
 ]
 EngineVersion = Annotated[
-    str, Field(pattern=r"^\d{1,4}(\.\d{1,4}){1,2}$"), expecting('an engine version in quotes such as "0.33"')
+    str, Field(pattern=r"^\d{1,4}(\.\d{1,4}){1,3}$"), expecting('an engine version in quotes such as "0.33"')
 ]
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT), expecting("an integer >= 0")]

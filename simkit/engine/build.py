@@ -22,7 +22,7 @@ from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
 from simkit.latency.rates import dtype_peak
-from simkit.memory import MemoryBudget, default_limits, memory_budget
+from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
 from simkit.models import load_model
 from simkit.scenario import Engine, Scenario, apply_sets
@@ -107,30 +107,13 @@ def set_up(scenario: Scenario) -> Setup:
 
 
 def _set_up(scenario: Scenario) -> Setup:
-    model = load_model(_from_scenario_folder(scenario, scenario.model))
+    without_effect = _without_effect(scenario.engine)
+    scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
-    gpu = load_gpu(_from_scenario_folder(scenario, scenario.hardware.gpu))
-    without_effect = _without_effect(scenario.engine)
-    scenario = _resolve(scenario, model, gpu)
-    dtype_peak(gpu, scenario.engine.dtype)  # the engine refuses a format that the GPU lacks, whatever the step times
-    _check_samples(scenario)
-    engine, hardware = scenario.engine, scenario.hardware
-    memory = memory_budget(
-        model,
-        gpu,
-        tensor_parallel_size=hardware.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        max_num_seqs=require(engine.max_num_seqs),
-        max_num_batched_tokens=require(engine.max_num_batched_tokens),
-        block_size=engine.block_size,
-        dtype=engine.dtype,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        quantization=engine.quantization,
-        engine_version=engine.version,
-    )
-    num_gpu_blocks = engine.num_gpu_blocks or memory.num_gpu_blocks
-    _check_start_up(engine, num_gpu_blocks)
+    memory = memory_budget(memory_settings(scenario, model, gpu))
+    num_gpu_blocks = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
+    check_placement(scenario.engine, num_gpu_blocks)
     times = step_times(scenario, model, gpu, _from_scenario_folder(scenario, scenario.latency.profile))
     return Setup(
         scenario=scenario,
@@ -143,6 +126,41 @@ def _set_up(scenario: Scenario) -> Setup:
         profile_hash=times.profile_hash,
         not_simulated=_not_simulated(scenario),
         without_effect=without_effect,
+    )
+
+
+def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:
+    """The scenario with every default written in, its model and its GPU.
+
+    Raises InputError, not yet with the place that is to blame, for what they refuse whatever the memory.
+    """
+    model = load_model(_from_scenario_folder(scenario, scenario.model))
+    gpu = load_gpu(_from_scenario_folder(scenario, scenario.hardware.gpu))
+    scenario = _resolve(scenario, model, gpu)
+    dtype_peak(gpu, scenario.engine.dtype)  # the engine refuses a format that the GPU lacks, whatever the step times
+    _check_samples(scenario)
+    return scenario, model, gpu
+
+
+def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> MemorySettings:
+    """What decides the memory of a resolved scenario. Its scheduler sets a dummy block aside whatever the version."""
+    engine = scenario.engine
+    return MemorySettings(
+        model=model,
+        gpu=gpu,
+        max_num_seqs=require(engine.max_num_seqs),
+        max_num_batched_tokens=require(engine.max_num_batched_tokens),
+        max_model_len=require(engine.max_model_len),
+        tensor_parallel_size=scenario.hardware.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        block_size=engine.block_size,
+        dtype=engine.dtype,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        quantization=engine.quantization,
+        engine_version=engine.version,
+        num_gpu_blocks=engine.num_gpu_blocks,
+        num_dummy_blocks=1,
+        whole_prompts=not engine.enable_chunked_prefill,
     )
 
 
@@ -163,7 +181,7 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
             f"engine.max_model_len: expected <= {model.max_position} (the longest context of {model.name}), "
             f"got {max_model_len}"
         )
-    default_budget, default_seqs = default_limits(gpu)
+    default_budget, default_seqs = default_limits(gpu, engine.version, max_model_len)
     budget, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
     if budget is None:
         budget = default_budget
@@ -190,17 +208,10 @@ def _check_samples(scenario: Scenario) -> None:
         raise InputError(f"workload.samples: expected at most the {slots} slots of the engine, got {samples}")
 
 
-def _check_start_up(engine: Engine, num_gpu_blocks: int) -> None:
-    """One sequence of max_model_len must fit (scheduler specification, section 9)."""
-    usable = num_gpu_blocks - 1
+def check_placement(engine: Engine, num_gpu_blocks: int) -> None:
+    """One sequence of max_model_len must find a region where memory is contiguous. Raises InputError."""
     max_model_len = require(engine.max_model_len)
-    if -(-max_model_len // engine.block_size) > usable:
-        raise InputError(
-            f"engine.max_model_len: one sequence of {max_model_len} tokens needs "
-            f"{-(-max_model_len // engine.block_size)} KV blocks, {usable} fit: lower it to "
-            f"{usable * engine.block_size}, or raise gpu_memory_utilization or num_gpu_blocks"
-        )
-    capacity = usable * engine.block_size
+    capacity = (num_gpu_blocks - 1) * engine.block_size
     if engine.kv_allocator == "contiguous" and not ContiguousAllocator(capacity, engine.placement).fits_ever(
         max_model_len, max_model_len
     ):

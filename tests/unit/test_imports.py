@@ -23,7 +23,13 @@ ROOM_OF = {
     "scenario_errors": "scenario",
     "model_spec": "models",
     "hf_config": "models",
+    "memory_account": "memory",
+    "memory_refusal": "memory",
+    "memory_rules": "memory",
+    "memory_sizing": "memory",
+    "memory_weights": "memory",
     "cli_studies": "cli",
+    "cli_memory": "cli",
     "cli_calibrate": "cli",
     "cli_plan": "cli",
     "__init__": "simkit",
@@ -62,7 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The report to write one; the planner's result only as a type.
     "api": {"parts", "engine", "errors", "manifest", "scenario", "report", "planner"},
     # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
-    "planner": {*VALUES, "parts", "engine", "manifest", "metrics", "scenario", "workload", "simkit"},
+    # Start-up logs name models and GPUs.
+    "planner": {*VALUES, *SPECS, "parts", "engine", "manifest", "memory", "metrics", "scenario", "workload", "simkit"},
     "simkit": {"api", "errors"},
     "main": {"cli"},
     # The top: `cli` may import everything.

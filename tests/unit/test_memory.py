@@ -1,29 +1,19 @@
-"""The memory budget against arithmetic and against public start-up logs."""
+"""The memory budget against arithmetic; against public start-up logs: test_memory_evidence.py."""
 
 from __future__ import annotations
 
-import csv
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkit.errors import InputError
 from simkit.hardware import load_gpu
-from simkit.memory import (
-    MemoryBudget,
-    default_limits,
-    dtype_bytes,
-    kv_block_bytes,
-    kv_dtype_bytes,
-    memory_budget,
-    parse_version,
-    weight_bytes,
-)
+from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory_rules import parse_version
+from simkit.memory_sizing import kv_block_bytes, kv_dtype_bytes, left_for_kv, size
+from simkit.memory_weights import dtype_bytes, split_stages, weight_bytes, weight_parts
 from simkit.models import load_model
 
-EVIDENCE = Path(__file__).resolve().parents[3] / "shared/data/evidence/kv_capacity.csv"
 DEFAULTS: dict[str, Any] = {
     "tensor_parallel_size": 1,
     "gpu_memory_utilization": 0.9,
@@ -34,11 +24,16 @@ DEFAULTS: dict[str, Any] = {
     "kv_cache_dtype": "auto",
     "quantization": None,
     "engine_version": "0.33",
+    "num_dummy_blocks": 1,
 }
 
 
+def settings(model: str = "llama-3-8b", gpu: str = "a100-sxm4-80gb", **changes: Any) -> MemorySettings:
+    return MemorySettings(model=load_model(model), gpu=load_gpu(gpu), **DEFAULTS | changes)
+
+
 def budget(model: str = "llama-3-8b", gpu: str = "a100-sxm4-80gb", **changes: Any) -> MemoryBudget:
-    return memory_budget(load_model(model), load_gpu(gpu), **DEFAULTS | changes)
+    return memory_budget(settings(model, gpu, **changes))
 
 
 def refusal(model: str, **changes: Any) -> str:
@@ -76,7 +71,9 @@ def test_fp8_cache_halves_the_bytes_of_a_block() -> None:
 
 def test_tensor_parallelism_splits_weights_and_kv_heads() -> None:
     one, four = budget(), budget(tensor_parallel_size=4)
-    assert four.weights_gib == pytest.approx(one.weights_gib / 4)
+    # The norms, 65 x 4096 weights, are whole on every rank.
+    norms_gib = 65 * 4096 * 2 / 2**30
+    assert four.weights_gib == pytest.approx((one.weights_gib - norms_gib) / 4 + norms_gib)
     assert four.bytes_per_block == one.bytes_per_block // 4
     # Eight KV heads over 16 ranks: every rank still holds one.
     spec = load_model("llama-3-8b")
@@ -106,11 +103,13 @@ def test_quantised_weights() -> None:
 def test_weights_that_do_not_fit() -> None:
     assert refusal("llama-3-70b") == (
         "model llama-3-70b needs 131.4 GiB of weights per GPU; a100-sxm4-80gb offers 71.3 GiB at "
-        "gpu_memory_utilization 0.9: raise hardware.tensor_parallel_size to 4 or quantize"
+        "gpu_memory_utilization 0.9: quantize to fp8 or raise tensor_parallel_size to 2"
     )
     assert budget("llama-3-70b", tensor_parallel_size=4).num_gpu_blocks > 10_000
+    # Two GPUs hold the weights and little else: a long sequence asks for four.
+    assert "raise tensor_parallel_size to 4" in refusal("llama-3-70b", max_model_len=8192)
     assert refusal("llama-3-70b", quantization="fp8", gpu_memory_utilization=0.5).endswith(
-        "raise hardware.tensor_parallel_size to 4"
+        "raise gpu_memory_utilization to 0.89 or raise tensor_parallel_size to 2"
     )
 
 
@@ -139,7 +138,7 @@ def test_names_and_versions() -> None:
     assert dtype_bytes("bfloat16") == 2
     with pytest.raises(InputError, match="expected one of float32, float16"):
         dtype_bytes("fp12")
-    assert parse_version("0.10.1.1") == (0, 10)
+    assert parse_version("0.10.1.1") == (0, 10, 1)
     assert parse_version("0.33") > parse_version("0.9.2")
     with pytest.raises(InputError, match=r"engine\.version: expected a version"):
         parse_version("latest")
@@ -160,53 +159,90 @@ def test_default_limits_by_device_class() -> None:
     }
 
 
-# Row of kv_capacity.csv -> (our model, our GPU, quantization, engine version, allowed error of the KV GiB).
-# H100 rows left max_num_seqs and the token budget at the server's defaults.
-ROWS: dict[str, tuple[str, str, str | None, str, float]] = {
-    "A001": ("llama-3.1-8b", "rtx-3090", None, "0.6.4", 0.02),
-    "A042": ("qwen3-32b", "h100-sxm5-80gb", None, "0.11.0", 0.01),
-    "A047": ("llama-3.1-8b", "h100-sxm5-80gb", None, "0.19.0", 0.002),
-    "A053": ("llama-3.1-8b", "h100-sxm5-80gb", None, "0.19.0", 0.002),
-    "A058": ("llama-3.1-8b", "h100-sxm5-80gb", "fp8", "0.19.0", 0.002),
-    "A059": ("qwen2.5-7b", "h100-sxm5-80gb", None, "0.19.0", 0.002),
-    "A064": ("qwen2.5-7b", "h100-sxm5-80gb", None, "0.19.0", 0.002),
-    "A067": ("qwen3-14b", "h100-sxm5-80gb", None, "0.15.0", 0.002),
-    "A070": ("qwen3-14b", "h100-sxm5-80gb", None, "0.18.0", 0.002),
-    "A072": ("qwen3-30b-a3b", "h100-sxm5-80gb", None, "0.19.0", 0.01),
-    "A076": ("gemma-2-9b", "h100-sxm5-80gb", None, "0.19.0", 0.002),
-    "A079": ("mixtral-8x7b", "h100-sxm5-80gb", None, "0.19.0", 0.01),
-    "A080": ("qwen2.5-72b", "h100-sxm5-80gb", None, "0.19.0", 0.03),
-    "A086": ("qwen2-7b", "a100-sxm4-80gb", None, "0.10.1.1", 0.03),
-    "A089": ("qwen2-7b", "a100-sxm4-80gb", None, "0.10.1.1", 0.002),
-    "A092": ("llama-3.1-8b", "rtx-4090", None, "0.19.0", 0.08),
-    "A102": ("llama-3.1-70b", "h100-sxm5-80gb", "fp8", "0.19.0", 0.005),
-}
+def test_limits_before_chunked_prompts_hold_the_whole_prompt() -> None:
+    gpu = load_gpu("h100-sxm5-80gb")
+    assert default_limits(gpu, "0.6.4", 20000) == (20000, 256)
+    assert default_limits(gpu, "0.6.4", 1024) == default_limits(gpu, "0.6.4", 131072) == (2048, 256)
+    assert default_limits(gpu, "0.8.0", 20000) == (8192, 1024)
 
 
-@pytest.mark.skipif(not EVIDENCE.exists(), reason="the shared evidence folder is not beside this clone")
-@pytest.mark.parametrize("row_id", ROWS)
-def test_budget_agrees_with_start_up_logs(row_id: str) -> None:
-    with EVIDENCE.open(encoding="utf-8") as file:
-        row = next(row for row in csv.DictReader(file) if row["id"] == row_id)
-    model, gpu_name, quantization, version, tolerance = ROWS[row_id]
-    gpu = replace(load_gpu(gpu_name), memory_gib=float(row["gpu_mem_gib"]))
-    default_budget, default_seqs = default_limits(gpu)
-    result = memory_budget(
-        load_model(model),
-        gpu,
-        tensor_parallel_size=int(row["tp"]),
-        gpu_memory_utilization=float(row["gmu"]),
-        max_num_seqs=int(row["max_num_seqs"] or default_seqs),
-        max_num_batched_tokens=int(row["max_num_batched_tokens"] or default_budget),
-        block_size=int(row["block_size"]),
-        dtype="bfloat16",
-        kv_cache_dtype=row["kv_dtype"],
-        quantization=quantization,
-        engine_version=version,
-    )
-    assert result.kv_gib == pytest.approx(float(row["kv_gib"]), rel=tolerance)
-    if row["kv_tokens"]:
-        # The engine's figure counts the dummy block.
-        assert result.kv_tokens + 16 == pytest.approx(int(row["kv_tokens"]), rel=tolerance)
-    if row["weights_gib"]:
-        assert result.weights_gib == pytest.approx(float(row["weights_gib"]), abs=0.09)
+def test_parts_of_the_weights_add_up() -> None:
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "opt-13b", "gemma-2-9b", "mistral-small-3.2-24b"):
+        spec = load_model(name)
+        whole = weight_parts(spec, split_stages(spec, 1)[0], 1, "bfloat16", None)
+        assert sum(whole.values()) == pytest.approx(2 * (spec.num_params + spec.image_tower_params), rel=1e-12), name
+        assert whole["embedding"] == 2 * spec.embedding_params
+        assert bool(whole["experts"]) == bool(whole["router"]) == spec.is_moe
+        assert bool(whole["lm_head"]) is not spec.tie_word_embeddings
+
+
+def test_ranks_that_share_a_kv_head_copy_its_projections() -> None:
+    spec = load_model("qwen2.5-7b")  # 28 heads, 4 KV heads
+    stage = split_stages(spec, 1)[0]
+    attention = [weight_parts(spec, stage, ranks, "bfloat16", None)["attention"] for ranks in (4, 28)]
+    layers, head = 28, 2 * 3584 * 128 * 2  # bytes of Q and output, or of K and V, of one head
+    assert attention == [layers * head * (7 + 1), layers * head * (1 + 1)]
+
+
+def test_pipeline_stages_share_layers_and_keep_the_ends() -> None:
+    spec = load_model("llama-3.1-8b")
+    assert [stage.num_layers for stage in split_stages(spec, 5)] == [6, 6, 7, 7, 6]
+    four = size(settings("llama-3.1-8b", "h100-sxm5-80gb", pipeline_parallel_size=4))
+    assert [stage.weights["embedding"] > 0 for stage in four.stages] == [True, False, False, False]
+    assert [stage.weights["lm_head"] > 0 for stage in four.stages] == [False, False, False, True]
+    one = size(settings("llama-3.1-8b", "h100-sxm5-80gb"))
+    assert sum(s.weight_bytes for s in four.stages) == pytest.approx(one.fullest.weight_bytes)
+    assert four.stages[0].bytes_per_block == one.fullest.bytes_per_block // 4
+    assert four.num_gpu_blocks == min(stage.num_blocks for stage in four.stages)
+    assert four.limiting == 3, "the last stage samples"
+    # A shared embedding is needed at both ends.
+    tied = size(settings("qwen2.5-0.5b", "l4-24gb", pipeline_parallel_size=2))
+    assert tied.stages[0].weights["embedding"] == tied.stages[1].weights["lm_head"] > 0
+    with pytest.raises(InputError, match="expected 1 to 32"):
+        split_stages(spec, 33)
+
+
+def test_dense_layers_of_a_moe_model_come_first() -> None:
+    spec = load_model("deepseek-v3")
+    stages = split_stages(spec, 4)
+    assert [stage.num_layers - stage.num_moe_layers for stage in stages] == [3, 0, 0, 0]
+    assert sum(stage.num_layers for stage in stages) == 61
+
+
+def test_eager_has_no_graphs_and_a_given_activation_replaces_the_rule() -> None:
+    plain, eager = size(settings()), size(settings(enforce_eager=True))
+    assert eager.fullest.cuda_graphs.num_bytes == 0
+    assert eager.fullest.kv_bytes - plain.fullest.kv_bytes == plain.fullest.cuda_graphs.num_bytes
+    given = size(settings(activation_gib=3.0))
+    assert given.fullest.activation.num_bytes == 3 * 2**30
+
+
+def test_what_is_left_for_kv() -> None:
+    assert left_for_kv(10.0, 5.0, 1.0, 0.5, 0.25, graphs_in_budget=False) == 3.5
+    assert left_for_kv(10.0, 5.0, 1.0, 0.5, 0.25, graphs_in_budget=True) == 3.25
+
+
+@pytest.mark.parametrize(
+    ("version", "activation", "non_torch", "inside", "dummies"),
+    [
+        ("0.2.3", 2.0, 0.25, False, 0),
+        ("0.2.7", 13.0, 0.85, False, 0),
+        ("0.6.4", 9.5, 0.35, False, 0),
+        ("0.10.1.1", 2.0, 0.13, False, 1),
+        ("0.11", 9.5, 0.13, False, 1),
+        ("0.17.0", 3.6, 0.13, False, 1),
+        ("0.19.0", 3.6, 0.25, False, 1),
+        ("0.20", 3.6, 0.25, True, 1),
+        ("0.33", 3.6, 0.25, True, 1),
+    ],
+)
+def test_rules_by_version(version: str, activation: float, non_torch: float, inside: bool, dummies: int) -> None:
+    sizing = size(settings(engine_version=version, max_num_seqs=1024, num_dummy_blocks=None))
+    stage = sizing.fullest
+    logits = 1024 * 128256 * 4
+    hidden = 2048 * 4096 * 2
+    assert stage.activation.num_bytes == pytest.approx(activation * logits + hidden + 0.07 * 2**30, rel=1e-6)
+    assert stage.non_torch.num_bytes == pytest.approx(non_torch * 2**30, rel=1e-6)
+    assert sizing.cuda_graphs_in_budget is inside
+    assert sizing.num_dummy_blocks == dummies
+    assert sizing.usable_blocks == sizing.num_gpu_blocks - dummies

@@ -151,7 +151,7 @@ def test_a_failing_point_among_good_ones(monkeypatch: pytest.MonkeyPatch) -> Non
         (["--axis", "engine.max_num_seqs=2", "--set", "engine.max_num_seq=3"], "--set engine.max_num_seq: unknown key; did you mean 'engine.max_num_seqs'?"),
         (["--axis", "engine.max_num_seqs=0"], "--axis engine.max_num_seqs: expected an integer >= 1, got 0"),
         (["--axis", "engine.max_num_seqs=1", "--axis", "engine.max_num_seqs=2"], "--axis engine.max_num_seqs: expected each key once; list all its values after one ="),
-        (["--axis", "engine.num_gpu_blocks=3,2"], "point num_gpu_blocks=3: tiny.yaml:4: engine.max_model_len: one sequence of 64 tokens needs 4 KV blocks, 2 fit"),
+        (["--axis", "engine.num_gpu_blocks=3,2"], "point num_gpu_blocks=3: tiny.yaml:4: engine.max_model_len: max_model_len 64 needs 4 blocks, 2 fit"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_nothing_runs(args: list[str], line: str) -> None:

@@ -1,0 +1,172 @@
+"""Where every GiB of a GPU goes, as plain data: what `simkit memory` prints and writes. Imports its own room only.
+
+`account` gives the content of memory.json; sizes are GiB of one GPU unless a key says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simkit.memory import refusal_of
+from simkit.memory_refusal import Way
+from simkit.memory_rules import Rule, sureness
+from simkit.memory_sizing import MemorySettings, Sizing, StageSizing, size
+from simkit.units import bytes_to_gib
+
+# Start-up logs whose weights agree with the counted ones, and how well.
+_WEIGHT_ROWS: dict[str | None, tuple[str, str]] = {
+    None: ("A042 to A055, A059 to A080, A086 to A089", "counted from shapes; within 1 % of the logs"),
+    "fp8": ("A045, A058, A102, A103", "GEMMs of the layers at 1 byte; within 0.5 % of 4 logs"),
+    "int8": ("A010", "GEMMs of the layers at 1 byte; few rows: 1 log, within 0.5 %"),
+    "awq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
+    "gptq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
+    "mxfp4": ("", "4.25 bits a weight of the experts; no log"),
+}
+_KV_ROWS = ("A001, A021, A044, A047 to A070, A086 to A092", "exact; the tokens of the logs agree to 0.2 %")
+
+
+def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The split of each GPU, the KV pool, concurrency at max_model_len and at `lengths`, and the refusal or None.
+
+    `lengths` maps a name ("mean", "p95") to tokens of a request, prompt and answer together. The parts are those of
+    the stage with most weights; blocks are what the stage that holds fewest has. Raises InputError for settings that
+    no GPU of any size could start.
+    """
+    sizing = size(settings)
+    stage = sizing.fullest
+    refused = refusal_of(sizing)
+    block_size = settings.block_size
+    all_bytes = sum(s.bytes_per_block for s in sizing.stages) * settings.tensor_parallel_size
+    return {
+        "model": settings.model.name,
+        "gpu": settings.gpu.name,
+        "num_gpus": settings.tensor_parallel_size * settings.pipeline_parallel_size,
+        "settings": _settings(settings),
+        "total_gib": settings.gpu.memory_gib,
+        "requested_gib": bytes_to_gib(sizing.requested_bytes),
+        **_parts(stage),
+        "cuda_graph_in_budget": sizing.cuda_graphs_in_budget,
+        "outside_gib": bytes_to_gib(sizing.outside_bytes),
+        "bytes_per_block": stage.bytes_per_block,
+        "kv_bytes_per_token": stage.bytes_per_block // block_size,
+        "kv_bytes_per_token_all_gpus": all_bytes // block_size,
+        "num_gpu_blocks": sizing.num_gpu_blocks,
+        "num_dummy_blocks": sizing.num_dummy_blocks,
+        "kv_tokens": sizing.kv_tokens,
+        "max_concurrency": _logged_concurrency(sizing),
+        "concurrency": _concurrency(sizing, lengths or {}),
+        "stages": [_stage(sizing, position) for position in range(len(sizing.stages))],
+        "limiting_stage": sizing.limiting,
+        "refusal": None if refused is None else refused.text,
+        "refusal_kind": None if refused is None else refused.kind,
+        "ways": [] if refused is None else [_way(way) for way in refused.ways],
+        "rules": _rules(sizing),
+        "notes": _notes(sizing),
+    }
+
+
+def _way(way: Way) -> dict[str, Any]:
+    """A change after which the engine starts; a GPU by its name."""
+    changes = {key: getattr(value, "name", value) for key, value in way.changes.items()}
+    return {"text": way.text, "changes": changes}
+
+
+def _settings(settings: MemorySettings) -> dict[str, Any]:
+    names = (
+        "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
+        "max_num_batched_tokens", "block_size", "dtype", "kv_cache_dtype", "quantization", "engine_version",
+        "enforce_eager", "num_gpu_blocks", "activation_gib",
+    )  # fmt: skip
+    return {name: getattr(settings, name) for name in names}
+
+
+def _parts(stage: StageSizing) -> dict[str, Any]:
+    return {
+        "weights_gib": bytes_to_gib(stage.weight_bytes),
+        "weights_by_part_gib": {part: bytes_to_gib(num_bytes) for part, num_bytes in stage.weights.items()},
+        "activation_gib": bytes_to_gib(stage.activation.num_bytes),
+        "non_torch_gib": bytes_to_gib(stage.non_torch.num_bytes),
+        "cuda_graph_gib": bytes_to_gib(stage.cuda_graphs.num_bytes),
+        "kv_gib": bytes_to_gib(stage.kv_bytes),
+    }
+
+
+def _stage(sizing: Sizing, position: int) -> dict[str, Any]:
+    stage = sizing.stages[position]
+    return {"num_layers": stage.stage.num_layers, **_parts(stage), "num_gpu_blocks": stage.num_blocks}
+
+
+def _logged_concurrency(sizing: Sizing) -> float | None:
+    """The engine's "maximum concurrency": it counts the dummy block (vLLM scheduler notes of 0.33, section 9)."""
+    length = sizing.settings.max_model_len
+    return None if length is None else sizing.num_gpu_blocks / sizing.blocks_of(length)
+
+
+def _concurrency(sizing: Sizing, lengths: Mapping[str, float]) -> dict[str, Any]:
+    """Sequences of a length that fit at once when all have reached it: usable blocks / blocks of one."""
+    longest = sizing.settings.max_model_len
+    asked = ({} if longest is None else {"max_model_len": float(longest)}) | dict(lengths)
+    return {
+        name: {
+            "tokens": tokens,
+            "blocks": sizing.blocks_of(_whole(tokens)),
+            "sequences": sizing.usable_blocks / sizing.blocks_of(_whole(tokens)),
+        }
+        for name, tokens in asked.items()
+    }
+
+
+def _whole(tokens: float) -> int:
+    return max(1, -int(-tokens // 1))
+
+
+def _rules(sizing: Sizing) -> dict[str, Any]:
+    """For each part the logs it stands on and how sure it is."""
+    stage, version = sizing.fullest, sizing.settings.version
+    rows, sure = _WEIGHT_ROWS[sizing.settings.quantization]
+    if sizing.settings.model.attention == "mla":
+        rows, sure = "", "as published; no log of a model with a latent cache"
+
+    def told(rule: Rule) -> dict[str, Any]:
+        about = rule.about if rule.rows else ""
+        return {"rows": ", ".join(rule.rows), "sureness": sureness(rule, version), "about": about}
+
+    sources = sizing.settings.gpu.sources
+    total = sources.get("memory_gib") or sources.get("all", "")
+    return {
+        "total": {"rows": "", "sureness": total, "about": ""},
+        "weights": {"rows": rows, "sureness": sure, "about": ""},
+        "activation": told(stage.activation),
+        "non_torch": told(stage.non_torch),
+        "cuda_graphs": told(stage.cuda_graphs),
+        "kv_bytes_per_token": {"rows": _KV_ROWS[0], "sureness": _KV_ROWS[1], "about": ""},
+    }
+
+
+def _notes(sizing: Sizing) -> list[str]:
+    settings, model = sizing.settings, sizing.settings.model
+    notes = []
+    if settings.activation_gib is not None:
+        notes.append(f"activation {settings.activation_gib:g} GiB as given, in place of the table")
+    if settings.pipeline_parallel_size > 1:
+        last = bytes_to_gib(sizing.stages[sizing.limiting].kv_bytes)
+        notes.append(
+            f"parts are of the stage with most weights; stage {sizing.limiting + 1} of {len(sizing.stages)} decides "
+            f"the blocks (KV {last:.2f} GiB); runs do not simulate pipeline parallelism"
+        )
+    if not sizing.graphs_fit:
+        notes.append(
+            f"CUDA graphs need {bytes_to_gib(sizing.fullest.cuda_graphs.num_bytes):.2f} GiB outside the budget, where "
+            f"{bytes_to_gib(sizing.outside_bytes):.2f} are: capturing them may run out of memory"
+        )
+    if model.num_sliding_layers:
+        notes.append(
+            f"upper bound: {model.num_sliding_layers} of {model.num_layers} layers keep a window of "
+            f"{model.sliding_window:,} tokens, and KV counts every layer in full"
+        )
+    if model.attention == "mla":
+        notes.append("the cache holds one latent a token, whole on every TP rank; a run refuses this model")
+    if settings.num_gpu_blocks is not None:
+        notes.append(f"num_gpu_blocks {settings.num_gpu_blocks:,} as given, in place of what memory holds")
+    return notes

@@ -1,0 +1,154 @@
+"""What the engine takes besides weights and KV, by version: `simkit/data/engine_memory.yaml` applied to a model.
+
+Owns the shapes of the rules; their constants and source rows are in the data file. Imports models, units; knows no GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from simkit.errors import InputError
+from simkit.memory_weights import Stage
+from simkit.models import ModelSpec
+from simkit.units import gib_to_bytes
+
+Version = tuple[int, int, int]
+
+_LOGIT_BYTES = 4  # the sampler works in float32
+_SMALL_BATCH = 256  # sequences up to which CUDA graphs are the smaller kind
+FIRST_V1: Version = (0, 8, 0)
+"""The engine whose scheduler chunks prompts as a matter of course."""
+FEW_ROWS = 5
+"""A rule that stands on fewer start-up logs is said to be unsure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Bytes of one GPU that a rule gives, the logs it stands on, its largest error there, and remarks."""
+
+    num_bytes: int
+    rows: tuple[str, ...]
+    error_gib: float | None
+    about: str
+
+
+def parse_version(text: str) -> Version:
+    """(major, minor, patch) of an engine version such as "0.33" or "0.10.1.1". Raises InputError when it is not one."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[.\w+-]*)$", text)
+    if match is None:
+        raise InputError(f'engine.version: expected a version such as "0.33", got {text!r}')
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+def graphs_in_budget(version: Version) -> bool:
+    """Whether CUDA graphs are taken from the requested memory, and not on top of it."""
+    return version >= parse_version(_table()["cuda_graphs_in_budget_since"])
+
+
+def num_dummy_blocks(version: Version) -> int:
+    """Blocks of the pool that the engine never hands out."""
+    return 1 if version >= parse_version(_table()["dummy_block_since"]) else 0
+
+
+def activation(
+    model: ModelSpec,
+    stage: Stage,
+    *,
+    tensor_parallel_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    element_bytes: float,
+    version: Version,
+) -> Rule:
+    """Peak of temporary activations in the start-up's dummy pass.
+
+    The larger of two moments, plus the workspace of a MoE layer:
+
+    - sampling (last stage only): c x max_num_seqs x vocab x 4 bytes (logits are gathered, so TP does not divide them),
+      the hidden states of the budget, and 0.07 GiB; c by version.
+    - the MLP of the budget's tokens: 3 x (hidden + intermediate / TP) elements a token, which fits A001 and A002
+      (20,000 and 29,000 tokens, 2.07 and 2.99 GiB) and A021. A stage that hands on holds hidden states and residual
+      too, and 0.07 GiB (A054, A055).
+    - MoE: experts_per_token x (max(2 x moe_intermediate / TP, hidden) + max(moe_intermediate / TP, hidden)) elements a
+      token, kept while sampling; fits A072 and A079 to 0.02 GiB.
+    """
+    entry = _entry("activation", version)
+    token_bytes = max_num_batched_tokens * element_bytes
+    base = gib_to_bytes(_table()["activation_base_gib"])
+    # A MoE model without dense layers never runs a dense MLP; its experts are counted in the workspace.
+    has_dense = not model.is_moe or model.num_dense_layers > 0
+    width = model.intermediate_size / tensor_parallel_size if has_dense else 0.0
+    peak = 3 * (model.hidden_size + width) * token_bytes
+    if stage.last:
+        logits = entry["logit_copies"] * max_num_seqs * model.vocab_size * _LOGIT_BYTES
+        peak = max(peak, logits + model.hidden_size * token_bytes + base)
+    else:
+        peak += 2 * model.hidden_size * token_bytes + base
+    workspace = _moe_workspace_elements(model, tensor_parallel_size) * token_bytes
+    rows = tuple(entry["rows"]) if stage.last else ("A054", "A055")
+    error, about = (entry["error_gib"], entry.get("about", "")) if stage.last else (0.1, "")
+    return Rule(round(peak + workspace), rows, error, about)
+
+
+def non_torch(tensor_parallel_size: int, pipeline_parallel_size: int, version: Version) -> Rule:
+    """Memory outside torch (contexts, communication buffers); PP without a figure of its own is taken as one GPU."""
+    entry = _entry("non_torch", version)
+    kind = "tensor" if tensor_parallel_size > 1 else "single"
+    if kind == "single" and pipeline_parallel_size > 1 and "pipeline_gib" in entry:
+        kind = "pipeline"
+    rows, error = tuple(entry["rows"][kind]), entry["error_gib"][kind]
+    return Rule(gib_to_bytes(entry[f"{kind}_gib"]), rows, error, entry.get("about", ""))
+
+
+def cuda_graphs(num_layers: int, tensor_parallel_size: int, max_num_seqs: int, version: Version) -> Rule:
+    """CUDA graphs of a stage: proportional to layers, more above 256 sequences (larger graphs) and with TP."""
+    entry = _entry("cuda_graphs", version)
+    size = "small" if max_num_seqs <= _SMALL_BATCH else "large"
+    gib = num_layers * entry[f"{size}_gib_per_layer"]
+    gib *= entry["tensor_factor"] if tensor_parallel_size > 1 else 1.0
+    return Rule(gib_to_bytes(gib), tuple(entry["rows"]), entry["error_gib"], entry.get("about", ""))
+
+
+def newest_row() -> str:
+    """The newest engine version that a log is from."""
+    newest: str = _table()["newest_row"]
+    return newest
+
+
+def sureness(rule: Rule, version: Version) -> str:
+    """How sure a rule is, in words."""
+    if not rule.rows:
+        return rule.about
+    count = "1 log" if len(rule.rows) == 1 else f"{len(rule.rows)} logs"
+    few = "few rows: " if len(rule.rows) < FEW_ROWS else ""
+    text = f"{few}{count}, largest error {rule.error_gib:g} GiB"
+    if version[:2] > parse_version(newest_row())[:2]:
+        text += f"; none is newer than {newest_row()}"
+    return text
+
+
+def _moe_workspace_elements(model: ModelSpec, tensor_parallel_size: int) -> float:
+    """Elements a token of the two scratch buffers of a fused MoE layer on one rank; 0 in a dense model."""
+    width, hidden = model.moe_intermediate_size / tensor_parallel_size, model.hidden_size
+    return model.experts_per_token * (max(2 * width, hidden) + max(width, hidden))
+
+
+def _entry(rule: str, version: Version) -> Mapping[str, Any]:
+    """The last entry of a rule that had begun by `version`."""
+    begun = [entry for entry in _table()[rule] if parse_version(entry["since"]) <= version]
+    found: Mapping[str, Any] = begun[-1]
+    return found
+
+
+@functools.cache
+def _table() -> Mapping[str, Any]:
+    text = resources.files("simkit").joinpath("data/engine_memory.yaml").read_text(encoding="utf-8")
+    table: Mapping[str, Any] = yaml.safe_load(text)
+    return table

@@ -1,0 +1,94 @@
+"""Where the memory of a scenario's GPUs goes, and how many of its requests fit at once. Imports engine.build, memory.
+
+Nothing is simulated: the engine's start-up is sized, and the scenario's requests are drawn for their lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from simkit.engine.build import check_placement, memory_settings, resolve
+from simkit.errors import InputError
+from simkit.memory_account import account
+from simkit.scenario import Scenario
+from simkit.workload.build import build_workload
+
+MAX_DRAWN = 100_000
+"""Requests that are drawn for their lengths; a closed loop with a duration has no end of its own."""
+
+
+_STAGES_FLAG = "--pipeline-parallel-size:"  # a setting that scenarios do not have
+
+
+def scenario_account(
+    scenario: Scenario,
+    *,
+    pipeline_parallel_size: int = 1,
+    enforce_eager: bool = False,
+    activation_gib: float | None = None,
+    lengths: Mapping[str, float] | None = None,
+    simulated: bool = True,
+) -> dict[str, Any]:
+    """The content of memory.json for a scenario; see `simkit.memory_account.account`.
+
+    The first three are settings that runs do not have. `lengths` (name to tokens of a request) replaces those of the
+    scenario's requests. Unless `simulated`, the dummy block follows the engine version. Raises InputError, with the
+    place that is to blame, for wrong input; a start-up that would be refused is part of the result.
+    """
+    try:
+        resolved, model, gpu = resolve(scenario)
+        settings = replace(
+            memory_settings(resolved, model, gpu),
+            pipeline_parallel_size=pipeline_parallel_size,
+            enforce_eager=enforce_eager,
+            activation_gib=activation_gib,
+        )
+        if not simulated:
+            settings = replace(settings, num_dummy_blocks=None)
+        notes: list[str] = []
+        if lengths is None:
+            lengths = _drawn_lengths(resolved, notes)
+        memory = account(settings, lengths)
+        if memory["refusal"] is None:
+            memory |= _placement_refusal(resolved, memory["num_gpu_blocks"])
+    except InputError as error:
+        raise InputError(scenario.blame(str(error)).replace("pipeline_parallel_size:", _STAGES_FLAG, 1)) from None
+    memory["notes"] += notes
+    return memory
+
+
+def _placement_refusal(scenario: Scenario, num_gpu_blocks: int) -> dict[str, Any]:
+    """What a run would refuse beyond the engine: contiguous memory without a region for the longest sequence."""
+    try:
+        check_placement(scenario.engine, num_gpu_blocks)
+    except InputError as error:
+        return {"refusal": str(error).removeprefix("engine.max_model_len: "), "refusal_kind": "placement"}
+    return {}
+
+
+def _drawn_lengths(scenario: Scenario, notes: list[str]) -> dict[str, float]:
+    """Mean and p95 of prompt + output over the requests of replication 0 that the engine accepts, cut at its limit."""
+    longest = scenario.engine.max_model_len
+    assert longest is not None, "a resolved scenario has every value"
+    drawn = build_workload(
+        scenario.workload,
+        seed=scenario.seed,
+        replication=0,
+        max_model_len=longest,
+        base_dir=scenario.base_dir,
+    )
+    requests = list(islice(drawn.requests, MAX_DRAWN))
+    tokens = [min(r.prompt_tokens + r.output_tokens, longest) for r in requests if r.prompt_tokens < longest]
+    if len(tokens) < len(requests):
+        notes.append(
+            f"{len(requests) - len(tokens):,} of {len(requests):,} requests are too long and would be rejected"
+        )
+    if not tokens:
+        return {}
+    notes.append(f"mean and p95 are of {len(tokens):,} requests of the scenario (seed {scenario.seed})")
+    return {"mean": float(np.mean(tokens)), "p95": float(np.percentile(tokens, 95))}

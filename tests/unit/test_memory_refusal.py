@@ -1,0 +1,137 @@
+"""Refusals of the start-up: the right reason, and advice that is true when it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from simkit.hardware import list_gpus, load_gpu
+from simkit.memory import MemorySettings, refusal_of
+from simkit.memory_refusal import HIGHEST_UTILIZATION, Refusal
+from simkit.memory_sizing import size
+from simkit.models import list_models, load_model
+
+
+def ask(model: str, gpu: str, **changes: Any) -> MemorySettings:
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    return MemorySettings(model=load_model(model), gpu=load_gpu(gpu), **limits | changes)
+
+
+def refused(settings: MemorySettings) -> Refusal:
+    found = refusal_of(size(settings))
+    assert found is not None
+    assert "\n" not in found.text
+    return found
+
+
+def starts(settings: MemorySettings) -> bool:
+    return refusal_of(size(settings)) is None
+
+
+def test_a_long_sequence_on_a_small_gpu() -> None:
+    """A Llama of 8 billion on an RTX 3090 with prompts of 29,000: 23,648 tokens fitted (A002)."""
+    settings = ask(
+        "llama-3.1-8b", "rtx-3090", gpu_memory_utilization=0.9, max_model_len=29000, max_num_batched_tokens=29000,
+        engine_version="0.6.4",
+    )  # fmt: skip
+    found = refused(settings)
+    assert found.kind == "max_model_len"
+    assert found.text == (
+        "max_model_len 29000 needs 1,813 blocks, 1,498 fit: lower it to 23,968, raise gpu_memory_utilization to 0.93, "
+        "set kv_cache_dtype to fp8, quantize to fp8, or raise tensor_parallel_size to 2"
+    )
+    # One less of each would not do.
+    assert not starts(replace(settings, max_model_len=23969))
+    assert not starts(replace(settings, gpu_memory_utilization=0.92))
+
+
+def test_the_two_other_reasons() -> None:
+    weights = refused(ask("llama-3-70b", "a100-sxm4-80gb"))
+    assert weights.kind == "weights"
+    assert "131.4 GiB of weights per GPU; a100-sxm4-80gb offers 72.9 GiB" in weights.reason
+    nothing = refused(ask("llama-3-70b", "a100-sxm4-80gb", quantization="fp8", gpu_memory_utilization=0.86))
+    assert nothing.kind == "kv"
+    assert "leaves no memory for KV" in nothing.reason
+
+
+def test_utilization_beyond_what_can_be_had_is_not_advised() -> None:
+    for share in (0.97, 0.98, 1.0):
+        found = refused(ask("llama-3-70b", "a100-sxm4-80gb", tensor_parallel_size=1, gpu_memory_utilization=share))
+        assert "gpu_memory_utilization to" not in found.text
+    # Before 0.20 graphs lie outside the budget: more utilization must leave them room.
+    old = ask("llama-3.1-8b", "rtx-3090", max_model_len=48000, engine_version="0.19", gpu_memory_utilization=0.9)
+    new = replace(old, engine_version="0.33")
+    for settings in (old, new):
+        for way in refused(settings).ways:
+            after = size(replace(settings, **way.changes))
+            assert way.changes.keys() == {"max_model_len"} or after.graphs_fit
+
+
+def test_a_larger_gpu_is_named_when_nothing_else_helps() -> None:
+    settings = ask("llama-3-8b", "l4-24gb", activation_gib=30.0)
+    found = refused(settings)
+    (way,) = found.ways
+    assert way.text == "use a larger GPU such as h100-pcie-80gb"
+    assert starts(replace(settings, **way.changes))
+    # Nor does the largest help here.
+    assert refused(replace(settings, activation_gib=300.0)).text.endswith(": no single change makes it start")
+
+
+def test_an_override_of_the_blocks_leaves_memory_out_of_it() -> None:
+    settings = ask("llama-3-8b", "a100-sxm4-80gb", max_model_len=8192, num_gpu_blocks=100)
+    found = refused(settings)
+    assert found.text == "max_model_len 8192 needs 512 blocks, 99 fit: lower it to 1,584 or raise num_gpu_blocks to 513"
+    for way in found.ways:
+        assert starts(replace(settings, **way.changes))
+
+
+def test_sliding_windows_are_said_to_be_counted_in_full() -> None:
+    found = refused(ask("gpt-oss-120b", "h100-sxm5-80gb", quantization="mxfp4", max_model_len=131072,
+                        max_num_seqs=1024, max_num_batched_tokens=8192))  # fmt: skip
+    assert "8,192 blocks (its sliding windows counted in full)" in found.reason
+
+
+@given(
+    model=st.sampled_from(list_models()),
+    gpu=st.sampled_from(list_gpus()),
+    share=st.integers(5, 100),
+    length=st.integers(1, 200_000),
+    ranks=st.sampled_from([1, 2, 4, 8]),
+    stages=st.sampled_from([1, 1, 2]),
+    seqs=st.sampled_from([1, 16, 256, 1024]),
+    budget=st.sampled_from([2048, 8192, 50_000]),
+    version=st.sampled_from(["0.2.7", "0.6.4", "0.10", "0.16", "0.19", "0.33"]),
+    quantization=st.sampled_from([None, None, "fp8", "awq"]),
+    cache=st.sampled_from(["auto", "fp8"]),
+)
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_advice_is_true(
+    model: Any, gpu: Any, share: int, length: int, ranks: int, stages: int, seqs: int, budget: int, version: str,
+    quantization: str | None, cache: str,
+) -> None:  # fmt: skip
+    """Whatever is advised makes the same start-up pass, and a notch less of it does not."""
+    if model.num_attention_heads % ranks or (model.num_kv_heads % ranks and ranks % model.num_kv_heads):
+        return
+    settings = MemorySettings(
+        model=model, gpu=gpu, max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=length,
+        tensor_parallel_size=ranks, pipeline_parallel_size=stages, gpu_memory_utilization=share / 100,
+        engine_version=version, quantization=quantization, kv_cache_dtype=cache,
+    )  # fmt: skip
+    found = refusal_of(size(settings))
+    if found is None:
+        sizing = size(settings)
+        assert sizing.usable_blocks * settings.block_size >= length
+        return
+    for way in found.ways:
+        assert starts(replace(settings, **way.changes)), way.text
+        if "max_model_len" in way.changes:
+            assert not starts(replace(settings, max_model_len=way.changes["max_model_len"] + 1))
+        if "gpu_memory_utilization" in way.changes:
+            advised = way.changes["gpu_memory_utilization"]
+            assert settings.gpu_memory_utilization < advised <= HIGHEST_UTILIZATION
+        if "max_num_batched_tokens" in way.changes:
+            assert way.changes["max_num_batched_tokens"] >= settings.max_num_seqs
