@@ -19,7 +19,7 @@ def half_width_95(values: Sequence[float]) -> float | None:
     return float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
 
 
-SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms")
+SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms", "index")
 """Keys of a summary that are settings, not results: no interval."""
 
 
@@ -36,6 +36,8 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [summary[key] for summary in summaries]
         if isinstance(value, dict):
             combined[key] = combine([v if isinstance(v, dict) else {} for v in values])
+        elif key == "replicas":
+            combined[key] = [combine(alike) for alike in zip(*values, strict=True)]
         elif isinstance(value, bool):
             combined[key] = all(values) if key == "met" else any(values)
         elif key in SETTINGS:
