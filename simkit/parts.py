@@ -93,7 +93,7 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
         steps=span_table(facts.record, replication),
         slots=slot_table(facts.record) if replication == 0 else None,
         notes=facts.notes,
-        counters=plain(facts.counters),
+        counters=plain(facts.counters) | _requeued(setup, facts, outcome),
         turned_away=_turned_away(facts, outcome),
     )
 
@@ -164,6 +164,7 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
     truncated = sum(part.summary["num_truncated"] for part in parts)
     if truncated:
         notes.append(f"workload: {truncated} answers ended early at max_model_len or max_tokens")
+    notes += _failure_notes(setup, parts)
     clamped = getattr(setup.latency, "num_clamped", 0)
     if clamped:
         notes.append(f"latency: {clamped} prices of kernels were raised to what the hardware allows")
@@ -182,6 +183,35 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
         notes=notes,
         warmup={**parts[0].warmup, "of_replication": 0},
     )
+
+
+def _requeued(setup: Setup, facts: RunFacts, outcome: Outcome) -> dict[str, int]:
+    """Requests that each failure sent back, by counter; failures after everybody had left have none."""
+    left_ns = outcome.requests["left_ns"]
+    last_ns = int(left_ns.max()) if len(left_ns) else -1
+    return {
+        _counter(index): facts.num_requeued[index]
+        for index, failure in enumerate(setup.scenario.failures)
+        if failure.start_ns <= last_ns
+    }
+
+
+def _counter(failure: int) -> str:
+    return f"requeued_by_failure_{failure}"
+
+
+def _failure_notes(setup: Setup, parts: Sequence[Part]) -> list[str]:
+    notes = []
+    within = f" in {len(parts)} replications" if len(parts) > 1 else ""
+    for index, failure in enumerate(setup.scenario.failures):
+        how_long = "for good" if failure.for_s is None else f"for {failure.for_s:g} s"
+        told = [part.counters[_counter(index)] for part in parts if _counter(index) in part.counters]
+        what = f"{sum(told)} requests returned to the queue{within}" if told else "all requests had left by then"
+        notes.append(f"replica {failure.replica} failed at {failure.at_s:g} s {how_long}: {what}")
+    unfinished = sum(part.summary["num_requests"]["unfinished"] for part in parts)
+    if unfinished:
+        notes.append(f"{unfinished} requests unfinished{within}: no replica was up any more")
+    return notes
 
 
 def _turned_away(facts: RunFacts, outcome: Outcome) -> dict[str, int]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from simkit import scenario_io as io
 from simkit.errors import InputError
 from simkit.scenario_engine import Engine, Hardware, Latency, Slo, Warmup, WarmupRequests, WarmupSeconds
 from simkit.scenario_errors import Origin, explain, is_text, key_error
+from simkit.scenario_failures import Failure, check_failures
 from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text
 from simkit.scenario_workload import (
     AllAtOnce,
@@ -49,6 +50,7 @@ __all__ = [
     "EmpiricalLength",
     "Engine",
     "ExponentialLength",
+    "Failure",
     "FixedLength",
     "GammaArrivals",
     "Hardware",
@@ -92,6 +94,7 @@ class Scenario(Strict):
     hardware: Hardware
     replicas: Annotated[PositiveInt, Field(le=4096)] = 1
     router: Literal["round_robin", "least_outstanding", "prefix_affinity"] = "round_robin"
+    failures: Annotated[tuple[Failure, ...], Field(strict=False)] = ()
     engine: Engine = Engine()
     workload: Workload
     latency: Latency = Latency()
@@ -103,6 +106,11 @@ class Scenario(Strict):
 
     _base_dir: Path | None = PrivateAttr(default=None)
     _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_failures(self.failures, self.replicas)
+        return self
 
     @property
     def base_dir(self) -> Path | None:
@@ -129,8 +137,13 @@ class Scenario(Strict):
         return message
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-able data in the order of the design page, every default written out."""
+        """Plain JSON-able data in the order of the design page, every default written out.
+
+        `failures` is there only where replicas fail.
+        """
         data = self.model_dump(mode="json")
+        if not self.failures:
+            del data["failures"]
         if self.slo is not None:
             data["slo"] = self.slo.model_dump(mode="json", exclude_none=True)
         return data

@@ -71,9 +71,14 @@ def explain(error: ValidationError, root: Model, data: Mapping[str, Any], origin
     problems.sort(key=lambda p: (p[0]["type"] == "missing", line_of(origin.root, p[1]) or 0))
     details, path = problems[0]
     text, keys = _message(details, path, root, data)
-    blamed, *others = [(*path, *key.split(".")) for key in keys] or [path]
+    blamed, *others = [(*path, *_parts(key)) for key in keys] or [path]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return InputError(f"{origin.place(blamed, tuple(others))}: {text}{more}")
+
+
+def _parts(key: str) -> Path:
+    """``a.0.b`` as a path; digits are a place in a list."""
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 def key_error(root: Model, path: tuple[str, ...], data: Mapping[str, Any]) -> str | None:

@@ -142,6 +142,15 @@ class Sequence:
         self._outstanding += ahead
         self.ticks = _STILL
 
+    def start_again(self) -> None:
+        """Nothing of it is computed or under way any more, and it runs nowhere; its known tokens stay known."""
+        assert not self.is_steady, f"{self!r} counts by a batcher"
+        self._computed = self._outstanding = self._in_flight = self.num_stale_tokens = 0
+        self.kv = None
+        self.in_prefill = True
+        self.number = self.last_step = -1
+        self.phase = Phase.PREEMPTED if self._output else Phase.WAITING
+
     @property
     def is_steady(self) -> bool:
         """Whether it counts by ticks."""

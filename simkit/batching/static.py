@@ -16,8 +16,9 @@ from simkit.types import KVAllocator
 class StaticBatcher:
     """Launches when `max_num_seqs` wait, the oldest has waited `max_wait_ns`, or no arrival is pending.
 
-    The batch is the longest prefix of the queue that has slots and memory. The padded prefill is one step that samples
-    every first token; finished members keep slot and compute until the last one ends; everything leaves together.
+    The batch is the longest prefix of the queue that has slots and memory. The padded prefill is one step that computes
+    the prompts, of a request that was served before its tokens too, and samples the token after them; finished members
+    keep slot and compute until the last one ends; everything leaves together.
     """
 
     launches_when_closed = True
@@ -83,10 +84,10 @@ class StaticBatcher:
             seq.phase = Phase.RUNNING
             seq.in_prefill = False
             seq.number = number
-            seq.num_computed_tokens = seq.num_prompt_tokens
-            self.num_computed_tokens += seq.num_prompt_tokens
-            plan.padded_tokens += padded - seq.num_prompt_tokens
-        plan.explicit = plan.outputs = [Chunk(seq, "N", 0, seq.num_prompt_tokens, True) for seq in batch]
+            seq.num_computed_tokens = known = seq.num_known_tokens
+            self.num_computed_tokens += known
+            plan.padded_tokens += padded - known
+        plan.explicit = plan.outputs = [Chunk(seq, "N", 0, seq.num_known_tokens, True) for seq in batch]
         plan.prefill_tokens = padded * len(batch)
         plan.prefill_pairs = len(batch) * (padded * (padded + 1) // 2)
         return plan
@@ -103,7 +104,7 @@ class StaticBatcher:
         padded = 0
         while len(self.waiting) and len(batch) < self.max_num_seqs:
             seq = self.waiting.peek()
-            wider = max(padded, seq.num_prompt_tokens)
+            wider = max(padded, seq.num_known_tokens)
             if wider == padded:
                 placed = self._reserve(seq, padded)
             else:
@@ -119,7 +120,7 @@ class StaticBatcher:
 
     def _reserve(self, seq: Sequence, padded: int) -> bool:
         """Set aside the padded prompt and the answer; no policy reserves beyond what the model length allows."""
-        wanted = padded - seq.num_prompt_tokens + seq.reserve_tokens
+        wanted = padded - seq.num_known_tokens + seq.reserve_tokens
         return self.kv.try_reserve(seq, min(wanted, max(self.max_model_len, padded + seq.max_tokens)))
 
     def _reserve_all(self, batch: list[Sequence], padded: int) -> bool:
@@ -170,7 +171,7 @@ class StaticBatcher:
             if seq.phase is Phase.FINISHED:
                 continue
             seq.num_output_tokens += 1
-            ends = seq.max_tokens <= 1 or seq.num_prompt_tokens + 1 >= self.max_model_len
+            ends = seq.num_output_tokens >= seq.max_tokens or seq.num_known_tokens >= self.max_model_len
             if self.outcome.token(seq, ends):
                 self._die(seq)
             else:

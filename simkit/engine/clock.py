@@ -14,9 +14,11 @@ ARRIVAL = 0
 """Rank of open-loop arrivals and of clients that give up."""
 STEP_END = 1
 """Rank of step ends, so that an arrival at the same instant is already there."""
-CAUSED_ARRIVAL = 2
+OUTAGE = 2
+"""Rank of replicas that fail or come back: a step that ends at that instant is over, whoever arrived is there."""
+CAUSED_ARRIVAL = 3
 """Rank of arrivals that a step end caused (closed loop)."""
-PLAN = 3
+PLAN = 4
 """Rank of scheduling passes; replica i uses PLAN + i."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simkit.sequence import Sequence
+from simkit.sequence import Phase, Sequence
 from simkit.types import Request
 
 
@@ -89,6 +89,32 @@ class Customer:
     def lead(self) -> Customer:
         """The first sample of the request; itself for most."""
         return self.other_lead or self
+
+    def alive(self) -> list[Sequence]:
+        """Its sequences that wait or run; samples that wait for their prompt are none of their own yet."""
+        unborn = self.sequences[0].siblings if self.sequences else ()
+        return [seq for seq in self.sequences if seq.phase is not Phase.FINISHED and seq not in unborn]
+
+    def start_again(self, *, keep_tokens: bool) -> None:
+        """Its replica is gone: compute all again, beyond the tokens that the client has if these are kept.
+
+        A client that has none yet, for they come all at once, waits for every sample anew.
+        """
+        if keep_tokens:
+            for seq in self.alive():
+                seq.owner.high_water_tokens = 0
+                seq.start_again()
+            return
+        first, *others = self.sequences
+        first.siblings = tuple(others)
+        self.num_parts, self.total_tokens, self.total_preemptions = len(self.sequences), 0, 0
+        self.total_first_ns = self.total_last_ns = -1
+        for seq in self.sequences:
+            part: Customer = seq.owner
+            part.high_water_tokens = 0
+            part.generated_first_ns = part.generated_last_ns = -1
+            seq.num_output_tokens = 0
+            seq.start_again()
 
     def add_part(self, part: Customer, seq: Sequence, delivered_tokens: int) -> None:
         """A sample has ended, with `delivered_tokens` for the client."""

@@ -221,6 +221,22 @@ class Ledger:
         """Clients give up at `now_ns`; `released` follows for each of their sequences."""
         self._end_ns = now_ns
 
+    def lost(self, seq: Sequence) -> None:
+        """The replica fails: `seq` is steady no more, and whatever was only scheduled for it never began."""
+        self.left(seq)
+        customer: Customer = seq.owner
+        if customer.admitted_ns >= self._end_ns:
+            customer.admitted_ns = -1
+        if customer.first_scheduled_ns >= self._end_ns:
+            customer.first_scheduled_ns, customer.cached_tokens = -1, 0
+
+    def displaced(self, seq: Sequence) -> None:
+        """`seq` goes on at another replica, without slot and memory."""
+        customer: Customer = seq.owner
+        self._free(customer, self._number + 1)
+        if customer.admitted_ns >= 0:
+            self._residency(customer, self._end_ns, 4)
+
     # --- slots and memory --------------------------------------------------------------------------------------------
 
     def planned(self, plan: StepPlan, now_ns: int, start_ns: int) -> int:

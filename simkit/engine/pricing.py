@@ -17,7 +17,7 @@ class Pricer:
     """Prices plans by the scalar methods of a latency model where it has them, else by arrays."""
 
     def __init__(self, latency: LatencyModel) -> None:
-        self._latency = latency
+        self.latency = latency
         self._scalar = latency if isinstance(latency, ScalarLatency) else None
         self._last_ns = 1
 
@@ -34,13 +34,13 @@ class Pricer:
             if self._scalar is not None:
                 self._last_ns = duration = self._scalar.one_ns(plan)
             else:
-                self._last_ns = duration = int(self._latency.step_ns(plan.shapes(1))[0])
+                self._last_ns = duration = int(self.latency.step_ns(plan.shapes(1))[0])
             return [start_ns + duration]
         durations: list[int] | Ints
         if self._scalar is not None:
             durations = self._scalar.decode_ns(plan, num_steps)
         else:
-            durations = self._latency.step_ns(plan.shapes(num_steps))
+            durations = self.latency.step_ns(plan.shapes(num_steps))
         self._last_ns = int(durations[-1])
         if isinstance(durations, np.ndarray):
             return np.cumsum(durations) + start_ns

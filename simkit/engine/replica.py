@@ -129,6 +129,9 @@ class Replica:
     def arrive(self, seq: Sequence) -> None:
         """A request joins this replica now; the owner of `seq` is the customer, who knows its further samples."""
         self.ledger.enter()
+        self._join(seq)
+
+    def _join(self, seq: Sequence) -> None:
         self._books.has_samples = seq.samples > 1
         # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
         if self.batcher.add(seq) or (self._is_contiguous and head_of(self.batcher.waiting) is seq):
@@ -138,8 +141,7 @@ class Replica:
 
     def abandon(self, customer: Customer) -> None:
         """The client gives up: what waits leaves now, what runs when the step in progress ends."""
-        unborn = customer.sequences[0].siblings if customer.sequences else ()
-        alive = [seq for seq in customer.sequences if seq.phase is not Phase.FINISHED and seq not in unborn]
+        alive = customer.alive()
         if not self.ledger.gives_up(customer) or not alive:
             return
         self.ledger.aborting(self._clock.now_ns)

@@ -17,23 +17,30 @@ class Routable(Protocol):
         """Requests sent there that have not left."""
 
 
-Router = Callable[[Request, int, Seq[Routable]], int]
-"""(request, how many were routed before, replicas) to the index of a replica."""
+Router = Callable[[Request, int, Seq[Routable], Seq[int]], int]
+"""(request, how many were routed before, replicas, indices of those that are up) to one of these indices."""
 
 
-def round_robin(request: Request, num_routed: int, replicas: Seq[Routable]) -> int:
-    """Each in turn."""
-    return num_routed % len(replicas)
+def round_robin(request: Request, num_routed: int, replicas: Seq[Routable], up: Seq[int]) -> int:
+    """Each in turn, of those that are up."""
+    return up[num_routed % len(up)]
 
 
-def least_outstanding(request: Request, num_routed: int, replicas: Seq[Routable]) -> int:
+def least_outstanding(request: Request, num_routed: int, replicas: Seq[Routable], up: Seq[int]) -> int:
     """The replica with the fewest requests that have not left."""
-    return min(range(len(replicas)), key=lambda index: replicas[index].num_outstanding)
+    return min(up, key=lambda index: replicas[index].num_outstanding)
 
 
-def prefix_affinity(request: Request, num_routed: int, replicas: Seq[Routable]) -> int:
-    """All requests of a prefix group to the same replica; those without a group in turn."""
-    return (request.prefix_group if request.prefix_group >= 0 else num_routed) % len(replicas)
+def prefix_affinity(request: Request, num_routed: int, replicas: Seq[Routable], up: Seq[int]) -> int:
+    """All requests of a prefix group to the same replica; those without a group in turn.
+
+    While that replica is down its groups are spread over the others; the groups of the others stay where they are.
+    """
+    group = request.prefix_group
+    if group < 0:
+        return up[num_routed % len(up)]
+    home = group % len(replicas)
+    return home if home in up else up[group // len(replicas) % len(up)]
 
 
 ROUTERS: dict[str, Router] = {

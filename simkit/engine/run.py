@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from simkit.engine import clock as ranks
 from simkit.engine.build import Setup, describe, make_batcher, make_kv, may_ride, reserve_tokens
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.fallible import FallibleReplica
 from simkit.engine.fast_replica import FastReplica
+from simkit.engine.outages import Outages
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
 from simkit.errors import CheckError, InputError
@@ -29,6 +33,8 @@ from simkit.workload.build import Workload, build_workload
 MAX_TURNED_AWAY_AT_ONCE = 10_000
 """Requests turned away at one instant after which a closed loop is stuck."""
 
+AnyReplica = TypeVar("AnyReplica", bound=Replica)
+
 Progress = Callable[[float, str], None]
 """Called now and then with (share done, label)."""
 
@@ -40,6 +46,8 @@ class RunFacts:
     record: Record
     notes: tuple[str, ...]
     counters: dict[str, int]
+    num_requeued: tuple[int, ...]
+    """Requests that each of the scenario's failures sent back to the queue."""
 
 
 def simulate(
@@ -64,7 +72,7 @@ def simulate(
     except InputError as error:
         raise InputError(scenario.blame(str(error))) from None
     check_run(system.record, unfinished=system.num_in_system)
-    return RunFacts(system.record, workload.notes, dict(workload.counters))
+    return RunFacts(system.record, workload.notes, dict(workload.counters), system.num_requeued)
 
 
 class _System:
@@ -96,35 +104,62 @@ class _System:
         self._turned_away_at_once = 0
         self._source_ended = False
         self.next_arrival_ns: int | None = None
-        self._replicas = [self._make_replica(index, single_step) for index in range(scenario.replicas)]
-
-    def _make_replica(self, index: int, single_step: bool) -> Replica:
-        kv = make_kv(self._setup, count_blocks=not single_step)
-        if not single_step and may_ride(self._setup):
-            make: Callable[..., Replica] = partial(
-                FastReplica, make_customer=lambda newcomer: self._customer(newcomer, index)
+        self._single_step = single_step
+        self._replicas: Seq[Replica]
+        self._up: Seq[int]
+        self._outages: Outages | None = None
+        if scenario.failures:
+            self._outages = Outages(
+                scenario.failures,
+                scenario.replicas,
+                self._clock,
+                self.record,
+                make_replica=self._make_fallible,
+                choose=self._choose,
+                left=self.left,
+                stream=setup.stream,
             )
+            self._replicas, self._up = self._outages.replicas, self._outages.up
         else:
-            make = Replica
+            self._up = range(scenario.replicas)
+            self._replicas = [self._make_replica(index) for index in self._up]
+
+    def _make_replica(self, index: int) -> Replica:
+        if not self._single_step and may_ride(self._setup):
+            return self._put_together(
+                partial(FastReplica, make_customer=lambda newcomer: self._customer(newcomer, index)), index
+            )
+        return self._put_together(Replica, index)
+
+    def _make_fallible(self, index: int, stop_ns: int | None) -> FallibleReplica:
+        return self._put_together(partial(FallibleReplica, stop_ns=stop_ns), index)
+
+    def _put_together(self, make: Callable[..., AnyReplica], index: int) -> AnyReplica:
+        kv = make_kv(self._setup, count_blocks=not self._single_step)
         return make(
             index,
             self._clock,
             kv,
             self._setup.latency,
-            lambda outcome: make_batcher(self._setup, kv, outcome, one_by_one=single_step),
+            lambda outcome: make_batcher(self._setup, kv, outcome, one_by_one=self._single_step),
             self.record,
             self,
             max_slots=self._setup.max_num_active_seqs,
             settings=describe(self._setup),
             stream=self._setup.stream,
             async_scheduling=self._setup.async_scheduling,
-            single_step=single_step,
+            single_step=self._single_step,
         )
 
     @property
     def num_in_system(self) -> int:
         """Requests that arrived and have not left."""
         return sum(replica.num_outstanding for replica in self._replicas)
+
+    @property
+    def num_requeued(self) -> tuple[int, ...]:
+        """Requests that each failure sent back to the queue."""
+        return () if self._outages is None else tuple(self._outages.num_requeued)
 
     def run(self) -> None:
         """Let everything happen; afterwards nobody is left."""
@@ -136,6 +171,8 @@ class _System:
         self._tell_if_arrivals_ended()
         with _no_garbage():
             self._clock.run()
+        if self._outages is not None:
+            self._outages.close()
         for replica in self._replicas:
             replica.close()
 
@@ -195,22 +232,39 @@ class _System:
         if reason is not None:
             self._turn_away(request, rec.REJECTED, reason, -1)
             return
-        index = self._router(request, self._num_routed, self._replicas)
-        self._num_routed += 1
-        replica = self._replicas[index]
-        if self._queue_limit is not None and len(replica.batcher.waiting) >= self._queue_limit:
+        index = self._choose(request)
+        if self._queue_limit is not None and self._num_waiting(index) >= self._queue_limit:
             self._turn_away(request, rec.REFUSED, f"queue_limit of {self._queue_limit} reached", index)
             return
         true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
         measured = self._measure is None or self._measure(request, now)
         newcomer = Newcomer(request, now, measured, true_output, reserve)
+        replica = self._replicas[index]
         if isinstance(replica, FastReplica):
             replica.welcome(newcomer)
             return
         customer = self._customer(newcomer, index)
-        replica.arrive(customer.sequences[0])
+        abandon = replica.abandon
+        if self._outages is not None:
+            self._outages.send(customer, index)
+            abandon = self._outages.abandon
+        else:
+            replica.arrive(customer.sequences[0])
         if self._timeout_ns is not None:
-            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: replica.abandon(customer))
+            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: abandon(customer))
+
+    def _choose(self, request: Request) -> int:
+        """The index of a replica that is up, -1 when none is."""
+        if not self._up:
+            return -1
+        self._num_routed += 1
+        return self._router(request, self._num_routed - 1, self._replicas, self._up)
+
+    def _num_waiting(self, index: int) -> int:
+        """Requests that wait at replica `index`, or for -1 at the router."""
+        if index < 0 and self._outages is not None:
+            return len(self._outages.waiting)
+        return len(self._replicas[index].batcher.waiting)
 
     def _customer(self, newcomer: Newcomer, replica: int) -> Customer:
         """The request as the engine sees it, with a sequence for each sample, ready to join a replica."""

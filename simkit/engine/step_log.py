@@ -83,6 +83,7 @@ class StepLog:
         self._internal_tokens = 0
         self._last_end_ns = 0
         self._open_span: Ints | None = None
+        self._broken_off: tuple[int, int] | None = None
 
     def _clear(self) -> None:
         self._runs, self._details, self._ends = (array("q") for _ in range(3))
@@ -116,8 +117,13 @@ class StepLog:
         if len(self._ends) >= FLUSH_STEPS:
             self.flush()
 
+    def break_off(self, kept_ns: int, whole_ns: int) -> None:
+        """The next run is the last one, a single step that lasts `kept_ns` instead of `whole_ns`: so much of its work
+        was done."""
+        self._broken_off = (kept_ns, whole_ns)
+
     def close(self) -> None:
-        """The run is over."""
+        """The run is over, or the replica has failed."""
         self.flush()
         if self._open_span is not None:
             self._record.spans.extend(self._open_span[None, :])
@@ -260,9 +266,19 @@ class StepLog:
             gpu_ns, extrapolated = self._latency.gpu_and_extrapolated_ns(shapes)
         else:
             gpu_ns = self._latency.gpu_ns(shapes)
+        if self._broken_off is not None:
+            kept_ns, whole_ns = self._broken_off
+            gpu_ns = gpu_ns.copy()
+            gpu_ns[-1] = int(gpu_ns[-1]) * kept_ns // whole_ns
+            share = np.ones(len(run))
+            share[-1] = kept_ns / whole_ns
+            flops, moved_bytes = flops * share, moved_bytes * share
+            extrapolated = {name: ns * share for name, ns in extrapolated.items()}
+        busy_ns, gpu_ns_of = int(gpu_ns.sum()), self._record.gpu_ns_of
+        gpu_ns_of[self._replica] = gpu_ns_of.get(self._replica, 0) + busy_ns
         # Rounded to ints: float sums would depend on how steps were grouped.
         self._record.totals.add_work(
-            int(gpu_ns.sum()),
+            busy_ns,
             rounded_total(flops),
             rounded_total(moved_bytes),
             {name: rounded_total(ns) for name, ns in extrapolated.items()},

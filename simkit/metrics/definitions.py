@@ -53,10 +53,12 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         "slot_occupancy": ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
         **_latencies(record, table, counted, terms),
         "num_preemptions": int(table["num_preemptions"].sum()),
+        **({} if record.num_requeued is None else {"num_requeued": record.num_requeued}),
         "num_steps": record.totals.num_steps,
         "kv": _kv(record, terms, window_ns),
         "prefix_cache_hit_rate": _hit_rate(table, counted) if terms.prefix_caching else None,
         "gpu": _gpu(record, terms, window_ns),
+        **({} if terms.num_replicas == 1 else {"replicas": _replicas(record, table, terms, window_ns)}),
         **goodput(table, counted, measured, terms),
         "slo": slo_results(record, table, counted, measured, terms),
         "cost_per_million_output_tokens": _cost(table, finished, terms, span_ns),
@@ -211,6 +213,21 @@ def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
         "mbu": None if rate is None else ratio(totals.moved_bytes, rate * seconds),
         "extrapolated": _extrapolated(totals.extrapolated_ns, totals.gpu_ns),
     }
+
+
+def _replicas(record: Record, table: dict[str, Ints], terms: Terms, span_ns: int) -> list[dict[str, Any]]:
+    """Who served how much: finished requests by the replica that finished them, with all their tokens."""
+    finished = table["status"] == rec.FINISHED
+    served, tokens = table["replica"][finished], table["output_tokens"][finished]
+    return [
+        {
+            "index": index,
+            "requests": int((served == index).sum()),
+            "output_tokens": int(tokens[served == index].sum()),
+            "busy": ratio(record.gpu_ns_of.get(index, 0), span_ns),
+        }
+        for index in range(terms.num_replicas)
+    ]
 
 
 def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms")
+SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms", "index")
 """Keys of a summary that are settings, not results: no interval."""
 
 
@@ -62,6 +62,8 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [summary[key] for summary in summaries]
         if isinstance(value, dict):
             combined[key] = combine([v if isinstance(v, dict) else {} for v in values])
+        elif key == "replicas":
+            combined[key] = [combine(alike) for alike in zip(*values, strict=True)]
         elif isinstance(value, bool):
             combined[key] = all(values) if key == "met" else any(values)
         elif key in SETTINGS:

@@ -15,7 +15,7 @@ from simkit.types import Ints
 
 FINISHED, REJECTED, REFUSED, ABORTED, UNFINISHED = range(5)
 STATUS_NAMES = ("finished", "rejected", "refused", "aborted", "unfinished")
-RESIDENCY_ENDS = ("finished", "preempted", "aborted", "unfinished")
+RESIDENCY_ENDS = ("finished", "preempted", "aborted", "unfinished", "failed")
 
 REQUEST_COLUMNS = (
     "id",
@@ -179,6 +179,10 @@ class Record:
         self.spans = Columns(SPAN_COLUMNS)
         self.slots = Columns(SLOT_COLUMNS)
         self.totals = Totals()
+        self.gpu_ns_of: dict[int, int] = {}
+        """Of the GPU time, what each replica computed."""
+        self.num_requeued: int | None = None
+        """Requests that a failed replica gave back, each time anew; None where no replica can fail."""
         self.itl = DurationHistogram()
         self.reasons: list[str] = [""]
         self.num_arrived = 0

@@ -55,6 +55,9 @@ def _waste(kind: str) -> tuple[str, str, Path, Callable[[Any], str]]:
     return (f"KV {kind}", "of allocated", ("kv", kind, "share_of_allocated"), numbers.percent)
 
 
+REQUEUED: Path = ("num_requeued",)
+"""A row only where replicas fail."""
+
 ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] = (
     (
         "Throughput",
@@ -100,6 +103,7 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
         "Work and events",
         [
             ("Preemptions", "", ("num_preemptions",), numbers.count),
+            ("Requeued", "requests", REQUEUED, numbers.count),
             ("Prefix cache hits", "of prompt tokens", ("prefix_cache_hit_rate",), numbers.percent),
             ("Steps", "", ("num_steps",), numbers.count),
             ("GPU busy", "", ("gpu", "busy"), numbers.percent),
@@ -121,10 +125,11 @@ ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] 
 def arm_table(runs: Sequence[Run]) -> ArmTable:
     """Every metric of every arm."""
     notes: dict[str, str] = {}
-    groups = [
-        Group(title, tuple(Row(label, unit, _cells(runs, path, show, notes)) for label, unit, path, show in rows))
-        for title, rows in ROWS
-    ]
+    groups = []
+    for title, rows in ROWS:
+        shown = [row for row in rows if row[2] != REQUEUED or any(run.scenario.get("failures") for run in runs)]
+        cells = (Row(label, unit, _cells(runs, path, show, notes)) for label, unit, path, show in shown)
+        groups.append(Group(title, tuple(cells)))
     return ArmTable(tuple(run.name for run in runs), tuple(groups), {mark: reason for reason, mark in notes.items()})
 
 
@@ -152,6 +157,8 @@ def why_missing(run: Run, path: Path) -> str:
         return "no hardware.price_per_gpu_hour"
     if path[0] == "prefix_cache_hit_rate":
         return "no prefix caching, or the log does not say which prompts are alike"
+    if path == REQUEUED:
+        return "no replica fails"
     if path[0] == "gpu":
         return "the latency model has no hardware behind it"
     if not run.value("num_requests", "finished"):

@@ -62,6 +62,12 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "A running sequence loses its memory to others and must be computed again later. Delivered tokens stay "
         "delivered.",
     ),
+    (
+        "Requeued",
+        "Requests that a failed replica gave back to the router, each time counted. They go on elsewhere: what was "
+        "delivered stays delivered, the rest is computed again. The step that the failure broke off counts as busy up "
+        "to there. Shares of KV memory and GPU time are of all replicas and all the time, down or not.",
+    ),
     ("MFU, MBU", "FLOPs done and bytes moved, as shares of what the GPU could have done in the same time."),
     (
         "Percentiles",

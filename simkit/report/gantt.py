@@ -75,7 +75,7 @@ def residencies(slots: Table, end_ns: float) -> Residencies | None:
     admitted = mine["admitted_ns"].astype(float)
     preempted = mine["end"] == "preempted"
     useful = mine["generated_last_ns"].astype(float)
-    useful = np.where(np.isfinite(useful) & ~preempted, useful, released)
+    useful = np.where(np.isfinite(useful) & ~preempted & (mine["end"] != "failed"), useful, released)
     return Residencies(
         slot=lowest_free_slots(admitted, released),
         id=mine["id"].astype(np.int64),

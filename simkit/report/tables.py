@@ -242,8 +242,7 @@ def _metric_table(
         rows.append((f"KV {kind}", f"{pool} pool, {allocated} alloc."))
     counts = summary.get("num_requests") or {}
     rows += [(f"requests {kind}", plain(count)) for kind, count in counts.items() if not kind.endswith("_ci95")]
-    if summary.get("num_truncated"):
-        rows.append(("outputs cut short", plain(summary["num_truncated"])))
+    rows += [(label, plain(summary[key])) for label, key in _RARE if summary.get(key)]
     half = (len(rows) + 1) // 2
     halves = [rows[:half], [*rows[half:], ("", "")][:half]]
     indent = 2  # sets the halves apart
@@ -282,6 +281,7 @@ _METRICS: tuple[tuple[str, str, Show, str], ...] = (
     ("KV peak", "kv.peak_tokens", plain, "tokens"),
     ("KV utilisation", "kv.utilization", percent, ""),
 )
+_RARE = (("outputs cut short", "num_truncated"), ("requests requeued", "num_requeued"))
 
 
 def _with_ci(

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from simkit.report import series, style
-from simkit.report.load import Run
+from simkit.report.load import Run, Table, num_rows, select
 from simkit.types import Floats
 from simkit.units import NS_PER_S
 
@@ -34,6 +34,16 @@ class _Lines:
     edges_ns: Floats
     per_s: Floats
     mean_per_s: float | None
+    end_ns: float
+    outages: tuple[_Outage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outage:
+    """A replica that is down from `start_ns` to `end_ns`, or to the end of the run."""
+
+    replica: int
+    start_ns: float
     end_ns: float
 
 
@@ -70,6 +80,9 @@ def draw(run: Run, key: str, axes: Limits) -> tuple[str, str] | None:
             ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         for ax in (waiting, running, rate):
             style.grid(ax)
+            for outage in lines.outages:
+                start, end = outage.start_ns / unit.ns, outage.end_ns / unit.ns
+                ax.axvspan(start, end, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
         fig.align_ylabels()
         svg = style.to_svg(fig, key, f"Queue, running sequences and throughput of {run.name} over time")
     return svg, _describe(run, lines, unit)
@@ -79,12 +92,20 @@ def _describe(run: Run, lines: _Lines, unit: style.TimeUnit) -> str:
     peaks = [f"{lines.over.values[name].max():,.0f} {name}" for name in ("waiting", "running")]
     bin_ns = lines.edges_ns[1] - lines.edges_ns[0]
     text = f"{run.name}: at most {' and '.join(peaks)}, bins of {bin_ns / unit.ns:g} {unit.name}"
+    for outage in lines.outages:
+        times = f"{outage.start_ns / unit.ns:.4g} to {outage.end_ns / unit.ns:.4g} {unit.name}"
+        text += f"; grey: replica {outage.replica} is down ({times})"
+    replicas = set(range(int(run.scenario.get("replicas") or 1)))
+    if any(_down_at(outage.start_ns, lines.outages) == replicas for outage in lines.outages):
+        text += "; who waits at the router while no replica is up is not drawn"
     return f"{text}; lines are averages over {series.MAX_POINTS} equal times" if lines.over.thinned else text
 
 
 def _lines(run: Run) -> _Lines | None:
-    over = series.over_time(series.first_replication(run), ("waiting", "running"), held=("waiting",))
     end = series.end_ns(run)
+    outages = _outages(run, end)
+    steps = _with_outages(series.first_replication(run), outages)
+    over = series.over_time(steps, ("waiting", "running"), held=("waiting",))
     if over is None or end <= 0:
         return None
     mine = (run.requests["replication"] == 0) & (run.requests["status"] == "finished")
@@ -93,7 +114,36 @@ def _lines(run: Run) -> _Lines | None:
     edges: Floats = np.arange(math.ceil(end / bin_ns) + 1, dtype=np.float64) * bin_ns
     counts = np.histogram(last[np.isfinite(last)], bins=edges)[0]
     mean = run.value("throughput", "requests_per_s")
-    return _Lines(over, edges, counts / (bin_ns / NS_PER_S), mean, end)
+    return _Lines(over, edges, counts / (bin_ns / NS_PER_S), mean, end, outages)
+
+
+def _outages(run: Run, end_ns: float) -> tuple[_Outage, ...]:
+    """Those of the scenario that begin before `end_ns`, cut there."""
+    found = []
+    for failure in run.scenario.get("failures") or ():
+        start_ns = failure["at_s"] * NS_PER_S
+        until_ns = end_ns if failure["for_s"] is None else min(end_ns, start_ns + failure["for_s"] * NS_PER_S)
+        if start_ns < end_ns:
+            found.append(_Outage(failure["replica"], start_ns, until_ns))
+    return tuple(found)
+
+
+def _with_outages(steps: Table, outages: Sequence[_Outage]) -> Table:
+    """The spans, and one without anybody for each outage: nobody waits at a replica that is down."""
+    if not outages or not num_rows(steps):
+        return steps
+    told = {
+        "replica": [outage.replica for outage in outages],
+        "t_start_ns": [outage.start_ns for outage in outages],
+        "t_end_ns": [outage.end_ns for outage in outages],
+    }
+    nobody = [0] * len(outages)
+    together = {name: np.concatenate([steps[name], told.get(name, nobody)]) for name in (*told, "waiting", "running")}
+    return select(together, np.argsort(together["t_start_ns"], kind="stable"))
+
+
+def _down_at(time_ns: float, outages: Sequence[_Outage]) -> set[int]:
+    return {outage.replica for outage in outages if outage.start_ns <= time_ns < outage.end_ns}
 
 
 def _nice(size: float) -> float:

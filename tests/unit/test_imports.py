@@ -19,6 +19,7 @@ ROOM_OF = {
     "scenario_types": "scenario",
     "scenario_engine": "scenario",
     "scenario_workload": "scenario",
+    "scenario_failures": "scenario",
     "scenario_io": "scenario",
     "scenario_errors": "scenario",
     "model_spec": "models",
