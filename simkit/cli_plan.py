@@ -16,7 +16,7 @@ from simkit.cli_studies import Dask, Jobs, Json, NoReport, Quiet, Resume, Seed, 
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from simkit.planner.plan import Plan
+    from simkit.planner.plan_values import Plan
 
 MAX_RATE_PER_S = 1e9
 MANY_GPUS = 100_000
@@ -59,8 +59,8 @@ def plan(
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-plan")
     options = cli_studies.study_options(jobs, dask, resume, out_dir, quiet)
     with cli_studies.stoppable(out_dir), console.progress(quiet) as progress:
-        result = planner.plan(chosen, axes, target_per_s=target_rate, progress=progress, options=options)
-        content = plan_json(result, spare)
+        result = planner.plan(chosen, axes, target_per_s=target_rate, spare=spare, progress=progress, options=options)
+        content = plan_json(result)
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.planner.plan import Found, Plan, num_replicas
+from simkit.planner.around import num_replicas
+from simkit.planner.plan_values import Found, Plan
 from simkit.planner.points import SLOTS
 
 KNEE_GAIN = 1.1
@@ -68,7 +69,7 @@ class Fleet:
         return (self.replicas + self.spare) * self.gpus_per_replica
 
 
-def fleet(result: Plan, chosen: Found, spare: int) -> Fleet | None:
+def fleet(result: Plan, chosen: Found) -> Fleet | None:
     """The fleet for the target rate; None without one."""
     if result.target_per_s is None or chosen.capacity is None:
         return None
@@ -77,7 +78,7 @@ def fleet(result: Plan, chosen: Found, spare: int) -> Fleet | None:
     return Fleet(
         target_per_s=result.target_per_s,
         replicas=count,
-        spare=spare,
+        spare=result.spare,
         gpus_per_replica=chosen.point.scenario.hardware.tensor_parallel_size,
         carries_per_s=count * each,
     )

@@ -147,7 +147,7 @@ def _expected_crossing(
 
         def lost(log_rate: float, typical: Sequence[tuple[float, float]] = typical) -> float:
             margins = [_linear(typical, log_rate - mean - deviation * point) for point in points]
-            return sum(map(operator.mul, weights, margins)) / sum(weights)
+            return float(sum(map(operator.mul, weights, margins))) / sum(weights)
 
         low, high = mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation
         if lost(high) >= 0:

@@ -14,9 +14,10 @@ from simkit import __version__
 from simkit.manifest import CREATED_BY, plain
 from simkit.metrics.intervals import half_width_95
 from simkit.planner import advise, limits
+from simkit.planner.around import LOADS, load_rates
 from simkit.planner.capacity import Capacity, ratio, to_json
 from simkit.planner.offered import MIN_FOR_P99
-from simkit.planner.plan import LOADS, Found, Plan, load_rates
+from simkit.planner.plan_values import Found, Plan
 from simkit.planner.search import COARSE
 from simkit.planner.study import value_text
 from simkit.planner.trial import QUEUE, Trial
@@ -25,14 +26,14 @@ CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unl
                "replications")  # fmt: skip
 
 
-def plan_json(result: Plan, spare: int) -> dict[str, Any]:
+def plan_json(result: Plan) -> dict[str, Any]:
     """Everything a report needs, plain. Numbers that do not exist are None."""
     some = next(iter(result.points.values())) if result.points else None
     chosen = result.recommended
     setup = (chosen or some).point.setup if (chosen or some) is not None else None  # type: ignore[union-attr]
     content: dict[str, Any] = {
         "name": result.scenario.name,
-        "answer": answer(result, spare),
+        "answer": answer(result),
         "reachable": chosen is not None,
         "created_by": CREATED_BY,
         "version": __version__,
@@ -47,6 +48,7 @@ def plan_json(result: Plan, spare: int) -> dict[str, Any]:
         "slo": [plain(term) for term in result.terms if term != QUEUE],
         "base_rate_per_s": result.base_per_s,
         "target_rate_per_s": result.target_per_s,
+        "spare": result.spare,
         "lengths": plain(result.lengths) | {"held_tokens": result.lengths.held_tokens},
         "axes": result.axes,
         "points": [_point(result, item) for item in result.points.values()],
@@ -58,7 +60,7 @@ def plan_json(result: Plan, spare: int) -> dict[str, Any]:
         "notes": list(result.notes),
     }
     if chosen is not None and chosen.capacity is not None:
-        content |= _around(result, chosen, chosen.capacity, spare)
+        content |= _around(result, chosen, chosen.capacity)
     else:
         content["unreachable"] = unreachable(result)
     return plain(content)  # type: ignore[no-any-return]
@@ -98,7 +100,7 @@ def _point(result: Plan, item: Found) -> dict[str, Any]:
     }
 
 
-def _around(result: Plan, chosen: Found, found: Capacity, spare: int) -> dict[str, Any]:
+def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
     """What is known of the recommended point alone."""
     loads = load_rates(result, chosen)
     knee = advise.knee(list(result.points.values()), advise.further(chosen))
@@ -116,10 +118,13 @@ def _around(result: Plan, chosen: Found, found: Capacity, spare: int) -> dict[st
         "command": line,
         "command_notes": list(missing),
     }
-    fleet = advise.fleet(result, chosen, spare)
+    fleet = advise.fleet(result, chosen)
     if fleet is not None:
         money = advise.cost(result, fleet.target_per_s, fleet.gpus)
-        checks = [{"replicas": count, **row(trials, result, None)} for count, trials in sorted(result.fleets.items())]
+        checks = [
+            {"replicas": size.replicas, "lost": size.lost, **row(trials, result, None)}
+            for size, trials in sorted(result.fleets.items())
+        ]
         content["fleet"] = plain(fleet) | {"gpus": fleet.gpus, "cost": plain(money), "checks": checks}
     return content
 
@@ -172,7 +177,7 @@ def _variation(result: Plan, chosen: Found, item: Found) -> dict[str, Any]:
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
-def answer(result: Plan, spare: int) -> str:
+def answer(result: Plan) -> str:
     """The answer in one sentence."""
     chosen = result.recommended
     if chosen is None or chosen.capacity is None:
@@ -185,7 +190,7 @@ def answer(result: Plan, spare: int) -> str:
         f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then carries {found.estimate_per_s:.3g} requests/s "
         f"(95 % interval {found.low_per_s:.3g} to {found.high_per_s:.3g}) with {held}"
     )
-    fleet = advise.fleet(result, chosen, spare)
+    fleet = advise.fleet(result, chosen)
     if fleet is not None:
         text += f"; {fleet.target_per_s:g} requests/s need {_gpus(fleet.gpus, '')} ({fleet.replicas} replicas"
         text += f" and {fleet.spare} spare)" if fleet.spare else ")"

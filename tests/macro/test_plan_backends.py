@@ -31,7 +31,7 @@ AXES = {
 
 def test_sixty_points_on_dask_are_those_of_one_process_byte_for_byte() -> None:
     def planned(**options: Any) -> tuple[str, bytes]:
-        content = plan_json(plan(scenario.loads(TEXT, file="tiny.yaml"), AXES, options=options), 1)
+        content = plan_json(plan(scenario.loads(TEXT, file="tiny.yaml"), AXES, options=options))
         return plan_csv(content), canonical_json(content)
 
     table, content = planned(jobs=1)

@@ -19,8 +19,9 @@ from simkit.errors import InputError, Interrupted
 from simkit.planner import quest
 from simkit.planner.bounds import grid
 from simkit.planner.offered import at_rate, base_rate, for_trials, lengths
-from simkit.planner.plan import Plan, plan
+from simkit.planner.plan import plan
 from simkit.planner.plan_json import plan_csv, plan_json
+from simkit.planner.plan_values import Plan
 from simkit.planner.trial import Trial, run_trial, terms
 
 TEXT = """\
@@ -252,7 +253,7 @@ def test_wrong_questions_are_one_line(args: tuple[str, ...], message: str) -> No
 def planned(**options: Any) -> bytes:
     axes = {"engine.max_num_seqs": [4, 16], "engine.policy": ["fcfs", "sjf"]}
     found: Plan = plan(load("workload.num_requests=40"), axes, options=options)
-    return json.dumps(plan_json(found, 1)).encode() + plan_csv(plan_json(found, 1)).encode()
+    return json.dumps(plan_json(found)).encode() + plan_csv(plan_json(found)).encode()
 
 
 def test_two_processes_find_the_bytes_of_one() -> None:

@@ -1,0 +1,167 @@
+"""Around the recommended point: other rates, neighbouring settings, and the fleet that carries a target.
+
+Owns which of them are looked at. Imports quest and plan_values; what they mean is told by `plan_json`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simkit.engine.run import Progress
+from simkit.errors import InputError
+from simkit.planner.offered import for_trials
+from simkit.planner.plan_values import FleetSize, Found, Plan, found_from
+from simkit.planner.points import Point, make_point
+from simkit.planner.quest import Quest, pursue_all
+from simkit.planner.search import COARSE
+from simkit.planner.study import Failure, Options, setting
+from simkit.planner.trial import Trial
+from simkit.scenario import Scenario, apply_sets
+
+LOOK_REPLICATIONS = 4
+"""Replications of a rate that is only looked at."""
+
+
+@dataclass(slots=True)
+class Asking:
+    """How questions are put: to whom, and what is told meanwhile."""
+
+    base_per_s: float
+    options: Options
+    progress: Progress | None
+    done: float = 0.0
+
+    def ask(self, quests: Sequence[Quest], share: float, label: str) -> list[tuple[Trial, ...] | Failure]:
+        """The answers; they take `share` of all the time."""
+
+        def told(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress(self.done + share * done / max(1, total), f"{label}: {done} of {total}")
+
+        quests = [replace(quest, cwd=os.getcwd()) for quest in quests]
+        answers = pursue_all(quests, self.options, told)
+        self.done += share
+        return answers
+
+
+LOOK_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25)
+"""Rates at which the recommended point is looked at, as shares of its capacity."""
+
+LOADS = (0.5, 1.0, 2.0)
+"""Of the load that is asked for: what happens at half and at double."""
+
+
+def load_rates(result: Plan, chosen: Found) -> dict[float, float]:
+    """The rates of `LOADS` for one point: shares of the target (spread over the replicas that carry it) or of the rate
+    that the scenario offers."""
+    base = result.base_per_s
+    if result.target_per_s is not None:
+        base = result.target_per_s / num_replicas(result.target_per_s, chosen) * chosen.point.scenario.replicas
+    return {share: float(f"{share * base:.6g}") for share in LOADS}
+
+
+def num_replicas(rate_per_s: float, chosen: Found) -> int:
+    """Replicas that carry a rate, judged by the lower end of the capacity's interval."""
+    assert chosen.capacity is not None
+    return max(1, math.ceil(rate_per_s * chosen.point.scenario.replicas / chosen.capacity.low_per_s))
+
+
+MAX_FLEET = 8
+"""Replicas up to which a fleet is simulated rather than counted."""
+
+
+def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
+    """Look at the recommended point at other rates, with other settings, and as the fleet that carries the target."""
+    assert chosen.capacity is not None
+    scenario, capacity_per_s = chosen.point.scenario, chosen.capacity.estimate_per_s
+    seen = {float(f"{share * capacity_per_s:.4g}") for share in LOOK_SHARES} | {*load_rates(result, chosen).values()}
+    quests = [
+        Quest(
+            f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=LOOK_REPLICATIONS
+        )
+        for rate_per_s in sorted(seen)
+    ]
+    num_looks = len(quests)
+    varied = _variations(chosen, result.scenario)
+    quests += [Quest(point.name, point.scenario, asking.base_per_s, capacity_per_s, COARSE) for point in varied]
+    fleets = _fleets(result, chosen)
+    quests += [
+        Quest(f"{size.replicas} replicas", fleet, asking.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
+              replications=LOOK_REPLICATIONS)
+        for size, fleet in fleets.items()
+    ]  # fmt: skip
+    answers = asking.ask(quests, 0.25, "around the best")
+    looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer]
+    variations, failed = {}, dict(result.failed)
+    for point, answer in zip(varied, answers[num_looks:], strict=False):
+        if isinstance(answer, Failure):
+            failed[point.name] = replace(answer, settings=point.settings)
+        else:
+            variations[point.name] = found_from(point, answer, COARSE)
+    seen_fleets = {}
+    for size, answer in zip(fleets, answers[num_looks + len(varied) :], strict=True):
+        if isinstance(answer, Failure):
+            failed[f"{size.replicas} replicas"] = answer
+        else:
+            seen_fleets[size] = answer
+    return replace(result, looks=tuple(looks), variations=variations, failed=failed, fleets=seen_fleets)
+
+
+def _fleets(result: Plan, chosen: Found) -> dict[FleetSize, Scenario]:
+    """The fleets that are simulated at the target rate: the one that carries it, one replica less, and the whole one
+    with its spares, as many of which are lost halfway."""
+    if result.target_per_s is None:
+        return {}
+    count = num_replicas(result.target_per_s, chosen)
+    base = apply_sets(result.scenario, {**chosen.point.settings, "failures": []}, label="plan")
+    found = {}
+    for size in (FleetSize(count - 1, 0), FleetSize(count, 0), FleetSize(count + result.spare, result.spare)):
+        if not 1 <= size.replicas <= MAX_FLEET or size in found:
+            continue
+        fleet = for_trials(apply_sets(base, {"replicas": size.replicas}, label="plan"), result.scenario.replicas)
+        halfway_s = _halfway_s(fleet, result.target_per_s)
+        if size.lost and halfway_s is not None:
+            lost = [{"replica": index, "at_s": halfway_s, "for_s": None} for index in range(size.lost)]
+            fleet = apply_sets(fleet, {"failures": lost}, label="plan")
+        if not size.lost or halfway_s is not None:
+            found[size] = fleet
+    return found
+
+
+def _halfway_s(fleet: Scenario, rate_per_s: float) -> float | None:
+    """When half of the requests have come; None for a trace."""
+    workload = fleet.workload
+    if workload.duration_s is not None:
+        return workload.duration_s / 2
+    return None if workload.num_requests is None else workload.num_requests / rate_per_s / 2
+
+
+def _variations(chosen: Found, base: Scenario) -> list[Point]:
+    """Neighbouring settings of the recommended point, those that the engine would start with."""
+    engine = chosen.point.setup.scenario.engine
+    budget, share = engine.max_num_batched_tokens, engine.gpu_memory_utilization
+    assert budget is not None, "a resolved scenario has a budget"
+    changes: list[tuple[str, Any]] = [
+        ("engine.block_size", engine.block_size // 2),
+        ("engine.block_size", engine.block_size * 2),
+        ("engine.max_num_batched_tokens", budget // 2),
+        ("engine.max_num_batched_tokens", budget * 2),
+    ]
+    if engine.num_gpu_blocks is None:
+        lower, higher = round(share * 0.9, 3), min(0.99, round(share * 1.1, 3))
+        changes += [("engine.gpu_memory_utilization", lower), ("engine.gpu_memory_utilization", higher)]
+    else:
+        blocks = engine.num_gpu_blocks
+        changes += [("engine.num_gpu_blocks", round(blocks * 0.9)), ("engine.num_gpu_blocks", round(blocks * 1.1))]
+    found = []
+    for key, value in changes:
+        try:
+            changed = apply_sets(base, {**chosen.point.settings, key: value}, label="plan")
+            found.append(make_point(setting(key, value), {**chosen.point.settings, key: value}, changed, base))
+        except InputError:
+            continue  # the engine refuses it: a neighbour that does not exist
+    return found

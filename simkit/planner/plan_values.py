@@ -1,0 +1,80 @@
+"""What the planner finds, as values. Imports points, capacity, limits and trial; asks nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from simkit.planner import limits
+from simkit.planner.capacity import Capacity, Curve, capacity, curves
+from simkit.planner.offered import Lengths
+from simkit.planner.points import Point
+from simkit.planner.search import Effort
+from simkit.planner.study import Failure
+from simkit.planner.trial import Term, Trial, terms
+from simkit.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of a point: its trials, its capacity, and what binds there. Without a capacity no rate meets the
+    SLO, or every one does."""
+
+    point: Point
+    trials: tuple[Trial, ...]
+    effort: Effort
+    capacity: Capacity | None
+    limit: limits.Limit | None
+
+    @property
+    def always_passes(self) -> bool:
+        """Whether no rate was too high."""
+        return self.capacity is None and min(self.trials[-1].margins) >= 0
+
+    @property
+    def lowest(self) -> Trial:
+        """The trial of replication 0 at the lowest rate: hardly a request meets another."""
+        return self.trials[0]
+
+    @property
+    def per_gpu_per_s(self) -> float:
+        """Capacity a GPU; 0 without one."""
+        return 0.0 if self.capacity is None else self.capacity.estimate_per_s / self.point.gpus
+
+
+class FleetSize(NamedTuple):
+    """Replicas, of which some are lost halfway through the run and do not come back."""
+
+    replicas: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the planner found. `points` are in the order of the grid; `recommended` is None where no point meets the
+    SLO; `looks` are trials of the recommended point at other rates, `variations` neighbouring settings, `fleets` what
+    numbers of replicas do at the target rate.
+    """
+
+    scenario: Scenario
+    base_per_s: float
+    lengths: Lengths
+    terms: tuple[Term, ...]
+    axes: dict[str, list[Any]]
+    points: dict[str, Found]
+    failed: dict[str, Failure]
+    recommended: Found | None
+    looks: tuple[Trial, ...] = ()
+    variations: dict[str, Found] = field(default_factory=dict)
+    fleets: dict[FleetSize, tuple[Trial, ...]] = field(default_factory=dict)
+    target_per_s: float | None = None
+    spare: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def found_from(point: Point, trials: tuple[Trial, ...], effort: Effort) -> Found:
+    """What the trials of a point show."""
+    each: list[Curve] = curves(trials)
+    value = capacity(each, terms(point.scenario), effort.resolution)
+    limit = None if value is None else limits.recognise(each, value)
+    return Found(point, trials, effort, value, limit)
