@@ -25,6 +25,7 @@ ROOM_OF = {
     "hf_config": "models",
     "cli_studies": "cli",
     "cli_calibrate": "cli",
+    "cli_doctor": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
@@ -51,8 +52,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS},
     # A recorded schedule is checked against a batcher: no engine, no clock.
     "conformance": {*VALUES, "batching", "kv"},
+    # Rules from the numbers of a run to findings; shared by report, planner and the command line.
+    "diagnosis": {"units"},
     # Reads a run directory; knows specs as values to tabulate, and no engine.
-    "report": {"units", "types", "errors", *SPECS},
+    "report": {"units", "types", "errors", "diagnosis", *SPECS},
     "manifest": {"simkit"},
     "rundir": {"errors", "manifest"},
     "console": {"errors"},
@@ -61,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The report to write one; the planner's result only as a type.
     "api": {"parts", "engine", "errors", "manifest", "scenario", "report", "planner"},
     # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
-    "planner": {"parts", "engine", "errors", "manifest", "metrics", "scenario", "workload", "simkit"},
+    "planner": {"parts", "diagnosis", "engine", "errors", "manifest", "metrics", "scenario", "workload", "simkit"},
     "simkit": {"api", "errors"},
     "main": {"cli"},
     # The top: `cli` may import everything.
