@@ -5,7 +5,7 @@ Owns what is run again, how a re-run is judged and which advice is best. Imports
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -99,6 +99,7 @@ def examine(
     scenario: Scenario | None,
     run: Result | Facts,
     *,
+    only: Collection[str] | None = None,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> dict[str, Any]:
@@ -107,9 +108,10 @@ def examine(
     ``{"run_id", "name", "checked": [rule], "findings": [{rule, severity, diagnosis, evidence, advice: {text, settings}
     | null, proof: {before, after, verdict, helps} | null, also_tried: [{text, settings, proof}]}]}``. Advice is that
     which did best; settings are empty where there is nothing to set. Re-runs that fail are verdicts, never errors.
+    `only` names the rules to check, None for all.
     """
     facts = run if isinstance(run, Facts) else facts_of(run)
-    findings = diagnose(facts)
+    findings = [finding for finding in diagnose(facts) if only is None or finding.rule in only]
     outcomes: Mapping[str, Any] = {}
     before: Mapping[str, Any] = facts.summary
     if scenario is not None:
@@ -117,7 +119,7 @@ def examine(
     return {
         "run_id": facts.manifest.get("run_id"),
         "name": facts.manifest.get("name"),
-        "checked": list(RULES),
+        "checked": [rule for rule in RULES if only is None or rule in only],
         "remade": before is not facts.summary,
         "findings": [_told(finding, before, outcomes) for finding in findings],
     }

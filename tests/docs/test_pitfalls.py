@@ -262,12 +262,13 @@ def test_users_are_throughput_times_latency() -> None:
 
 # --- the doctor finds each of them, and what it advises helps ---------------------------------------------------------
 @cache
-def examination(scenario: str, variant: str) -> dict[str, dict[str, Any]]:
-    """Findings by rule of one arm, every advice proven by running it."""
+def finding_of(scenario: str, variant: str, rule: str) -> dict[str, Any]:
+    """What a rule finds in one arm, every advice proven by running it."""
     result = arm(scenario, variant)
-    found = doctor.examine(doctor.rebuild(result.manifest, "manifest"), result)
+    found = doctor.examine(doctor.rebuild(result.manifest, "manifest"), result, only=(rule,))
     assert not found["remade"], "a run of this very version is compared as it is"
-    return {finding["rule"]: finding for finding in found["findings"]}
+    (finding,) = found["findings"]
+    return dict(finding)
 
 
 def entries(finding: dict[str, Any]) -> list[dict[str, Any]]:
@@ -298,7 +299,7 @@ PITFALLS = [
 def test_the_doctor_finds_the_pitfall_and_its_advice_helps(
     scenario: str, variant: str, rule: str, settings: dict[str, Any]
 ) -> None:
-    finding = examination(scenario, variant)[rule]
+    finding = finding_of(scenario, variant, rule)
     assert finding["severity"] != "note"
     assert finding["proof"]["helps"], "the best advice comes first"
     tried = {str(sorted(entry["settings"].items())): entry["proof"] for entry in entries(finding) if entry["settings"]}
@@ -325,22 +326,27 @@ def _alike(text: str, settings: dict[str, Any]) -> bool:
 
 def test_the_price_of_an_advice_is_told() -> None:
     """Fewer slots end the storm, and the queue is outside then: whoever comes last waits longer for his first token."""
-    finding = examination("kv-too-small", "storm")["preemptions"]
-    fewer = [entry["proof"] for entry in entries(finding) if "engine.max_num_seqs" in entry["settings"]]
-    assert all(proof["helps"] and "makes" in proof["verdict"] and "TTFT p99" in proof["verdict"] for proof in fewer)
+    finding = finding_of("kv-too-small", "storm", "slots-beyond-memory")
+    for entry in entries(finding):
+        assert entry["proof"]["helps"]
+        assert "makes" in entry["proof"]["verdict"]
+        assert "TTFT p99" in entry["proof"]["verdict"]
 
 
-def test_a_preemption_costs_work_that_is_done_again() -> None:
-    finding = examination("kv-too-small", "storm")["preemptions"]
-    again = {item["name"]: item["value"] for item in finding["evidence"]}["tokens computed again, over prompt tokens"]
+def test_preemptions_cost_work_that_is_done_again_and_time_in_which_nothing_is() -> None:
     storm = arm("kv-too-small", "storm")
-    assert again > 5
-    computed = int(storm.steps.prefill_tokens.sum())
-    assert computed == pytest.approx((1 + again) * storm.requests.prompt_tokens.sum(), rel=0.01)
+    (finding,) = doctor.examine(None, storm, only=("preemptions",))["findings"]
+    shown = {item["name"]: item["value"] for item in finding["evidence"]}
+    again = shown["tokens computed again, over prompt tokens"]
+    assert again == pytest.approx(11, abs=1)
+    assert int(storm.steps.prefill_tokens.sum()) == pytest.approx((1 + again) * storm.requests.prompt_tokens.sum())
+    running = doctor.facts_of(storm).running_mean
+    assert running == pytest.approx(31, abs=1)
+    assert storm.summary["concurrency_mean"] == pytest.approx(49, abs=1)
 
 
 def test_advice_that_does_not_help_is_shown_as_such() -> None:
-    finding = examination("recompute-or-swap", "long-recompute")["preemptions"]
+    finding = finding_of("recompute-or-swap", "long-recompute", "preemptions")
     verdicts = [entry["proof"]["verdict"] for entry in entries(finding) if entry["proof"]]
     assert verdicts[0].startswith("helps")
     assert any(verdict.startswith("does not help") for verdict in verdicts)
