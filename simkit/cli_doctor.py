@@ -44,6 +44,7 @@ def doctor(
     from simkit.diagnosis.facts import gather
     from simkit.manifest import canonical_json
     from simkit.planner import doctor as planner
+    from simkit.planner import verdict
 
     facts = gather(run.manifest, run.summary, run.requests, run.steps)
     scenario = None
@@ -55,11 +56,11 @@ def doctor(
     from simkit.report import doctor_text
 
     if target is not None:
-        _write(target, content, doctor_text.markdown(found, planner.labels(found)).encode())
+        _write(target, content, doctor_text.markdown(found, verdict.labels(found)).encode())
     if json:
         console.out_bytes(content)
     else:
-        console.out(*doctor_text.doctor_tables(found, planner.labels(found), console.width()))
+        console.out(*doctor_text.doctor_tables(found, verdict.labels(found), console.width()))
     if target is not None and not quiet:
         console.say(f"wrote {target / 'doctor.json'} and {target / 'doctor.md'}")
 

@@ -1,6 +1,6 @@
 """The doctor's proof: every advice is tried by running the same customers again with it, and judged by what came out.
 
-Owns what is run again, how a re-run is judged and which advice is best. Imports diagnosis and its siblings.
+Owns what is run again and which advice is best; `verdict` judges a re-run. Imports diagnosis and its siblings.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from simkit.diagnosis import thresholds as at
 from simkit.diagnosis.facts import REQUEST_COLUMNS, STEP_COLUMNS, Facts, gather
-from simkit.diagnosis.findings import Finding, Threshold
+from simkit.diagnosis.findings import Finding
 from simkit.diagnosis.rules import RULES, diagnose
 from simkit.engine.build import set_up
 from simkit.engine.run import Progress
@@ -22,46 +21,23 @@ from simkit.errors import InputError
 from simkit.manifest import plain, run_id
 from simkit.parts import Result
 from simkit.planner.study import Options, Point, run_study, setting
+from simkit.planner.verdict import WATCHED, Proof, judge, look_up, paired_ci95
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.workload.files import resolve
 
-WATCHED = (
-    "throughput.output_tokens_per_s",
-    "ttft_ms.p99",
-    "tpot_ms.p99",
-    "itl_ms.p99",
-    "e2e_ms.p99",
-    "num_preemptions",
-    "num_requests.finished",
-)
-"""Shown for every re-run beside what the finding is judged by, so that nobody pays unseen."""
-
-LABELS = {
-    "throughput.output_tokens_per_s": "output tokens/s",
-    "throughput.requests_per_s": "requests/s",
-    "num_preemptions": "preemptions",
-    "num_requests.finished": "requests finished",
-    "kv.internal.share_of_allocated": "KV internal waste",
-}
 SAME = "the run itself"
 ELSEWHERE = "relative paths of the scenario start in the working directory, or give --base-dir"
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """What became of one candidate. `worse` are metrics that pay; `gain` is summed over those that judge."""
+class _Tried:
+    """What candidates are compared with (`before`, and its replications where there are several), and what came of
+    each, or why nothing did, by the name of its settings."""
 
-    settings: Mapping[str, Any]
-    after: Mapping[str, float | None]
-    verdict: str
-    helps: bool
-    worse: tuple[str, ...] = ()
-    gain: float = 0.0
-
-    @property
-    def rank(self) -> tuple[bool, int, float]:
-        """Larger is better: helps, at the price of fewer metrics, by more."""
-        return self.helps, -len(self.worse), self.gain
+    before: Mapping[str, Any]
+    replications: Sequence[Mapping[str, Any]]
+    outcomes: Mapping[str, Result | str]
+    remade: bool
 
 
 def facts_of(result: Result) -> Facts:
@@ -106,31 +82,32 @@ def examine(
     """Findings of a run, as plain data; with a `scenario` (that of the run) every advice is proven by running it.
 
     ``{"run_id", "name", "checked": [rule], "findings": [{rule, severity, diagnosis, evidence, advice: {text, settings}
-    | null, proof: {before, after, verdict, helps} | null, also_tried: [{text, settings, proof}]}]}``. Advice is that
-    which did best; settings are empty where there is nothing to set. Re-runs that fail are verdicts, never errors.
+    | null, proof: {before, after, difference_ci95, verdict, helps} | null, also_tried: [{text, settings, proof}]}]}``.
+    The advice is the one that did best; settings are empty where there is nothing to set. A re-run that fails is a
+    verdict, not an error. InputError: the run itself cannot be made again.
     `only` names the rules to check, None for all.
     """
     facts = run if isinstance(run, Facts) else facts_of(run)
     findings = [finding for finding in diagnose(facts) if only is None or finding.rule in only]
-    outcomes: Mapping[str, Any] = {}
-    before: Mapping[str, Any] = facts.summary
+    tried = _Tried(facts.summary, (), {}, remade=False)
     if scenario is not None:
-        outcomes, before = _run_again(scenario, facts, findings, progress, options)
+        tried = _run_again(scenario, facts, findings, progress, options)
     return {
         "run_id": facts.manifest.get("run_id"),
         "name": facts.manifest.get("name"),
         "checked": [rule for rule in RULES if only is None or rule in only],
-        "remade": before is not facts.summary,
-        "findings": [_told(finding, before, outcomes) for finding in findings],
+        "remade": tried.remade,
+        "findings": [_told(finding, tried) for finding in findings],
     }
 
 
 def _run_again(
     scenario: Scenario, facts: Facts, findings: Sequence[Finding], progress: Progress | None, options: Options
-) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Summary, or why there is none, by the name of the settings; and the summary to compare with.
+) -> _Tried:
+    """All candidates of all findings, each once.
 
-    A run of another version or profile is made again as well: only like is compared with like.
+    A run of another version or profile is made again as well, for only like is compared with like; and one of several
+    replications, whose differences are taken replication by replication.
     """
     changes = {
         name_of(candidate): candidate
@@ -139,16 +116,17 @@ def _run_again(
         for candidate in advice.candidates
     }
     if not changes:
-        return {}, facts.summary
+        return _Tried(facts.summary, (), {}, remade=False)
     try:
         setup = set_up(scenario)
     except InputError as error:
         raise InputError(f"{error}; {ELSEWHERE}") from None
     points = []
     same = run_id(setup.scenario.to_dict(), setup.profile_hash, scenario.seed)
-    if same != facts.manifest.get("run_id"):
+    remade = same != facts.manifest.get("run_id")
+    if remade or scenario.replications > 1:
         points.append(Point(SAME, scenario))
-    outcomes: dict[str, Any] = {}
+    outcomes: dict[str, Result | str] = {}
     for name, candidate in changes.items():
         try:
             changed = apply_sets(scenario, candidate, label="with")
@@ -159,11 +137,13 @@ def _run_again(
     if points:
         study = run_study(points, progress=progress, **options)
         outcomes |= {name: failure.message for name, failure in study.failed.items()}
-        outcomes |= {name: result.summary for name, result in study.results.items()}
-    before = outcomes.pop(SAME, facts.summary)
-    if isinstance(before, str):
-        raise InputError(f"the run cannot be made again: {before}")
-    return outcomes, before
+        outcomes |= study.results
+    itself = outcomes.pop(SAME, None)
+    if isinstance(itself, str):
+        raise InputError(f"the run cannot be made again: {itself}")
+    if itself is None:
+        return _Tried(facts.summary, (), outcomes, remade)
+    return _Tried(itself.summary, itself.replications, outcomes, remade)
 
 
 def name_of(settings: Mapping[str, Any]) -> str:
@@ -171,15 +151,15 @@ def name_of(settings: Mapping[str, Any]) -> str:
     return ", ".join(setting(key, value) for key, value in settings.items())
 
 
-def _told(finding: Finding, before: Mapping[str, Any], outcomes: Mapping[str, Any]) -> dict[str, Any]:
+def _told(finding: Finding, done: _Tried) -> dict[str, Any]:
     """A finding as plain data, the best advice in front."""
     shown = tuple(dict.fromkeys((*finding.judged_by, *WATCHED)))
-    now = {key: look_up(before, key) for key in shown}
+    now = {key: look_up(done.before, key) for key in shown}
     tried: list[tuple[str, Mapping[str, Any], Proof | None]] = []
     for advice in finding.advice:
         for candidate in advice.candidates or ({},):
-            outcome = outcomes.get(name_of(candidate)) if candidate else None
-            proof = None if outcome is None else judge(finding.judged_by, candidate, now, outcome)
+            outcome = done.outcomes.get(name_of(candidate)) if candidate else None
+            proof = None if outcome is None else _proof(finding, candidate, now, outcome, done.replications)
             tried.append((advice.text, candidate, proof))
     if any(proof is not None for _, _, proof in tried):
         worst = (False, -len(shown) - 1, 0.0)
@@ -195,72 +175,26 @@ def _told(finding: Finding, before: Mapping[str, Any], outcomes: Mapping[str, An
     return told
 
 
+def _proof(
+    finding: Finding,
+    candidate: Mapping[str, Any],
+    now: Mapping[str, float | None],
+    outcome: Result | str,
+    replications: Sequence[Mapping[str, Any]],
+) -> Proof:
+    if isinstance(outcome, str):
+        return judge(finding.judged_by, candidate, now, outcome)
+    ci95 = paired_ci95(now, replications, outcome.replications) if replications else None
+    return judge(finding.judged_by, candidate, now, outcome.summary, ci95)
+
+
 def _proof_json(proof: Proof | None, before: Mapping[str, Any]) -> dict[str, Any] | None:
     if proof is None:
         return None
-    return {"before": dict(before), "after": dict(proof.after), "verdict": proof.verdict, "helps": proof.helps}
-
-
-def judge(
-    judged_by: Sequence[str], settings: Mapping[str, Any], before: Mapping[str, float | None], outcome: Any
-) -> Proof:
-    """Whether a re-run helps: a metric the finding is about gets better, and none of these gets worse.
-
-    `before` has the metrics to look at; `outcome` is the new summary, or in words why there is none.
-    """
-    if isinstance(outcome, str):
-        return Proof(settings, dict.fromkeys(before), f"cannot be run: {outcome}", False, tuple(before))
-    after = {key: look_up(outcome, key) for key in before}
-    gains = {key: gain_of(key, before[key], after[key]) for key in before}
-    worse = tuple(key for key, gain in gains.items() if _counts(key, gain, at.WORSE_RATE, at.WORSE_LATENCY, -1))
-    better = [key for key in judged_by if _counts(key, gains.get(key), at.BETTER_RATE, at.BETTER_LATENCY, 1)]
-    helps = bool(better) and not any(key in worse for key in judged_by)
-    named = ", ".join(label(key) for key in worse)
-    if helps:
-        verdict = "helps" + (f", but makes {named} worse" if worse else "")
-    else:
-        verdict = "does not help" + (f", and makes {named} worse" if worse else "")
-    if outcome.get("saturated"):
-        verdict += "; saturated, so latencies depend on the run's length"
-    return Proof(settings, after, verdict, helps, worse, sum(gains[key] or 0.0 for key in judged_by))
-
-
-def gain_of(key: str, before: float | None, after: float | None) -> float | None:
-    """Change for the better as a share of `before`, negative for the worse; None where a value is missing."""
-    if before is None or after is None:
-        return None
-    change = after - before if _is_rate(key) else before - after
-    if not change:
-        return 0.0
-    return change / abs(before) if before else float(np.copysign(1.0, change))
-
-
-def _counts(key: str, gain: float | None, rate: Threshold, latency: Threshold, sign: int) -> bool:
-    if key == "num_requests.finished" and sign < 0:
-        return gain is not None and gain < 0
-    return gain is not None and (rate if _is_rate(key) else latency).crossed(sign * gain)
-
-
-def _is_rate(key: str) -> bool:
-    """Whether more of it is better."""
-    return key.startswith(("throughput.", "goodput", "num_requests.finished"))
-
-
-def label(key: str) -> str:
-    """A summary key in words: ``ttft_ms.p99`` is TTFT p99."""
-    metric, _, stat = key.partition(".")
-    return LABELS.get(key, f"{metric.removesuffix('_ms').upper()} {stat}" if metric.endswith("_ms") else key)
-
-
-def labels(found: Mapping[str, Any]) -> dict[str, str]:
-    """Words for every metric of an examination."""
-    keys = (*WATCHED, *(key for finding in found["findings"] for key in finding["judged_by"]))
-    return {key: label(key) for key in keys}
-
-
-def look_up(summary: Mapping[str, Any], key: str) -> float | None:
-    """The number at a dotted key, None where there is none."""
-    here: Any = summary
-    for part in key.split("."):
-        here = here.get(part) if isinstance(here, Mapping) else None
-    return None if here is None else float(here)
+    return {
+        "before": dict(before),
+        "after": dict(proof.after),
+        "difference_ci95": None if proof.ci95 is None else dict(proof.ci95),
+        "verdict": proof.verdict,
+        "helps": proof.helps,
+    }

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from simkit import api, cli, scenario
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
-from simkit.planner import doctor
+from simkit.planner import doctor, verdict
 from simkit.report.html import render
 
 BASE: dict[str, Any] = {
@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_a_run_with_the_setting(patient: Path) -> None:
     settings = found["findings"][0]["advice"]["settings"]
     again = api.run(scenario.apply_sets(build(), settings)).summary
     after = found["findings"][0]["proof"]["after"]
-    assert {key: doctor.look_up(again, key) for key in after} == after
+    assert {key: verdict.look_up(again, key) for key in after} == after
 
 
 def test_without_proof_nothing_is_run(patient: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def summary(tokens: float, tpot: float, ttft: float = 100.0, finished: int = 10)
 
 
 @pytest.mark.parametrize(
-    ("after", "verdict"),
+    ("after", "expected"),
     [
         (summary(100, 15), "helps"),
         (summary(100, 15, ttft=120), "helps, but makes TTFT p99 worse"),
@@ -219,18 +219,48 @@ def summary(tokens: float, tpot: float, ttft: float = 100.0, finished: int = 10)
         (summary(100, 15) | {"saturated": True}, "helps; saturated, so latencies depend on the run's length"),
     ],
 )
-def test_verdicts(after: Any, verdict: str) -> None:
-    keys = ("tpot_ms.p99", *doctor.WATCHED)
-    before = {key: doctor.look_up(summary(100, 20), key) for key in keys}
-    proof = doctor.judge(("tpot_ms.p99",), {"engine.max_num_seqs": 8}, before, after)
-    assert proof.verdict == verdict
-    assert proof.helps == verdict.startswith("helps")
+def test_verdicts(after: Any, expected: str) -> None:
+    keys = ("tpot_ms.p99", *verdict.WATCHED)
+    before = {key: verdict.look_up(summary(100, 20), key) for key in keys}
+    proof = verdict.judge(("tpot_ms.p99",), {"engine.max_num_seqs": 8}, before, after)
+    assert proof.verdict == expected
+    assert proof.helps == expected.startswith("helps")
 
 
 def test_what_gets_better_for_one_and_worse_for_the_other_goal_does_not_help() -> None:
     before = {"tpot_ms.p99": 20.0, "ttft_ms.p99": 100.0}
-    proof = doctor.judge(("tpot_ms.p99", "ttft_ms.p99"), {}, before, summary(100, 10, ttft=200))
+    proof = verdict.judge(("tpot_ms.p99", "ttft_ms.p99"), {}, before, summary(100, 10, ttft=200))
     assert proof.verdict == "does not help, and makes TTFT p99 worse"
+
+
+def test_what_the_replications_are_not_sure_of_is_not_certain() -> None:
+    before = {"tpot_ms.p99": 20.0, "ttft_ms.p99": 100.0}
+    worse = summary(100, 15, ttft=150)
+    wide = verdict.judge(("tpot_ms.p99",), {}, before, worse, {"tpot_ms.p99": 6.0, "ttft_ms.p99": 60.0})
+    assert wide.verdict == "not certain: TPOT p99 better on average, within the interval of the replications"
+    assert not wide.helps
+    narrow = verdict.judge(("tpot_ms.p99",), {}, before, worse, {"tpot_ms.p99": 4.0, "ttft_ms.p99": 60.0})
+    assert narrow.verdict == "helps", "the price is not certain"
+
+
+def test_differences_are_paired_by_replication() -> None:
+    """Before 100 and 300, after 90 and 291: the difference is -9.5 within 6.4, though the runs differ by 200."""
+    before, after = ([{"x": a}, {"x": b}] for a, b in ((100, 300), (90, 291)))
+    found = verdict.paired_ci95(["x", "y"], before, after)
+    assert found == {"x": pytest.approx(12.706 * 0.5, rel=1e-3)}
+    assert verdict.paired_ci95(["x"], before[:1], after[:1]) is None
+
+
+def test_several_replications_are_judged_by_their_interval(tmp_path: Path) -> None:
+    saved(tmp_path / "run", replications=3)
+    done = simkit(tmp_path, "doctor", "run", "--json", "--jobs", "1")
+    found = json.loads(done.stdout)
+    proof = found["findings"][0]["proof"]
+    assert not found["remade"]
+    assert proof["helps"]
+    assert proof["difference_ci95"]["ttft_ms.p99"] > 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert proof["before"]["ttft_ms.p99"] == summary["ttft_ms"]["p99"]
 
 
 def test_advice_that_the_engine_refuses_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
