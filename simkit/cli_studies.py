@@ -17,6 +17,7 @@ from simkit import console
 from simkit.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
+    from simkit.parts import Result
     from simkit.planner.study import Failure, Options
     from simkit.scenario import Scenario
 
@@ -99,6 +100,7 @@ def run(
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
     if not quiet:
+        _say_alarms(result, written)
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
 
 
@@ -315,6 +317,16 @@ def _notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
     line = console.not_simulated_line(list(dict.fromkeys(keys)))
     for text in dict.fromkeys([*notes, *([line] if line else [])]):
         console.say(text)
+
+
+def _say_alarms(result: Result, written: Path) -> None:
+    """One line when a rule of the doctor finds something to do."""
+    from simkit.diagnosis.rules import alarm_line, diagnose
+    from simkit.planner.doctor import facts_of
+
+    line = alarm_line(diagnose(facts_of(result)))
+    if line is not None:
+        console.say(f"doctor: {line}; `simkit doctor {written}` proves what helps")
 
 
 class writing:

@@ -23,7 +23,9 @@ REQUEST_COLUMNS = (
     "first_scheduled_ns",
     "first_token_ns",
     "last_token_ns",
+    "prompt_tokens",
     "output_tokens",
+    "num_preemptions",
     "status",
     "measured",
 )
@@ -34,6 +36,7 @@ STEP_COLUMNS = (
     "t_end_ns",
     "num_steps",
     "num_decode",
+    "prefill_tokens",
     "running",
     "waiting",
     "dead_slots",
@@ -95,8 +98,8 @@ def load_run(name: str, run_dir: Path) -> Run:
     """Read a finished run directory. Raises InputError naming a file that is missing, broken or lacks a column."""
     return Run(
         name=name,
-        manifest=_read_json(run_dir / "manifest.json"),
-        summary=_read_json(run_dir / "summary.json"),
+        manifest=read_json(run_dir / "manifest.json"),
+        summary=read_json(run_dir / "summary.json"),
         requests=_read_table(run_dir / "requests.parquet", REQUEST_COLUMNS),
         steps=_read_table(run_dir / "steps.parquet", STEP_COLUMNS),
         slots=_read_table(run_dir / "slots.parquet", SLOT_COLUMNS),
@@ -113,7 +116,8 @@ def num_rows(table: Table) -> int:
     return len(next(iter(table.values())))
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """A JSON file of a run directory. Raises InputError when it is missing, broken or no object."""
     try:
         found = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
     except OSError as error:

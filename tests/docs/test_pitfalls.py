@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simkit.api import Result, run
+from simkit.planner import doctor
 from simkit.scenario import apply_sets, load
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -195,6 +197,190 @@ def test_the_tail_pays_for_every_slot() -> None:
     assert p99(of("users-256"), "tpot") > 1.5 * p99(of("users-96"), "tpot")
     assert preempted_share(of("users-8")) == 0
     assert preempted_share(of("users-256")) > 0.2
+
+
+# --- mean hides the tail ----------------------------------------------------------------------------------------------
+def ttft(result: Result, stat: str) -> float:
+    return float(result.summary["ttft_ms"][stat])
+
+
+def objective(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = result.summary["slo"]["ttft_ms"]["p99"]
+    return found
+
+
+def test_bursts_hide_behind_means_that_look_fine() -> None:
+    burst = arms("mean-hides-the-tail")("slots-32")
+    assert ttft(burst, "mean") < 0.3 * objective(burst)["target_ms"]
+    assert ttft(burst, "p99") > 1.5 * objective(burst)["target_ms"]
+    assert objective(burst)["met"] is False
+    assert 1 - objective(burst)["share_within"] == pytest.approx(1 / 20, abs=0.01)
+    assert burst.summary["concurrency_mean"] < 0.4 * 32, "on average two thirds of the slots are free"
+
+
+def test_slots_for_the_burst_cost_next_to_nothing() -> None:
+    of = arms("mean-hides-the-tail")
+    burst, roomy = of("slots-32"), of("slots-128")
+    assert objective(roomy)["met"]
+    assert ttft(roomy, "p99") < ttft(burst, "p99") / 4
+    assert ttft(roomy, "mean") > ttft(burst, "mean") / 2
+    assert 0 < p99(roomy, "tpot") - p99(burst, "tpot") < 5
+
+
+def test_without_bursts_few_slots_are_plenty() -> None:
+    smooth = arms("mean-hides-the-tail")("smooth")
+    assert objective(smooth)["met"]
+    assert ttft(smooth, "p99") < 4 * ttft(smooth, "mean")
+
+
+# --- throughput is not concurrency ------------------------------------------------------------------------------------
+def test_users_beyond_a_few_bring_latency_and_no_throughput() -> None:
+    of = arms("throughput-is-not-concurrency")
+    few, some, many, crowd = (of(f"users-{n}") for n in (4, 16, 64, 256))
+    assert tokens_per_s(some) > 1.3 * tokens_per_s(few)
+    assert tokens_per_s(crowd) < 1.04 * tokens_per_s(some), "sixteen times the users"
+    latency = [result.summary["e2e_ms"]["mean"] for result in (few, some, many, crowd)]
+    assert latency[3] > 12 * latency[1]
+    assert latency == sorted(latency)
+
+
+def test_concurrency_stops_long_before_the_users_do() -> None:
+    of = arms("throughput-is-not-concurrency")
+    many, crowd = (of(f"users-{n}").summary["concurrency_mean"] for n in (64, 256))
+    assert 25 < many < 30
+    assert crowd == pytest.approx(many, rel=0.01)
+    assert of("users-256").summary["kv"]["utilization"] < 0.25, "it is not memory"
+
+
+def test_users_are_throughput_times_latency() -> None:
+    """Little's law, for clients without a pause; the start and the end of the run are not in balance."""
+    result = arms("throughput-is-not-concurrency")("users-16")
+    summary = result.summary
+    users = summary["throughput"]["requests_per_s"] * summary["e2e_ms"]["mean"] / 1000
+    assert users == pytest.approx(16, rel=0.03)
+
+
+# --- the doctor finds each of them, and what it advises helps ---------------------------------------------------------
+@cache
+def finding_of(scenario: str, variant: str, rule: str) -> dict[str, Any]:
+    """What a rule finds in one arm, every advice proven by running it."""
+    result = arm(scenario, variant)
+    found = doctor.examine(doctor.rebuild(result.manifest, "manifest"), result, only=(rule,))
+    assert not found["remade"], "a run of this very version is compared as it is"
+    (finding,) = found["findings"]
+    return dict(finding)
+
+
+def entries(finding: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**finding["advice"], "proof": finding["proof"]}, *finding["also_tried"]]
+
+
+PITFALLS = [
+    ("block-size", "block-128", "block-waste", {"engine.block_size": 16}),
+    ("block-size", "block-128", "prefix-cache", {"engine.block_size": 16}),
+    ("kv-too-small", "storm", "preemptions", {"engine.max_num_seqs": 33}),
+    ("recompute-or-swap", "short-swap", "preemption-kind", {"engine.preemption": "recompute"}),
+    ("recompute-or-swap", "long-recompute", "preemption-kind", {"engine.preemption": "swap"}),
+    ("max-num-seqs-limit", "users-256", "slots-beyond-memory", {"engine.max_num_seqs": 98}),
+    (
+        "long-prompt-stall", "not-chunked", "prefill-stall",
+        {"engine.enable_chunked_prefill": True, "engine.max_num_batched_tokens": 2048},
+    ),
+    ("shared-system-prompt", "caching-off", "prefix-cache", {"engine.enable_prefix_caching": True}),
+    ("mean-hides-the-tail", "slots-32", "mean-hides-tail", {"engine.max_num_seqs": 64}),
+    (
+        "throughput-is-not-concurrency", "users-64", "concurrency-misread",
+        {"workload.arrivals.concurrency": 20},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scenario", "variant", "rule", "settings"), PITFALLS)
+def test_the_doctor_finds_the_pitfall_and_its_advice_helps(
+    scenario: str, variant: str, rule: str, settings: dict[str, Any]
+) -> None:
+    finding = finding_of(scenario, variant, rule)
+    assert finding["severity"] != "note"
+    assert finding["proof"]["helps"], "the best advice comes first"
+    tried = {str(sorted(entry["settings"].items())): entry["proof"] for entry in entries(finding) if entry["settings"]}
+    # How much memory there is decides how many slots fit, so those are compared with a margin.
+    close = [proof for text, proof in tried.items() if _alike(text, settings)]
+    assert close, f"{settings} is not among {list(tried)}"
+    assert close[0]["helps"], close[0]["verdict"]
+    leading = finding["judged_by"][0]
+    assert close[0]["before"][leading] != close[0]["after"][leading]
+
+
+def _alike(text: str, settings: dict[str, Any]) -> bool:
+    for key, value in settings.items():
+        if key not in text:
+            return False
+        found = text.split(f"('{key}', ")[1].split(")")[0].strip("'")
+        exact = not isinstance(value, int) or isinstance(value, bool)
+        if exact and found != str(value):
+            return False
+        if not exact and abs(int(found) - value) > 0.1 * value:
+            return False
+    return True
+
+
+def test_the_price_of_an_advice_is_told() -> None:
+    """Fewer slots end the storm, and the queue is outside then: whoever comes last waits longer for his first token."""
+    finding = finding_of("kv-too-small", "storm", "slots-beyond-memory")
+    for entry in entries(finding):
+        assert entry["proof"]["helps"]
+        assert "makes" in entry["proof"]["verdict"]
+        assert "TTFT p99" in entry["proof"]["verdict"]
+
+
+def test_preemptions_cost_work_that_is_done_again_and_time_in_which_nothing_is() -> None:
+    storm = arm("kv-too-small", "storm")
+    (finding,) = doctor.examine(None, storm, only=("preemptions",))["findings"]
+    shown = {item["name"]: item["value"] for item in finding["evidence"]}
+    again = shown["tokens computed again, over prompt tokens"]
+    assert again == pytest.approx(11, abs=1)
+    assert int(storm.steps.prefill_tokens.sum()) == pytest.approx((1 + again) * storm.requests.prompt_tokens.sum())
+    running = doctor.facts_of(storm).running_mean
+    assert running == pytest.approx(31, abs=1)
+    assert storm.summary["concurrency_mean"] == pytest.approx(49, abs=1)
+
+
+def test_advice_that_does_not_help_is_shown_as_such() -> None:
+    finding = finding_of("recompute-or-swap", "long-recompute", "preemptions")
+    verdicts = [entry["proof"]["verdict"] for entry in entries(finding) if entry["proof"]]
+    assert verdicts[0].startswith("helps")
+    assert any(verdict.startswith("does not help") for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "variant"),
+    [
+        ("block-size", "block-16"),
+        ("shared-system-prompt", "caching-on"),
+        ("shared-system-prompt", "1599-tokens"),
+        ("max-num-seqs-limit", "users-8"),
+        ("mean-hides-the-tail", "slots-128"),
+    ],
+)
+def test_the_cured_arm_is_healthy(scenario: str, variant: str) -> None:
+    found = doctor.examine(None, arm(scenario, variant))["findings"]
+    assert [finding["rule"] for finding in found if finding["severity"] != "note"] == []
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_first_scenario_only_has_room_left(seed: int) -> None:
+    result = run(load(SCENARIOS / "llama3-8b-a100.yaml", [f"seed={seed}"]))
+    assert [finding["rule"] for finding in doctor.examine(None, result)["findings"]] == ["room-left"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("scenario", "variant", "rule", "settings"), PITFALLS)
+def test_the_pitfall_does_not_hang_on_one_seed(
+    scenario: str, variant: str, rule: str, settings: dict[str, Any], seed: int
+) -> None:
+    loaded = load(SCENARIOS / f"{scenario}.yaml", [f"seed={seed}"])
+    found = doctor.examine(None, run(apply_sets(loaded, loaded.variants[variant])))["findings"]
+    assert rule in [finding["rule"] for finding in found]
 
 
 # --- mild pressure ----------------------------------------------------------------------------------------------------

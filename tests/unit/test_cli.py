@@ -12,11 +12,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 import simkit
 from simkit import cli, console, manifest
+from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
 from simkit.manifest import canonical_json
 from simkit.report import tables
@@ -61,6 +63,12 @@ SUMMARY: dict[str, Any] = {
 }  # fmt: skip
 
 
+NO_ROWS = {
+    "requests": pa.table({name: pa.array([], pa.int64()) for name in doctor.REQUEST_COLUMNS}),
+    "steps": pa.table({name: pa.array([], pa.int64()) for name in doctor.STEP_COLUMNS}),
+}
+
+
 class FakeApi(ModuleType):
     """Stands in for the engine: remembers how it was called and writes what a run directory must have."""
 
@@ -78,7 +86,7 @@ class FakeApi(ModuleType):
             "name": scenario.name, "scenario": scenario.to_dict(), "not_simulated": ["engine.async_scheduling"],
             "notes": ["trace: 1 row skipped"], "created_by": manifest.CREATED_BY,
         }  # fmt: skip
-        return SimpleNamespace(summary=SUMMARY, manifest=facts)
+        return SimpleNamespace(summary=SUMMARY, manifest=facts, tables=NO_ROWS)
 
     def run(self, scenario: Any, *, base_dir: Path | None, progress: Any, single_step: bool) -> Any:
         self.single_step = single_step
@@ -133,6 +141,7 @@ def test_run_prints_tables_and_writes_the_default_directory(api: FakeApi) -> Non
     assert result.stderr.splitlines() == [
         "trace: 1 row skipped",
         "note: accepted but not simulated yet, run as off: engine.async_scheduling",
+        "doctor: 2 findings: ttft-tail, prefill-stall; `simkit doctor runs/tiny` proves what helps",
         "wrote runs/tiny; open runs/tiny/report.html",
     ]
     assert json.loads(Path("runs/tiny/summary.json").read_text()) == SUMMARY

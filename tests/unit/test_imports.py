@@ -33,6 +33,7 @@ ROOM_OF = {
     "cli_memory": "cli",
     "cli_calibrate": "cli",
     "cli_plan": "cli",
+    "cli_doctor": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
@@ -59,8 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS},
     # A recorded schedule is checked against a batcher: no engine, no clock.
     "conformance": {*VALUES, "batching", "kv"},
+    # Rules from the numbers of a run to findings; shared by report, planner and the command line.
+    "diagnosis": {"units"},
     # Reads a run directory; knows specs as values to tabulate, and no engine.
-    "report": {"units", "types", "errors", *SPECS},
+    "report": {"units", "types", "errors", "diagnosis", *SPECS},
     "manifest": {"simkit"},
     "rundir": {"errors", "manifest"},
     "console": {"errors"},
@@ -70,7 +73,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"parts", "engine", "errors", "manifest", "scenario", "report", "planner"},
     # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
     # Start-up logs name models and GPUs.
-    "planner": {*VALUES, *SPECS, "parts", "engine", "manifest", "memory", "metrics", "scenario", "workload", "simkit"},
+    "planner": {
+        *VALUES, *SPECS, "parts", "diagnosis", "engine", "manifest", "memory", "metrics", "scenario", "workload", "simkit",
+    },  # fmt: skip
     "simkit": {"api", "errors"},
     "main": {"cli"},
     # The top: `cli` may import everything.

@@ -1,0 +1,214 @@
+"""The numbers of a run that rules look at: some from its summary, the others counted once from its tables.
+
+Times are weighted by step time over all replicas and replications. Imports numpy and `thresholds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simkit.diagnosis.thresholds import BUDGET_FULL, MEMORY_FULL
+from simkit.units import NS_PER_MS, ns_to_s
+
+Table = Mapping[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+
+REQUEST_COLUMNS = ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions")
+STEP_COLUMNS = (
+    "t_start_ns",
+    "t_end_ns",
+    "num_steps",
+    "num_decode",
+    "prefill_tokens",
+    "running",
+    "waiting",
+    "kv_free_tokens",
+    "kv_external_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Shares of step time. `slots`, `memory` and `budget` say what kept the waiting out; they add up to `anyone`.
+
+    `crowded`: somebody waits or every slot is taken; `budget_used_up`: in steps that leave no tokens to others.
+    """
+
+    anyone: float
+    slots: float
+    memory: float
+    budget: float
+    crowded: float
+    budget_used_up: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of all requests, in tokens. `held` is the mean length of a running sequence, averaged over time."""
+
+    prompt_mean: float
+    prompt_p50: float
+    prompt_p99: float
+    longest: int
+    held: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One finished run. `manifest` and `summary` are the content of its JSON files.
+
+    `mixed_step_ms` and `decode_step_ms` are the mean durations of steps with and without prompt tokens. `again` is
+    the tokens of prompts and answers that were computed again after a preemption, over those of all prompts.
+    """
+
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    num_requests: int
+    waits: Waits
+    lengths: Lengths
+    running_mean: float | None
+    busy_share: float | None
+    mixed_step_ms: float | None
+    decode_step_ms: float | None
+    preempted_share: float | None
+    preemptions_a_request: float | None
+    most_preemptions: int
+    again: float | None
+
+    def value(self, key: str) -> Any:
+        """The value at a dotted key of the summary, None where any part of it is missing."""
+        return _look_up(self.summary, key)
+
+    def setting(self, key: str) -> Any:
+        """The value at a dotted key of the resolved scenario, None where any part of it is missing."""
+        return _look_up(self.manifest, f"scenario.{key}")
+
+    def objective(self, metric: str, key: str) -> float | None:
+        """What the SLO asks of a statistic of a latency, in ms."""
+        found = self.setting(f"slo.{metric}.{key}")
+        return None if found is None else float(found)
+
+    def ratio(self, metric: str, above: str = "p99", below: str = "p50") -> float | None:
+        """One statistic of a latency over another."""
+        return over(self.value(f"{metric}.{above}"), self.value(f"{metric}.{below}"))
+
+    @property
+    def continuous(self) -> bool:
+        """Whether the batch is decided anew in every step."""
+        return bool(self.setting("engine.batching") == "continuous")
+
+    @property
+    def paged(self) -> bool:
+        """Whether KV memory comes in blocks."""
+        return bool(self.setting("engine.kv_allocator") == "paged")
+
+    @property
+    def slots(self) -> int:
+        """Slots of a replica that may be used at once."""
+        return _slots(self.manifest)
+
+    @property
+    def fits(self) -> float | None:
+        """Sequences of the mean length that the KV memory of a replica holds."""
+        return over(self.value("kv.capacity_tokens"), self.lengths.held)
+
+
+def over(part: float | None, whole: float | None) -> float | None:
+    """`part` / `whole`; None where either is missing or there is no whole."""
+    return None if part is None or not whole else part / whole
+
+
+def gather(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Table, steps: Table) -> Facts:
+    """The facts of a run; its tables need `REQUEST_COLUMNS` and `STEP_COLUMNS`."""
+    prompts, outputs = _column(requests, "prompt_tokens"), _column(requests, "output_tokens")
+    lasted = _column(steps, "t_end_ns") - _column(steps, "t_start_ns")
+    each, prefill = _column(steps, "num_steps"), _column(steps, "prefill_tokens")
+    mixed = prefill > 0
+    count, preempted = len(prompts), _column(requests, "num_preemptions")
+    needed = float(prompts.sum()) * (1 - (_look_up(summary, "prefix_cache_hit_rate") or 0.0))
+    return Facts(
+        manifest=manifest,
+        summary=summary,
+        num_requests=count,
+        waits=_waits(manifest, summary, steps, lasted),
+        lengths=_lengths(prompts, outputs),
+        running_mean=over(float((_column(steps, "running") * lasted).sum()), float(lasted.sum())),
+        busy_share=_busy(manifest, summary, requests, lasted),
+        mixed_step_ms=_mean_ms(lasted[mixed], each[mixed]),
+        decode_step_ms=_mean_ms(lasted[~mixed], each[~mixed]),
+        preempted_share=over(float((preempted > 0).sum()), count),
+        preemptions_a_request=over(float(preempted.sum()), count),
+        most_preemptions=int(preempted.max(initial=0)),
+        again=over(max(0.0, float(prefill.sum()) - needed), needed) if preempted.any() else 0.0,
+    )
+
+
+def _waits(manifest: Mapping[str, Any], summary: Mapping[str, Any], steps: Table, lasted: Floats) -> Waits:
+    waiting = _column(steps, "waiting") > 0
+    taken = _column(steps, "running") >= _slots(manifest)
+    capacity = float(_look_up(summary, "kv.capacity_tokens") or 0)
+    left = _column(steps, "kv_free_tokens") - _column(steps, "kv_external_tokens")
+    kept_free = float(_look_up(manifest, "scenario.engine.watermark") or 0.0)
+    full = left < (MEMORY_FULL.value + kept_free) * capacity
+    budget = float(_look_up(manifest, "scenario.engine.max_num_batched_tokens") or np.inf)
+    a_step = _column(steps, "prefill_tokens") / np.maximum(_column(steps, "num_steps"), 1)
+    used_up = a_step + _column(steps, "num_decode") >= BUDGET_FULL.value * budget
+    total = float(lasted.sum())
+
+    def share(mask: npt.NDArray[Any]) -> float:
+        return float(lasted[mask].sum()) / total if total else 0.0
+
+    return Waits(
+        anyone=share(waiting),
+        slots=share(waiting & taken),
+        memory=share(waiting & ~taken & full),
+        budget=share(waiting & ~taken & ~full),
+        crowded=share(waiting | taken),
+        budget_used_up=share(used_up),
+    )
+
+
+def _lengths(prompts: Floats, outputs: Floats) -> Lengths:
+    if not len(prompts):
+        return Lengths(0.0, 0.0, 0.0, 0, None)
+    middle, tail = np.percentile(prompts, (50, 99))
+    # A sequence runs for as many steps as it has answer tokens, and is on average half of its answer long.
+    held = over(float((outputs * (prompts + outputs / 2)).sum()), float(outputs.sum()))
+    return Lengths(float(prompts.mean()), float(middle), float(tail), int((prompts + outputs).max()), held)
+
+
+def _busy(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Table, lasted: Floats) -> float | None:
+    """GPU busy over the share of time in which there were steps at all."""
+    busy, span = _look_up(summary, "gpu.busy"), _look_up(summary, "makespan_s")
+    replicas, replications = _look_up(manifest, "scenario.replicas") or 1, _look_up(manifest, "replications") or 1
+    if busy is None or not span:
+        return None
+    return over(busy, min(1.0, ns_to_s(int(lasted.sum())) / (span * replicas * replications)))
+
+
+def _mean_ms(lasted: Floats, num_steps: Floats) -> float | None:
+    mean_ns = over(float(lasted.sum()), float(num_steps.sum()))
+    return None if mean_ns is None else mean_ns / NS_PER_MS
+
+
+def _slots(manifest: Mapping[str, Any]) -> int:
+    engine = _look_up(manifest, "scenario.engine") or {}
+    limits = [engine.get(key) for key in ("max_num_seqs", "max_num_active_seqs")]
+    return min((int(limit) for limit in limits if limit is not None), default=1 << 31)
+
+
+def _column(table: Table, name: str) -> Floats:
+    """A column as floats, missing values 0."""
+    return np.nan_to_num(np.asarray(table[name], dtype=np.float64))
+
+
+def _look_up(data: Mapping[str, Any], key: str) -> Any:
+    here: Any = data
+    for part in key.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return here

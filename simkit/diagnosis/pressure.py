@@ -1,0 +1,167 @@
+"""Rules of KV memory: preemptions and what they cost, slots beyond it, and waste. Imports facts, findings, remedies."""
+
+from __future__ import annotations
+
+from simkit.diagnosis import remedies
+from simkit.diagnosis import thresholds as at
+from simkit.diagnosis.facts import Facts, over
+from simkit.diagnosis.findings import Advice, Evidence, Finding
+from simkit.diagnosis.queues import THROUGHPUT
+
+PLAIN_BLOCK_SIZE = 16
+
+
+def preemptions(facts: Facts) -> Finding | None:
+    """Running sequences are thrown out again and again."""
+    if not at.PREEMPTED.crossed(facts.preempted_share):
+        return None
+    swaps = facts.setting("engine.preemption") != "recompute"
+    lost = [] if swaps else [Evidence("tokens computed again, over prompt tokens", facts.again, "x")]
+    fitting = remedies.slots_that_fit(facts)
+    advice = [fitting] if fitting else []
+    advice += remedies.more_memory(facts)
+    if facts.continuous and facts.paged and not facts.setting("engine.watermark"):
+        text = "Keep 5 % of the blocks free at admission, so that those inside have room to grow."
+        advice.append(Advice(text, ({"engine.watermark": 0.05},)))
+    if facts.paged:
+        text = "A lower max_model_len gains nothing here: paged memory holds only what is used."
+        advice.append(Advice(text))
+    return Finding(
+        "preemptions",
+        "serious" if at.PREEMPTED_BADLY.crossed(facts.preemptions_a_request) else "warning",
+        "Memory pressure: more sequences are let in than the KV memory holds once they have grown, so running ones are "
+        f"thrown out and {'swapped' if swaps else 'computed again'}. Each time somebody's answer stops.",
+        (
+            at.PREEMPTED.evidence(facts.preempted_share),
+            at.PREEMPTED_BADLY.evidence(facts.preemptions_a_request),
+            Evidence("most preemptions of one request", facts.most_preemptions, "times"),
+            *lost,
+            Evidence("TPOT p99 / p50", facts.ratio("tpot_ms"), "x"),
+        ),
+        tuple(advice),
+        ("num_preemptions", "tpot_ms.p99"),
+    )
+
+
+def preemption_kind(facts: Facts) -> Finding | None:
+    """Victims are recomputed where swapping is cheaper, or the other way round."""
+    kind = facts.setting("engine.preemption")
+    if not at.PREEMPTED.crossed(facts.preempted_share) or kind not in ("recompute", "swap"):
+        return None
+    costs = _costs_ms(facts)
+    if costs is None or not (facts.continuous and facts.paged):
+        return None
+    other = "swap" if kind == "recompute" else "recompute"
+    times = over(costs[kind], costs[other]) if costs[other] else float(costs[kind] > 0) * at.OTHER_IS_CHEAPER.value
+    if not at.OTHER_IS_CHEAPER.crossed(times):
+        return None
+    room = "with room for it in host memory (host_pool_gib)" if other == "swap" else "which rides along with decodes"
+    return Finding(
+        "preemption-kind",
+        "warning",
+        f"Victims are {'recomputed' if kind == 'recompute' else 'swapped'}, and by a rough estimate {other} is cheaper "
+        "for sequences of this length.",
+        (
+            at.PREEMPTED.evidence(facts.preempted_share),
+            Evidence("tokens of a victim, mean", facts.lengths.held, "tokens"),
+            Evidence("recompute adds, estimated", costs["recompute"], "ms"),
+            Evidence("swap adds, estimated", costs["swap"], "ms"),
+            *([at.OTHER_IS_CHEAPER.evidence(times)] if costs[other] else []),
+        ),
+        (
+            Advice(f"Preempt by {other}, {room}.", ({"engine.preemption": other},)),
+            Advice("Let the engine choose for each victim (what-if).", ({"engine.preemption": "auto"},)),
+        ),
+        (THROUGHPUT, "itl_ms.p99"),
+    )
+
+
+def _costs_ms(facts: Facts) -> dict[str, float] | None:
+    """What a preemption of each kind adds to the steps, roughly; None without the figures.
+
+    Swap moves the bytes of all tokens over PCIe twice. Recompute takes 2 FLOPs a parameter and token, but a step that
+    reads all weights anyway has room for peak FLOP/s x bytes a parameter / (2 x bytes/s) tokens at no cost.
+    """
+    model, gpu, memory = (facts.manifest.get(key) or {} for key in ("model", "gpu", "memory"))
+    peak = (gpu.get("peak_flops_per_s") or {}).get(facts.setting("engine.dtype"))
+    found = (
+        model.get("num_params"), gpu.get("pcie_bytes_per_s"), gpu.get("hbm_bytes_per_s"), peak,
+        memory.get("kv_bytes_per_token"), facts.lengths.held,
+    )  # fmt: skip
+    if None in found or model.get("num_experts"):
+        return None
+    params, pcie, hbm, peak, token_bytes, held = (float(value or 0.0) for value in found)
+    gpus = facts.setting("hardware.tensor_parallel_size") or 1
+    free_tokens = max(0.0, peak / hbm - (facts.running_mean or 0.0))
+    recompute_s = max(0.0, held - free_tokens) * 2 * params / gpus / peak
+    return {"recompute": 1e3 * recompute_s, "swap": 1e3 * held * 2 * token_bytes / pcie}
+
+
+def slots_beyond_memory(facts: Facts) -> Finding | None:
+    """max_num_seqs is set where memory, not slots, decides who runs; the tail pays."""
+    times = over(float(facts.slots), facts.fits)
+    crossed = at.SLOTS_BEYOND_MEMORY.crossed(times) and at.WAIT_FOR_MEMORY.crossed(facts.waits.memory)
+    if not (facts.continuous and facts.paged and crossed and at.PREEMPTED.crossed(facts.preempted_share)):
+        return None
+    fitting = remedies.slots_that_fit(facts)
+    return Finding(
+        "slots-beyond-memory",
+        "warning",
+        f"max_num_seqs is at {facts.slots:,}, and memory holds about {int(facts.fits or 0):,} sequences. More slots "
+        "than that buy no throughput: they let in who will be thrown out.",
+        (
+            at.SLOTS_BEYOND_MEMORY.evidence(times),
+            at.WAIT_FOR_MEMORY.evidence(facts.waits.memory),
+            at.PREEMPTED.evidence(facts.preempted_share),
+            Evidence("running sequences, mean", facts.running_mean, "requests"),
+            Evidence("TPOT p99 / p50", facts.ratio("tpot_ms"), "x"),
+        ),
+        (fitting,) if fitting else (),
+        ("tpot_ms.p99", "num_preemptions"),
+    )
+
+
+def block_waste(facts: Facts) -> Finding | None:
+    """Large blocks are mostly empty."""
+    used, size = facts.value("kv.used.share_of_allocated"), facts.setting("engine.block_size") or 0
+    wasted = None if used is None else 1 - used
+    if not (facts.continuous and facts.paged and size > PLAIN_BLOCK_SIZE and at.BLOCK_WASTE.crossed(wasted)):
+        return None
+    return Finding(
+        "block-waste",
+        "warning",
+        f"Blocks of {size} tokens are large for sequences of {facts.lengths.held or 0:,.0f}: the last one of each is "
+        "on average half empty.",
+        (
+            at.BLOCK_WASTE.evidence(wasted),
+            Evidence("block size", size, "tokens"),
+            Evidence("time in which requests wait for KV memory", facts.waits.memory, "share"),
+        ),
+        (Advice("Take the default block size.", ({"engine.block_size": PLAIN_BLOCK_SIZE},)),),
+        (THROUGHPUT, "kv.internal.share_of_allocated", "ttft_ms.p99"),
+    )
+
+
+def contiguous_waste(facts: Facts) -> Finding | None:
+    """Contiguous memory is set aside for tokens that never come."""
+    used = facts.value("kv.used.share_of_allocated")
+    wasted = None if used is None else 1 - used
+    if facts.paged or not at.RESERVED_WASTE.crossed(wasted):
+        return None
+    advice = [Advice("Page the memory: blocks are taken as they are filled.", ({"engine.kv_allocator": "paged"},))]
+    length, longest = facts.setting("engine.max_model_len") or 0, facts.lengths.longest
+    if facts.setting("engine.reservation") == "max" and 0 < 2 * longest < length:
+        text = f"Lower max_model_len to the longest sequence of this run, {longest:,} tokens."
+        advice.append(Advice(text, ({"engine.max_model_len": longest},)))
+    return Finding(
+        "contiguous-waste",
+        "warning",
+        "Contiguous memory is set aside for the longest possible answer, and most of it is never filled.",
+        (
+            at.RESERVED_WASTE.evidence(wasted),
+            Evidence("longest sequence", longest, "tokens"),
+            Evidence("max_model_len", length, "tokens"),
+        ),
+        tuple(advice),
+        (THROUGHPUT, "ttft_ms.p99"),
+    )

@@ -1,0 +1,139 @@
+"""Rules of latency tails: TTFT, gaps between tokens, and means that hide them. Imports facts, findings, remedies."""
+
+from __future__ import annotations
+
+from simkit.diagnosis import remedies
+from simkit.diagnosis import thresholds as at
+from simkit.diagnosis.facts import Facts, over
+from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
+
+NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+REASONS = {
+    "slots": "requests wait for a slot",
+    "memory": "requests wait for KV memory",
+    "budget": "prompts stand in line for the token budget",
+    "preemptions": "running sequences are thrown out and come back later",
+    "prefill": "running sequences wait for steps that compute prompts",
+}
+
+
+def ttft_tail(facts: Facts) -> Finding | None:
+    """Some first tokens come much later than most."""
+    p99, ratio, objective = facts.value("ttft_ms.p99"), facts.ratio("ttft_ms"), facts.objective("ttft_ms", "p99")
+    bound = at.LONG_TTFT if objective is None else Threshold("TTFT p99", ">", objective, "ms")
+    if not (facts.continuous and bound.crossed(p99) and at.TTFT_TAIL.crossed(ratio)) or facts.value("saturated"):
+        return None
+    if _hidden(facts, "ttft_ms"):
+        return None
+    reason, advice = _why_late(facts)
+    return Finding(
+        "ttft-tail",
+        "warning",
+        f"The tail of TTFT is long, because {REASONS[reason]}.",
+        (
+            bound.evidence(p99, "TTFT p99"),
+            at.TTFT_TAIL.evidence(ratio),
+            *_where_it_waits(facts),
+        ),
+        tuple(advice),
+        ("ttft_ms.p99",),
+    )
+
+
+def prefill_stall(facts: Facts) -> Finding | None:
+    """Running sequences wait while prompts are computed."""
+    p99, ratio, objective = facts.value("itl_ms.p99"), facts.ratio("itl_ms"), facts.objective("itl_ms", "p99")
+    bound = at.LONG_ITL if objective is None else Threshold("ITL p99", ">", objective, "ms")
+    preempted = at.PREEMPTED.crossed(facts.preempted_share)
+    if not (facts.continuous and bound.crossed(p99) and at.ITL_TAIL.crossed(ratio)) or preempted:
+        return None
+    chunked = facts.setting("engine.enable_chunked_prefill")
+    how = "a step takes a large slice of a prompt along" if chunked else "a prompt is computed whole in one step"
+    return Finding(
+        "prefill-stall",
+        "warning" if chunked else "serious",
+        f"Answers stop in the middle: {how}, and everybody who is running waits for it.",
+        (
+            bound.evidence(p99, "ITL p99"),
+            at.ITL_TAIL.evidence(ratio),
+            Evidence("step with prompt tokens, mean", facts.mixed_step_ms, "ms"),
+            Evidence("step without, mean", facts.decode_step_ms, "ms"),
+            Evidence("prompt p99", facts.lengths.prompt_p99, "tokens"),
+            Evidence("max_num_batched_tokens", facts.setting("engine.max_num_batched_tokens"), "tokens"),
+        ),
+        tuple(remedies.smaller_steps(facts)),
+        ("itl_ms.p99",),
+    )
+
+
+def mean_hides_tail(facts: Facts) -> Finding | None:
+    """The mean of a latency meets the objective; the percentile that was asked for does not."""
+    for metric, name in NAMES.items():
+        key = _hidden(facts, metric)
+        if key is None:
+            continue
+        result = facts.value(f"slo.{metric}.{key}")
+        target, mean = result["target_ms"], facts.value(f"{metric}.mean")
+        value = facts.value(f"{metric}.{key}")
+        late = metric in ("ttft_ms", "e2e_ms")
+        reason, advice = _why_late(facts) if late else _why_slow(facts)
+        share = result.get("share_within")
+        return Finding(
+            "mean-hides-tail",
+            "serious",
+            f"The mean {name} meets {target:g} ms and hides that {key} does not, because {REASONS[reason]}.",
+            (
+                Evidence(f"{name} mean", mean, "ms", Threshold("objective", "<=", target, "ms")),
+                Evidence(f"{name} {key}", value, "ms", Threshold("objective", ">", target, "ms")),
+                *([] if share is None else [Evidence("requests within the objective", share, "share")]),
+                Evidence(f"{name} {key} / mean", over(value, mean), "x"),
+                Evidence(f"{name} p50", facts.value(f"{metric}.p50"), "ms"),
+                *(_where_it_waits(facts) if late else ()),
+            ),
+            tuple(advice),
+            (f"{metric}.{key}",),
+        )
+    return None
+
+
+def _hidden(facts: Facts, metric: str) -> str | None:
+    """The statistic of an objective that is missed while the mean would meet it."""
+    mean = facts.value(f"{metric}.mean")
+    if facts.value("saturated") or mean is None or not facts.continuous:
+        return None
+    for key, result in (facts.value(f"slo.{metric}") or {}).items():
+        if key != "mean" and result.get("met") is False and mean <= result["target_ms"]:
+            return str(key)
+    return None
+
+
+def _why_late(facts: Facts) -> tuple[str, list[Advice]]:
+    """What first tokens wait for most of the time, and what to do."""
+    waits = facts.waits
+    shares = {"slots": waits.slots, "memory": waits.memory, "budget": waits.budget}
+    reason = max(shares, key=lambda key: shares[key])
+    if reason == "slots":
+        return reason, [remedies.more_slots(facts)]
+    if reason == "memory":
+        return reason, remedies.more_memory(facts)
+    long_prompts = at.LONG_PROMPTS.crossed(over(facts.lengths.prompt_p99, facts.lengths.prompt_p50))
+    return reason, remedies.prompts_stand_in_line(facts, long_prompts)
+
+
+def _why_slow(facts: Facts) -> tuple[str, list[Advice]]:
+    """What running sequences wait for, and what to do."""
+    if at.PREEMPTED.crossed(facts.preempted_share):
+        fitting = remedies.slots_that_fit(facts)
+        return "preemptions", [*([fitting] if fitting else []), *remedies.more_memory(facts)]
+    return "prefill", remedies.smaller_steps(facts)
+
+
+def _where_it_waits(facts: Facts) -> tuple[Evidence, ...]:
+    lengths = facts.lengths
+    return (
+        Evidence("queue p99", facts.value("queue_ms.p99"), "ms"),
+        Evidence("time in which requests wait for a slot", facts.waits.slots, "share"),
+        Evidence("time in which requests wait for KV memory", facts.waits.memory, "share"),
+        Evidence("time in which requests wait for the token budget", facts.waits.budget, "share"),
+        at.LONG_PROMPTS.evidence(over(lengths.prompt_p99, lengths.prompt_p50)),
+    )
