@@ -13,12 +13,13 @@ from typing import Any
 
 from simkit.engine.run import Progress
 from simkit.errors import InputError
-from simkit.planner.offered import for_trials
+from simkit.planner.doctor import examine
+from simkit.planner.offered import at_rate, for_trials
 from simkit.planner.plan_values import FleetSize, Found, Plan, found_from
 from simkit.planner.points import Point, make_point
 from simkit.planner.quest import Quest, pursue_all
 from simkit.planner.search import COARSE
-from simkit.planner.study import Failure, Options, setting
+from simkit.planner.study import Failure, Options, run_scenario, setting
 from simkit.planner.trial import Trial
 from simkit.scenario import Scenario, apply_sets
 
@@ -108,7 +109,20 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
             failed[f"{size.replicas} replicas"] = answer
         else:
             seen_fleets[size] = answer
-    return replace(result, looks=tuple(looks), variations=variations, failed=failed, fleets=seen_fleets)
+    return replace(
+        result, looks=tuple(looks), variations=variations, failed=failed, fleets=seen_fleets,
+        doctor=_diagnosed(chosen, asking),
+    )  # fmt: skip
+
+
+def _diagnosed(chosen: Found, asking: Asking) -> dict[str, Any]:
+    """What the doctor finds when the recommended point is sent twice what it carries: what gives way first."""
+    assert chosen.capacity is not None
+    rate_per_s = float(f"{2 * chosen.capacity.estimate_per_s:.4g}")
+    scenario = at_rate(chosen.point.scenario, rate_per_s, asking.base_per_s)
+    # Nothing of this is kept, and it is too little to be worth a cluster.
+    options: Options = {"jobs": 1 if asking.options.get("dask") else asking.options.get("jobs", 1)}
+    return {"rate_per_s": rate_per_s, **examine(scenario, run_scenario(scenario), **options)}
 
 
 def _fleets(result: Plan, chosen: Found) -> dict[FleetSize, Scenario]:

@@ -115,6 +115,7 @@ def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
         "sensitivity": [_variation(result, chosen, item) for item in result.variations.values()],
         "fleet": None,
         "cost": plain(advise.cost(result, found.estimate_per_s, chosen.point.gpus)),
+        "doctor": result.doctor,
         "command": line,
         "command_notes": list(missing),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ class Plan:
     fleets: dict[FleetSize, tuple[Trial, ...]] = field(default_factory=dict)
     target_per_s: float | None = None
     spare: int = 0
+    doctor: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -74,8 +74,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
     # Start-up logs name models and GPUs.
     "planner": {
-        *VALUES, *SPECS, "parts", "diagnosis", "engine", "manifest", "memory", "metrics", "scenario", "workload", "simkit",
-    },  # fmt: skip
+        *VALUES,
+        *SPECS,
+        "parts",
+        "diagnosis",
+        "engine",
+        "manifest",
+        "memory",
+        "metrics",
+        "scenario",
+        "workload",
+        "simkit",
+    },
     "simkit": {"api", "errors"},
     "main": {"cli"},
     # The top: `cli` may import everything.
