@@ -1,0 +1,90 @@
+"""The plans in reports/ are those that the code makes of the scenarios as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkit import scenario
+from simkit.manifest import plain
+from simkit.planner.bounds import guess_rate
+from simkit.planner.capacity import to_json
+from simkit.planner.offered import base_rate, lengths
+from simkit.planner.plan_json import plan_csv
+from simkit.planner.plan_values import found_from
+from simkit.planner.points import make_points
+from simkit.planner.quest import Quest, pursue
+from simkit.planner.search import COARSE
+from simkit.planner.study import Failure
+from simkit.planner.trial import mean
+from simkit.report import plan_markdown, plan_page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_script() -> Any:
+    spec = importlib.util.spec_from_file_location("build", ROOT / "reports" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NAMES = list(build_script().PLANS)
+
+
+def content(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "reports" / name / "plan.json").read_bytes())
+    return found
+
+
+def load(name: str) -> scenario.Scenario:
+    return scenario.load(ROOT / "scenarios" / f"{name}.yaml")
+
+
+def test_every_plan_is_kept_and_no_other() -> None:
+    kept = sorted(path.name for path in (ROOT / "reports").iterdir() if path.is_dir() and path.name != "__pycache__")
+    assert kept == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_of_the_scenario_as_it_is(name: str) -> None:
+    assert content(name)["scenario"] == json.loads(json.dumps(plain(load(name).to_dict())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pages_are_what_the_numbers_give(name: str) -> None:
+    numbers, folder = content(name), ROOT / "reports" / name
+    assert (folder / "plan.csv").read_text(encoding="utf-8") == plan_csv(numbers)
+    assert (folder / "report.md").read_text(encoding="utf-8") == plan_markdown.plan_markdown(numbers)
+    assert (folder / "report.html").read_text(encoding="utf-8") == plan_page.render_plan(numbers)
+
+
+@pytest.mark.parametrize("name", NAMES[:1])
+def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
+    """One capacity and one row of the curve, made again, to the last digit."""
+    numbers, asked = content(name), load(name)
+    point = next(p for p in reversed(numbers["points"]) if p["capacity"]["replications"] == COARSE.replications)
+    made = make_points(asked, {"engine.max_num_seqs": [point["max_num_seqs"]]})[0][0]
+    first = make_points(asked, {"engine.max_num_seqs": [numbers["points"][0]["max_num_seqs"]]})[0][0]
+    sizes = lengths(first.scenario, first.setup.max_model_len)
+    quest = Quest(made.name, made.scenario, base_rate(asked), guess_rate(made.setup, sizes), COARSE)
+    trials = pursue(quest)
+    assert not isinstance(trials, Failure)
+    found = found_from(made, trials, COARSE)
+    assert found.capacity is not None
+    assert json.loads(json.dumps(plain(to_json(found.capacity)))) == point["capacity"]
+
+    row = numbers["curve"][0]
+    chosen = make_points(asked, {"engine.max_num_seqs": [numbers["recommended"]["max_num_seqs"]]})[0][0]
+    looked = pursue(
+        Quest("", chosen.scenario, base_rate(asked), rates_per_s=(row["rate_per_s"],), replications=row["replications"])
+    )
+    assert not isinstance(looked, Failure)
+    for path, value in row["numbers"].items():
+        assert mean(looked, path) == value["mean"], path
