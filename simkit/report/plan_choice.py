@@ -73,12 +73,17 @@ def _rates(content: Content, rows: Sequence[Row]) -> list[tuple[Column, ...]]:
     ]
 
 
+def _meets(rows: Sequence[Row]) -> Column:
+    """Whether the runs at a rate, taken together, met the SLO."""
+    return column("meets\nthe SLO", ["yes" if row["meets"] else "no" for row in rows])
+
+
 def curve(content: Content) -> Sheet | None:
     """A row a rate at which the recommended point was looked at."""
     rows: Sequence[Row] = content.get("curve") or ()
     if not rows:
         return None
-    verdict = (column("verdict", [row["verdict"] or MISSING for row in rows]),)
+    verdict = (column("verdict", [row["verdict"] or MISSING for row in rows]), _meets(rows))
     return Sheet(
         "All rates of the recommended point",
         "rate [1/s]",
@@ -98,6 +103,7 @@ def loads(content: Content) -> Sheet | None:
     first = (
         column("rate\n[1/s]", [plain(row["rate_per_s"]) for row in rows]),
         column("verdict", [row["verdict"] or MISSING for row in rows]),
+        _meets(rows),
     )
     return _turned("Loads", "load", names, (first, *_rates(content, rows)), rows)
 
@@ -121,7 +127,7 @@ def fleet(content: Content) -> list[Sheet]:
     checks: Sequence[Row] = found["checks"]
     if checks:
         names = tuple(f"{row['replicas']:,} replica{'s' if row['replicas'] != 1 else ''}" for row in checks)
-        first = (column("meets\nthe SLO", ["yes" if row["meets"] else "no" for row in checks]),)
+        first = (_meets(checks),)
         sheets.append(
             _turned("Simulated at the target rate", "fleet", names, (first, *_rates(content, checks)), checks)
         )

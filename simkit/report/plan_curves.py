@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
@@ -33,6 +34,9 @@ from simkit.report.plan_figures import WIDTH, band, band_handles
 
 WIDE = 6.0
 """Largest over smallest tried rate, as a multiple of the capacity, beyond which the axis of rates is logarithmic."""
+
+FLAT = 30.0
+"""Largest over smallest TPOT beyond which its axis is logarithmic."""
 
 VERDICTS: dict[str, dict[str, Any]] = {
     "accepted": {"marker": "o"},
@@ -95,7 +99,7 @@ def plain_log(ax: Axes, which: str) -> None:
     axis = ax.xaxis if which == "x" else ax.yaxis
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e5 else f"{value:,.0f}"))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -120,7 +124,8 @@ def throughput(content: Content) -> Figure | None:
             _line(ax, content, _number(key), LOOKS[0])
             _rate_axis(ax, content)
         rates = [row["rate_per_s"] for row in rows]
-        left.plot([min(rates), max(rates)], [min(rates), max(rates)], **OFFERED)
+        offered = np.linspace(min(rates), max(rates), 200)  # bent where the axis is logarithmic
+        left.plot(offered, offered, **OFFERED)
         left.set_title("Throughput")
         left.set_ylabel("finished [requests/s]")
         right.set_title("Concurrency")
@@ -141,7 +146,7 @@ def throughput(content: Content) -> Figure | None:
         "Throughput is counted up to the last delivery, so it lies a little below the rate that is offered, "
         "also where everything is served in time."
     )
-    return Figure(svg, f"{means_text(rows_of(content))} {text}")
+    return Figure(svg, f"{means_text(rows_of(content), drawn=True)} {text}")
 
 
 def latency(content: Content) -> Figure | None:
@@ -150,29 +155,28 @@ def latency(content: Content) -> Figure | None:
         return None
     metrics = metrics_shown(content)
     with style.drawing():
-        fig = style.new_figure(max(WIDTH, 4.7 * len(metrics)), 4.4)
-        for ax, metric in zip(fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+        rows = math.ceil(len(metrics) / 2)
+        fig = style.new_figure(WIDTH, 0.9 + 3.4 * rows)
+        axes = fig.subplots(rows, 2, squeeze=False).flatten()
+        for ax in axes[len(metrics) :]:
+            ax.set_visible(False)
+        for ax, metric in zip(axes, metrics, strict=False):
             name = METRICS[metric]
             drawn = [
                 _line(ax, content, _number(f"{metric}.{stat}"), look) for stat, look in zip(STATS, LOOKS, strict=True)
             ]
-            ax.set_title(name)
+            asked = [f"{stat} ≤ {target:,g} ms" for stat, target in targets(content, metric)]
+            ax.set_title(f"{name}, SLO {' and '.join(asked)}" if asked else name)
             if not any(drawn):
                 ax.text(0.5, 0.5, "undefined: not streamed", ha="center", va="center", transform=ax.transAxes)
                 ax.set_xticks([])
                 ax.set_yticks([])
                 continue
-            for stat, target in targets(content, metric):
+            for _, target in targets(content, metric):
                 ax.axhline(target, **SLO_LOOK)
-                words = f"SLO {stat} ≤ {target:g} ms"
-                ax.annotate(words, (0.01, target), (2, 5), xycoords=("axes fraction", "data"),
-                            textcoords="offset points", fontsize=8.5)  # fmt: skip
             _rate_axis(ax, content)
             ax.set_ylabel(f"{name} [ms]")
-            if metric == "tpot_ms":
-                ax.set_ylim(bottom=0)
-            else:
-                _log_latencies(ax, content, metric)
+            _latency_axis(ax, content, metric)
         handles = [
             Line2D([], [], label=stat_label(content, stat), **look) for stat, look in zip(STATS, LOOKS, strict=True)
         ]
@@ -184,15 +188,16 @@ def latency(content: Content) -> Figure | None:
         "replications count most, so it can be refused where the mean of a percentile still lies below its line. "
         "An interval that reaches below the logarithmic axis is cut at its edge."
     )
-    return Figure(svg, f"{means_text(rows_of(content))} {text}")
+    return Figure(svg, f"{means_text(rows_of(content), drawn=True)} {text}")
 
 
-def _log_latencies(ax: Axes, content: Content, metric: str) -> None:
-    """A log axis around the means; an interval that reaches below is cut at the edge of the axes."""
-    values = [mean_of(row, f"{metric}.{stat}") for row in rows_of(content) for stat in STATS]
+def _latency_axis(ax: Axes, content: Content, metric: str) -> None:
+    """From 0 for a TPOT that hardly changes; else logarithmic around the means, with intervals cut at the edge."""
+    means = [mean_of(row, f"{metric}.{stat}") for row in rows_of(content) for stat in STATS]
     tops = [(mean_of(row, f"{metric}.p99") or 0) + (ci_of(row, f"{metric}.p99") or 0) for row in rows_of(content)]
-    shown = [value for value in (*values, *(target for _, target in targets(content, metric))) if value]
-    if not shown:
+    shown = [value for value in (*means, *(target for _, target in targets(content, metric))) if value]
+    if not shown or (metric == "tpot_ms" and max(shown) < FLAT * min(shown)):
+        ax.set_ylim(bottom=0)
         return
     ax.set_yscale("log")
     ax.set_ylim(0.7 * min(shown), 1.3 * max(*shown, *tops))
@@ -227,4 +232,4 @@ def pressure(content: Content) -> Figure | None:
         style.legend_below(fig, handles, 7)
         svg = style.to_svg(fig, "pressure", "KV memory in use and preemptions against the request rate")
     text = "The peak is the largest share of a replica's pool at any moment, a mean over replications too."
-    return Figure(svg, f"{means_text(rows_of(content))} {text}")
+    return Figure(svg, f"{means_text(rows_of(content), drawn=True)} {text}")

@@ -34,13 +34,14 @@ def ci_of(row: Row, key: str) -> float | None:
     return known((row["numbers"].get(key) or {}).get("ci95"))
 
 
-def means_text(rows: Sequence[Row]) -> str:
-    """What a number of a rate is."""
+def means_text(rows: Sequence[Row], drawn: bool = False) -> str:
+    """What a number of a rate is, in a table or `drawn`."""
     counts = sorted({row["replications"] for row in rows})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if counts == [1]:
         return "One replication: how far chance moves these numbers is unknown."
-    return f"Means over {number} replications ± half the width of a 95 % interval."
+    how = "with 95 % intervals" if drawn else "± half the width of a 95 % interval"
+    return f"Means over {number} replications {how}."
 
 
 def further(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +88,19 @@ def rates_text(found: Mapping[str, Any] | None) -> str:
     """A capacity with its interval, in requests/s."""
     if found is None:
         return MISSING
-    low, high = known(found["low_per_s"]), known(found["high_per_s"])
+    low, high = ends(found)
     text = f"{plain(found['estimate_per_s'])} requests/s"
-    return text if low is None or high is None else f"{text} (95 % interval {plain(low)} to {plain(high)})"
+    if low is None or high is None:
+        return f"{text} (no interval: that takes two replications)"
+    return f"{text} (95 % interval {plain(low)} to {plain(high)})"
+
+
+def ends(found: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+    """The interval of a capacity, both ends or none."""
+    if found is None:
+        return None, None
+    low, high = known(found["low_per_s"]), known(found["high_per_s"])
+    return (None, None) if low is None or high is None else (low, high)
 
 
 def stat_label(content: Content, stat: str) -> str:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from simkit.report import style
 from simkit.report.figures import Figure
 from simkit.report.plan_choice import variation_name
-from simkit.report.plan_data import Content, combinations, known, several_gpus
+from simkit.report.plan_data import Content, combinations, ends, known, several_gpus
 
 MAX_LINES = 4
 """Combinations of further settings that share axes; more get a panel each."""
@@ -46,14 +46,20 @@ def capacity(content: Content) -> Figure | None:
     drawn = {name: points for name, points in lines.items() if points}
     if not drawn:
         return None
+    if len({point["max_num_seqs"] for points in drawn.values() for point in points}) == 1 and len(drawn) > 1:
+        return _combinations(content, {name: points[0] for name, points in drawn.items()})
     panels = len(drawn) > MAX_LINES
     rows = math.ceil(len(drawn) / PANELS_A_ROW) if panels else 1
     with style.drawing():
         fig = style.new_figure(WIDTH, 2.6 * rows + 1.1) if panels else style.new_figure(WIDTH, 4.9)
         axes = fig.subplots(rows, PANELS_A_ROW if panels else 1, sharex=True, sharey=True, squeeze=False).flatten()
+        same = len({_bound(points) for points in drawn.values()}) == 1
         for index, (name, points) in enumerate(drawn.items()):
             ax = axes[index if panels else 0]
-            _line(ax, content, points, 0 if panels else index, len(drawn))
+            if panels or index == 0 or not same:
+                color = style.INK if panels or same else style.CYCLE[index]
+                ax.axvline(_bound(points), zorder=2, **(_BOUND | {"color": color}))
+            _line(ax, content, points, 0 if panels else index)
             if panels:
                 ax.set_title(name)
         unit = "capacity a GPU [requests/s]" if several_gpus(content) else "capacity [requests/s]"
@@ -84,8 +90,8 @@ def _capacity_caption(content: Content, combined: int) -> str:
     return text
 
 
-def _line(ax: Axes, content: Content, points: Points, turn: int, lines: int) -> None:
-    """One combination: band, line, a mark a point, rings around the recommended point and the knee, its bound."""
+def _line(ax: Axes, content: Content, points: Points, turn: int) -> None:
+    """One combination: band, line, a mark a point, rings around the recommended point and the knee."""
     look = _turn(turn)
     color = look["color"]
     share = [point["gpus"] if several_gpus(content) else 1 for point in points]
@@ -105,9 +111,6 @@ def _line(ax: Axes, content: Content, points: Points, turn: int, lines: int) -> 
             ax.plot([at], [value], **_RECOMMENDED)
         if knee and point["name"] == knee["name"]:
             ax.plot([at], [value], **_KNEE)
-    bounds = {point["physical"]["bound"] for point in points}
-    shown = color if lines > 1 and lines <= MAX_LINES else style.INK
-    ax.axvline(max(bounds), zorder=2, **(_BOUND | {"color": shown}))
 
 
 _RECOMMENDED: dict[str, Any] = {
@@ -122,6 +125,36 @@ _KNEE: dict[str, Any] = _RECOMMENDED | {"marker": "s", "markersize": 12, "marker
 def _turn(index: int) -> dict[str, Any]:
     """Colour and dash of a line among others."""
     return {"color": style.CYCLE[index], "linestyle": style.DASHES[index]}
+
+
+def _bound(points: Points) -> int:
+    """The physical bound of a line; it falls a little where more slots take memory, and the largest is drawn."""
+    return max(int(point["physical"]["bound"]) for point in points)
+
+
+def _combinations(content: Content, drawn: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Capacities where only further settings differ: a line each."""
+    chosen = content.get("recommended")
+    with style.drawing():
+        fig = style.new_figure(WIDTH, 1.6 + 0.32 * len(drawn))
+        ax = fig.subplots()
+        for index, point in enumerate(drawn.values()):
+            part = point["gpus"] if several_gpus(content) else 1
+            low, at, high = (_or_nan(point["capacity"][f"{key}_per_s"]) / part for key in ("low", "estimate", "high"))
+            ax.plot([low, high], [index, index], color=style.GREY, linewidth=3, solid_capstyle="butt")
+            ax.plot([at], [index], marker=_marker(point), color=style.LINE_BLUE, markersize=6, linestyle="none")
+            if chosen and point["name"] == chosen["name"]:
+                ax.plot([at], [index], **_RECOMMENDED)
+        ax.set_yticks(range(len(drawn)), list(drawn))
+        ax.set_ylim(len(drawn) - 0.4, -0.6)
+        ax.set_xlim(left=0)
+        style.grid(ax, "x")
+        ax.set_xlabel("capacity a GPU [requests/s]" if several_gpus(content) else "capacity [requests/s]")
+        # One max_num_seqs has neither a line nor a knee, and its bound is no place on this axis.
+        style.legend_below(fig, _legend(content, {"": list(drawn.values())}, False)[:-1], 4)
+        svg = style.to_svg(fig, "capacity", "Capacity against the further settings")
+    slots = next(iter(drawn.values()))["max_num_seqs"]
+    return Figure(svg, f"All at max_num_seqs {slots}. {_capacity_caption(content, 1)}".replace("band", "bar"))
 
 
 def _or_nan(value: Any) -> float:
@@ -176,14 +209,14 @@ def chance(content: Content) -> Figure | None:
     found = content["recommended"]["capacity"]
     rates = [row["rate_per_s"] for row in rows]
     marks = [known(found["likely_per_s"]), known(found["unlikely_per_s"])]
-    ends = [*rates, *(at for at in (*marks, known(found["low_per_s"]), known(found["high_per_s"])) if at)]
-    pad = 0.06 * (max(ends) - min(ends)) or 0.05 * max(ends)
+    extent = [*rates, *(at for at in (*marks, *ends(found)) if at)]
+    pad = 0.06 * (max(extent) - min(extent)) or 0.05 * max(extent)
     with style.drawing():
         fig = style.new_figure(WIDTH, 3.4)
         ax = fig.subplots()
         band(ax, found)
         steps = [1.0, *(row["chance"] for row in rows), rows[-1]["chance"]]
-        left, right = max(0.0, min(ends) - pad), max(ends) + pad
+        left, right = max(0.0, min(extent) - pad), max(extent) + pad
         ax.step([left, *rates, right], steps, where="post", color=style.LINE_BLUE, linewidth=1.8)
         for at, level in zip(marks, (0.9, 0.1), strict=True):
             if at is not None:
@@ -199,12 +232,12 @@ def chance(content: Content) -> Figure | None:
         mark = Line2D([], [], color=style.VERMILLION, marker="D", linestyle="none", label="chance 0.9 and 0.1")
         style.legend_below(fig, [line, mark, *band_handles()], 4)
         svg = style.to_svg(fig, "chance", "Chance to pass against the request rate")
-    return Figure(svg, f"{found['replications']} replications of the recommended point; each step is one of them.")
+    return Figure(svg, f"Replications of the recommended point: {found['replications']}. Each step is one of them.")
 
 
 def band(ax: Axes, found: Mapping[str, Any]) -> None:
     """The capacity of the recommended point and its interval, across the axes."""
-    low, high = known(found["low_per_s"]), known(found["high_per_s"])
+    low, high = ends(found)
     if low is not None and high is not None:
         ax.axvspan(low, high, color=style.GREY, alpha=0.28, linewidth=0, zorder=0)
     ax.axvline(found["estimate_per_s"], zorder=1, **_CAPACITY)

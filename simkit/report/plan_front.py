@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from simkit.report import style
 from simkit.report.figures import Figure
 from simkit.report.numbers import plain
-from simkit.report.plan_curves import plain_log, rows_of
+from simkit.report.plan_curves import FLAT, plain_log, rows_of
 from simkit.report.plan_data import METRICS, Content, Row, mean_of
 from simkit.report.plan_figures import WIDTH
 
@@ -69,11 +69,12 @@ def _front_panel(ax: Axes, content: Content, metric: str) -> None:
     ax.plot([item[0] for item in best], [item[1] for item in best], markersize=6, linewidth=1.5, zorder=3, **_FRONT)
     ax.plot([item[0] for item in rest], [item[1] for item in rest], markersize=6, zorder=3, **_BEHIND)
     ax.set_xlim(left=0, right=1.12 * max(item[0] for item in found))
-    if metric == "tpot_ms":
-        ax.set_ylim(0, 1.15 * max(item[1] for item in found))
+    low, high = min(item[1] for item in found), max(item[1] for item in found)
+    if metric == "tpot_ms" and high < FLAT * low:
+        ax.set_ylim(0, 1.15 * high)
     else:
         ax.set_yscale("log")
-        ax.set_ylim(0.7 * min(item[1] for item in found), 1.8 * max(item[1] for item in found))
+        ax.set_ylim(0.7 * low, 1.8 * high)
         plain_log(ax, "y")
     _name_rates(ax, found)
     style.grid(ax)

@@ -48,10 +48,19 @@ def _sheets(*sheets: Sheet | None) -> tuple[Sheet, ...]:
 
 
 def _capacity(content: Content) -> Part:
-    text = []
+    text = [_slo(content)]
     if content.get("recommended") is not None:
-        text = [plan_words.compared_text(content), plan_words.knee_text(content), plan_words.bound_text(content)]
+        text += [plan_words.compared_text(content), plan_words.knee_text(content), plan_words.bound_text(content)]
     return Part("capacity", "Capacity against max_num_seqs", tuple(text), (plan_sheets.points(content),))
+
+
+def _slo(content: Content) -> str:
+    """What must hold."""
+    terms = [
+        f"{METRICS.get(term['metric'], term['metric'])} {term['stat']} ≤ {term['target_ms']:,g} ms"
+        for term in content["slo"]
+    ]
+    return f"SLO: {' and '.join(terms)}."
 
 
 def _around(content: Content) -> list[Part]:
@@ -67,13 +76,9 @@ def _around(content: Content) -> list[Part]:
         )
     ]
     if content.get("curve"):
-        target = " and ".join(
-            f"{METRICS.get(term['metric'], term['metric'])} {term['stat']} ≤ {term['target_ms']:g} ms"
-            for term in content["slo"]
-        )
         parts_found += [
             Part("throughput", "Throughput and concurrency against the rate"),
-            Part("latency", "Latency against the rate", (f"SLO: {target}.",), _sheets(plan_choice.curve(content))),
+            Part("latency", "Latency against the rate", (_slo(content),), _sheets(plan_choice.curve(content))),
             Part("pareto", "Throughput against latency"),
             Part("pressure", "Memory and preemptions against the rate"),
         ]
@@ -104,7 +109,10 @@ def _decisions(content: Content) -> list[Part]:
         found.append(Part("loads", "Half the load, and double", (plan_words.loads_text(content),), (loads,)))
     fleet = plan_choice.fleet(content)
     if fleet:
-        found.append(Part("fleet", "GPUs for the target rate", (), tuple(fleet)))
+        how = ""
+        if len(fleet) == 1:
+            how = "So many replicas are not simulated together: they are counted from the capacity of the point."
+        found.append(Part("fleet", "GPUs for the target rate", (how,) if how else (), tuple(fleet)))
     cost = plan_choice.cost(content)
     if cost is None:
         text = "Cost is left out: the scenario gives no hardware.price_per_gpu_hour."

@@ -13,6 +13,8 @@ from typing import Any
 from simkit.report.numbers import MISSING, count, percent, plain
 from simkit.report.plan_data import (
     Content,
+    ends,
+    has_axes,
     known,
     label,
     several_gpus,
@@ -82,10 +84,12 @@ def points(content: Content) -> Sheet:
         for row in rows
     ]
     found = [row["capacity"] or {} for row in rows]
-    groups = [
-        tuple(
-            column(f"{name}\n[1/s]", [plain(known(item.get(key))) for item in found])
-            for name, key in (("low", "low_per_s"), ("capacity", "estimate_per_s"), ("high", "high_per_s"))
+    intervals = [ends(row["capacity"]) for row in rows]
+    groups: list[tuple[Column, ...]] = [
+        (
+            column("low\n[1/s]", [plain(low) for low, _ in intervals]),
+            column("capacity\n[1/s]", [plain(known(item.get("estimate_per_s"))) for item in found]),
+            column("high\n[1/s]", [plain(high) for _, high in intervals]),
         ),
     ]
     if several_gpus(content):
@@ -101,7 +105,7 @@ def points(content: Content) -> Sheet:
             column("soft", [plain(item.get("soft")) for item in found]),
         ),
         (column("cost", [money(row["cost"], "output") for row in rows]),) if _priced(content) else (),
-        (column("mark", marks),),
+        (column("mark", marks),) if any(marks) else (),
     ]
     whys: dict[str, list[str]] = {}
     for row in rows:
@@ -111,8 +115,12 @@ def points(content: Content) -> Sheet:
     if _priced(content):
         notes.append("Cost: per million output tokens at the capacity.")
     return Sheet(
-        "Points", "max_num_seqs", tuple(label(content, row) for row in rows), tuple(filter(None, groups)), tuple(notes)
+        "Points", _head(content), tuple(label(content, row) for row in rows), tuple(filter(None, groups)), tuple(notes)
     )
+
+
+def _head(content: Content) -> str:
+    return "point" if has_axes(content) else "max_num_seqs"
 
 
 def _priced(content: Content) -> bool:
@@ -141,7 +149,7 @@ def limits(content: Content) -> Sheet | None:
         column("limit", [row["limit"]["name"] for row in rows]),
         column("missed first", [row["limit"]["term"] for row in rows]),
     )
-    return Sheet("Evidence", "max_num_seqs", tuple(label(content, row) for row in rows), (first, *evidence))
+    return Sheet("Evidence", _head(content), tuple(label(content, row) for row in rows), (first, *evidence))
 
 
 def chance(content: Content) -> Sheet | None:

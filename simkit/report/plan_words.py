@@ -8,7 +8,10 @@ from __future__ import annotations
 from simkit.report.definitions import DEFINITIONS
 from simkit.report.headline import TOLD_SHARE, Badge
 from simkit.report.numbers import count, percent, plain
-from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, too_few
+from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, mean_of, too_few
+
+KEPT_UP = 0.9
+"""Share of an accepted rate that must be finished in a run for the run to count as long enough."""
 
 SHARED = ("TTFT", "TPOT", "E2E", "Throughput", "Concurrency", "KV utilisation", "Preemption")
 """Definitions that a plan has in common with a run."""
@@ -108,6 +111,7 @@ def badges(content: Content) -> list[Badge]:
     chosen = content.get("recommended")
     if chosen and chosen["capacity"] and chosen["capacity"]["soft"]:
         found.append(Badge("soft limit", f"{soft_text(content)}: plan with a margin.", "warn"))
+    found += _behaviour(content)
     if content["failed"]:
         names = content["failed"]
         details = tuple(f"{name}: {failure['message']}" for name, failure in names.items())
@@ -116,6 +120,25 @@ def badges(content: Content) -> list[Badge]:
     if content["not_simulated"]:
         keys = ", ".join(content["not_simulated"])
         found.append(Badge("not simulated", f"Accepted but run as off: {keys}.", "warn"))
+    return found
+
+
+def _behaviour(content: Content) -> list[Badge]:
+    """What the rates that were looked at say against the capacity."""
+    found = []
+    rows = [row for row in content.get("curve") or () if row["verdict"] == "accepted"]
+    missed = [plain(row["rate_per_s"]) for row in rows if not row["meets"]]
+    if missed:
+        text = f"Runs at {', '.join(missed)} requests/s miss the SLO, though a higher rate meets it."
+        found.append(Badge("low rates miss it", text, "bad"))
+    last = max(rows, key=lambda row: row["rate_per_s"], default=None)
+    done = None if last is None else mean_of(last, "throughput.requests_per_s")
+    if last is not None and done is not None and done < KEPT_UP * last["rate_per_s"]:
+        text = (
+            f"At {plain(last['rate_per_s'])} requests/s only {plain(done)} are finished, counted to the last delivery: "
+            "a run of this length may end before its queue has grown, and a longer one may carry less."
+        )
+        found.append(Badge("short run", text, "warn"))
     return found
 
 
