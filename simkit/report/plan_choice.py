@@ -126,12 +126,18 @@ def fleet(content: Content) -> list[Sheet]:
     ]
     checks: Sequence[Row] = found["checks"]
     if checks:
-        names = tuple(f"{row['replicas']:,} replica{'s' if row['replicas'] != 1 else ''}" for row in checks)
+        names = tuple(map(_size, checks))
         first = (_meets(checks),)
         sheets.append(
             _turned("Simulated at the target rate", "fleet", names, (first, *_rates(content, checks)), checks)
         )
     return sheets
+
+
+def _size(row: Row) -> str:
+    """A simulated fleet: its replicas, and how many of them are lost."""
+    count_of = f"{row['replicas']:,} replica{'s' if row['replicas'] != 1 else ''}"
+    return count_of + (f",\n{row['lost']:,} lost halfway" if row.get("lost") else "")
 
 
 def cost(content: Content) -> Sheet | None:

@@ -109,10 +109,7 @@ def _decisions(content: Content) -> list[Part]:
         found.append(Part("loads", "Half the load, and double", (plan_words.loads_text(content),), (loads,)))
     fleet = plan_choice.fleet(content)
     if fleet:
-        how = ""
-        if len(fleet) == 1:
-            how = "So many replicas are not simulated together: they are counted from the capacity of the point."
-        found.append(Part("fleet", "GPUs for the target rate", (how,) if how else (), tuple(fleet)))
+        found.append(Part("fleet", "GPUs for the target rate", plan_words.fleet_text(content), tuple(fleet)))
     cost = plan_choice.cost(content)
     if cost is None:
         text = "Cost is left out: the scenario gives no hardware.price_per_gpu_hour."

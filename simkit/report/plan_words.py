@@ -206,6 +206,19 @@ def loads_text(content: Content) -> str:
     return f"The load that is asked for is the scenario's own rate, {plain(content['base_rate_per_s'])} requests/s."
 
 
+def fleet_text(content: Content) -> tuple[str, ...]:
+    """What was simulated of the fleet."""
+    checks = content["fleet"]["checks"]
+    if not checks:
+        return ("The fleet is not simulated: its replicas are counted from the capacity of the recommended point.",)
+    if any(row.get("lost") for row in checks):
+        return (
+            "A replica that is lost fails when half of the requests have come, and stays away; its requests return to "
+            "the queue.",
+        )
+    return ()
+
+
 def compared_text(content: Content) -> str:
     """What the recommendation goes by."""
     chosen = content["recommended"]

@@ -126,6 +126,7 @@ def content(**changes: Any) -> dict[str, Any]:
     verdicts = [(2.0, "accepted"), (4.0, "accepted"), (7.0, "accepted"), (8.0, "undecided"), (9.0, "refused")]
     curve = [row(rate, verdict) for rate, verdict in verdicts] + [row(13.5, "refused")]
     checks = [{"replicas": 2, **row(20.0, None, meets=False)}, {"replicas": 3, **row(20.0, None, meets=True)}]
+    checks.append({"replicas": 4, "lost": 1, **row(20.0, None, meets=True)})
     fleet = {"target_per_s": 20.0, "replicas": 3, "spare": 1, "gpus_per_replica": 1, "carries_per_s": 21.6}
     return copy.deepcopy(
         {
@@ -300,12 +301,25 @@ def test_numbers_of_points_loads_fleet_cost_and_sensitivity_are_told() -> None:
         assert "target rate, 20.0 requests/s, spread over 3 replicas" in text
         assert re.search(r"verdict \|? ?accepted \|? ?accepted \|? ?refused", text)
         assert re.search(r"GPUs \|? ?4\b", text)
-        assert re.search(r"meets the SLO \|? ?no \|? ?yes", text)
+        assert re.search(r"meets the SLO \|? ?no \|? ?yes \|? ?yes", text)
         assert re.search(r"fleet at the target, with spares \|? ?20\.0 \|? ?4 \|? ?0\.434 \|? ?0\.145", text)
         assert re.search(r"block_size 32 \(not 16\) \|? ?0\.96 \|? ?0\.995 \|? ?1\.03 \|? ?unclear", text)
         assert "carries more" in text
         assert "carries less" in text
         assert "policy sjf has no flag" in text
+
+
+def test_simulated_fleets_name_the_replicas_that_they_lose() -> None:
+    page, markdown, _ = everywhere(content())
+    for text in (page, markdown):
+        assert re.search(r"2 replicas \|? ?3 replicas \|? ?4 replicas, 1 lost halfway", text)
+    for text in everywhere(content()):
+        assert "fails when half of the requests have come" in text
+    counted = content()
+    counted["fleet"]["checks"] = []
+    for text in everywhere(counted):
+        assert "The fleet is not simulated" in text
+        assert "lost" not in text
 
 
 def test_provenance_names_scenario_profile_seed_length_and_version() -> None:
