@@ -166,7 +166,7 @@ def _evidence(title: str, finding: Mapping[str, Any]) -> Sheet:
     value = tuple(_quantity(row["value"], row.get("unit")) for row in rows)
     bounds = tuple(_bound(row.get("threshold"), row.get("unit")) for row in rows)
     columns = (Column("value", value), Column("looked for", bounds))
-    return Sheet(title, "evidence", tuple(str(row["name"]) for row in rows), (columns,))
+    return Sheet(title, title, tuple(str(row["name"]) for row in rows), (columns,))
 
 
 def _quantity(value: Any, unit: str | None) -> str:
@@ -188,8 +188,8 @@ def _advice(finding: Mapping[str, Any]) -> str:
         return ""
     text = f" Advice: {advice['text']}"
     if advice.get("settings"):
-        text += f" ({setting_text(advice['settings'])})"
-    return f"{text}: {proof['verdict']}" if proof and proof.get("verdict") else text
+        text += f" With {setting_text(advice['settings'])}: {(proof or {}).get('verdict') or 'not tried'}."
+    return text
 
 
 # --- where the numbers come from --------------------------------------------------------------------------------------

@@ -48,11 +48,11 @@ def _steps(part: Part) -> Iterator[str]:
 def _part(part: Part, width: int) -> list[RenderableType]:
     found: list[RenderableType] = [Text(f"\n{part.title}", style="bold")]
     found += [Text(line) for line in part.text]
+    found += [Text(f"- {item}") for item in part.items]
     for sheet in part.sheets:
         if not sheet.folded:
             found += fit(sheet.head, sheet.names, [g for g in sheet.groups if any(map(_told, g))], width)
             found += [Text(note) for note in sheet.notes]
-    found += [Text(f"- {item}") for item in part.items]
     if part.code is not None:
         found.append(Text("\n".join(continued(part.code, width))))
     return found

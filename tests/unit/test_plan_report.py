@@ -495,7 +495,7 @@ def test_a_doctors_findings_are_shown_where_they_are_given() -> None:
     }
     for text in everywhere(content(doctor={"findings": [finding]})):
         assert "queue-blocked (warning): Requests wait while slots are free. Advice: Raise the budget." in text
-        assert "(max_num_batched_tokens 4096): better" in text
+        assert "With max_num_batched_tokens 4096: better." in text
         assert re.search(r"waiting share \|? ?31\.0 % \|? ?>= 10\.0 %", text)
     for text in everywhere(content(doctor={"findings": []})):
         assert "Nothing found" in text
