@@ -1,7 +1,7 @@
 """A plan's report as a list of parts, in order: words, tables, lines to paste. The page, the Markdown twin and the
 terminal show the same parts; only the page adds figures.
 
-Imports plan_words, plan_sheets, plan_choice, plan_data; draws nothing.
+Imports plan_words, plan_sheets, plan_choice, plan_doctor, plan_data; draws nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.report import plan_choice, plan_sheets, plan_words
-from simkit.report.numbers import MISSING, count, plain
-from simkit.report.plan_data import METRICS, Content, rates_text, setting_text, word
+from simkit.report import plan_choice, plan_doctor, plan_sheets, plan_words
+from simkit.report.numbers import count, plain
+from simkit.report.plan_data import METRICS, Content, rates_text, word
 from simkit.report.plan_sheets import Sheet
 from simkit.report.tables import Column
 
@@ -129,6 +129,15 @@ def _decisions(content: Content) -> list[Part]:
     return found
 
 
+def _doctor(content: Content) -> list[Part]:
+    """What the doctor found, where the plan brings it."""
+    found = content.get("doctor")
+    if not found:
+        return []
+    text, items, sheets = plan_doctor.intro(found), plan_doctor.items(found), plan_doctor.sheets(found)
+    return [Part("doctor", "What gives way first", (text,), sheets, items)]
+
+
 def _failed(content: Content) -> list[Part]:
     failed: Mapping[str, Mapping[str, Any]] = content["failed"]
     if not failed:
@@ -140,56 +149,6 @@ def _failed(content: Content) -> list[Part]:
 def _notes(content: Content) -> list[Part]:
     notes = tuple(str(note) for note in content["notes"])
     return [Part("notes", "Notes", (), (), notes)] if notes else []
-
-
-# --- the doctor -------------------------------------------------------------------------------------------------------
-def _doctor(content: Content) -> list[Part]:
-    """Findings on a run of the recommended point, where the plan brings them."""
-    found = content.get("doctor")
-    if not found:
-        return []
-    findings = found["findings"]
-    if not findings:
-        return [Part("doctor", "Doctor", ("Nothing found in a run of the recommended point.",))]
-    sheets, items = [], []
-    for finding in findings:
-        title = finding["rule"] + (f" ({finding['severity']})" if finding.get("severity") else "")
-        sheets.append(_evidence(title, finding))
-        items.append(f"{title}: {finding['diagnosis']}{_advice(finding)}")
-    return [
-        Part("doctor", "Doctor", ("Rules of thumb, on a run of the recommended point.",), tuple(sheets), tuple(items))
-    ]
-
-
-def _evidence(title: str, finding: Mapping[str, Any]) -> Sheet:
-    rows = finding["evidence"]
-    value = tuple(_quantity(row["value"], row.get("unit")) for row in rows)
-    bounds = tuple(_bound(row.get("threshold"), row.get("unit")) for row in rows)
-    columns = (Column("value", value), Column("looked for", bounds))
-    return Sheet(title, title, tuple(str(row["name"]) for row in rows), (columns,))
-
-
-def _quantity(value: Any, unit: str | None) -> str:
-    if unit == "share":
-        return MISSING if value is None else f"{100 * value:.1f} %"
-    text = count(value)
-    return text if not unit or text == MISSING else f"{text} {unit}"
-
-
-def _bound(threshold: Any, unit: str | None) -> str:
-    if isinstance(threshold, Mapping):
-        return f"{threshold['relation']} {_quantity(threshold['value'], unit)}"
-    return MISSING if threshold is None else _quantity(threshold, unit)
-
-
-def _advice(finding: Mapping[str, Any]) -> str:
-    advice, proof = finding.get("advice"), finding.get("proof")
-    if not advice:
-        return ""
-    text = f" Advice: {advice['text']}"
-    if advice.get("settings"):
-        text += f" With {setting_text(advice['settings'])}: {(proof or {}).get('verdict') or 'not tried'}."
-    return text
 
 
 # --- where the numbers come from --------------------------------------------------------------------------------------

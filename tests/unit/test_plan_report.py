@@ -481,25 +481,36 @@ def test_the_command_can_be_pasted() -> None:
         assert echoed[0] == echoed[1]
 
 
-def test_a_doctors_findings_are_shown_where_they_are_given() -> None:
-    finding = {
-        "rule": "queue-blocked",
+def finding() -> dict[str, Any]:
+    before = {"ttft_ms.p99": 900.0, "num_preemptions": 12.0, "itl_ms.p99": None}
+    proof = {"before": before, "after": before | {"ttft_ms.p99": 450.0}, "difference_ci95": None, "helps": True}
+    share = {"name": "waiting share", "value": 0.31, "unit": "share", "threshold": {"relation": ">=", "value": 0.1}}
+    return {
+        "rule": "memory-limit",
         "severity": "warning",
         "diagnosis": "Requests wait while slots are free.",
-        "evidence": [
-            {"name": "waiting share", "value": 0.31, "unit": "share", "threshold": {"relation": ">=", "value": 0.1}},
-            {"name": "steps", "value": 12.0, "unit": "", "threshold": None},
-        ],
+        "evidence": [share, {"name": "steps", "value": 12.0, "unit": "steps", "threshold": None}],
+        "judged_by": ["ttft_ms.p99"],
         "advice": {"text": "Raise the budget.", "settings": {"engine.max_num_batched_tokens": 4096}},
-        "proof": {"verdict": "better"},
+        "proof": proof | {"verdict": "helps"},
+        "also_tried": [{"text": "Buy more.", "settings": {"replicas": 2}, "proof": None}],
     }
-    for text in everywhere(content(doctor={"findings": [finding]})):
-        assert "queue-blocked (warning): Requests wait while slots are free. Advice: Raise the budget." in text
-        assert "With max_num_batched_tokens 4096: better." in text
+
+
+def test_the_doctors_findings_are_shown_with_evidence_advice_and_proof() -> None:
+    examined = {"rate_per_s": 16.0, "findings": [finding()]}
+    for text in everywhere(content(doctor=examined)):
+        assert "One run of the recommended point at 16.0 requests/s" in text
+        assert "memory-limit (warning): Requests wait while slots are free." in text
+        assert "Raise the budget. Tried: engine.max_num_batched_tokens=4096 helps." in text
+        assert "Buy more. Tried: replicas=2 not proven: no re-run was made." in text
+    for text in everywhere(content(doctor=examined))[:2]:
         assert re.search(r"waiting share \|? ?31\.0 % \|? ?>= 10\.0 %", text)
+        assert re.search(r"TTFT p99, ms \* \|? ?900 \|? ?450", text)
+        assert "ITL p99" not in text
     for text in everywhere(content(doctor={"findings": []})):
-        assert "Nothing found" in text
-    assert "Doctor" not in page_of("whole")
+        assert "nothing found" in text
+    assert "What gives way first" not in page_of("whole")
 
 
 def test_definitions_quote_the_planners_thresholds() -> None:
