@@ -27,12 +27,12 @@ def doctor_tables(found: Mapping[str, Any], labels: Mapping[str, str], width: in
     for number, finding in enumerate(found["findings"], start=1):
         parts.append(Text(f"\n{number}. {finding['rule']} ({finding['severity']})", style="bold"))
         parts.append(Padding(Text(finding["diagnosis"]), (0, 0, 0, 3)))
-        rows = _evidence_rows(finding)
+        rows = evidence_rows(finding)
         columns = [(Column("this run", tuple(row[1] for row in rows)), Column("looked for", tuple(r[2] for r in rows)))]
         parts += fit("evidence", [row[0] for row in rows], columns, width)
         entries = entries_of(finding)
         parts += [Padding(Text(line), (0, 0, 0, 3)) for line in _advice_lines(entries)]
-        proven = [entry for entry in entries if entry["proof"] and "cannot be run" not in entry["proof"]["verdict"]]
+        proven = proven_of(finding)
         if proven:
             parts += _proof_tables(finding, proven, labels, width)
     return parts
@@ -55,7 +55,15 @@ def entries_of(finding: Mapping[str, Any]) -> list[Entry]:
     return [{**finding["advice"], "proof": finding["proof"]}, *finding["also_tried"]]
 
 
-def _evidence_rows(finding: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def proven_of(finding: Mapping[str, Any]) -> list[Entry]:
+    """The advice of a finding that could be tried."""
+    return [
+        entry for entry in entries_of(finding) if entry["proof"] and "cannot be run" not in entry["proof"]["verdict"]
+    ]
+
+
+def evidence_rows(finding: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, value, what the rule looks for) of every piece of evidence."""
     return [
         (item["name"], shown(item["value"], item["unit"]), looked_for(item["threshold"], item["unit"]))
         for item in finding["evidence"]
@@ -77,17 +85,17 @@ def _advice_lines(entries: Sequence[Entry]) -> Iterator[str]:
 def _proof_tables(
     finding: Mapping[str, Any], proven: Sequence[Entry], labels: Mapping[str, str], width: int
 ) -> list[RenderableType]:
-    keys = _keys(proven)
-    names = [_metric(finding, key, labels) for key in keys]
+    keys = compared_keys(proven)
+    names = [metric_name(finding, key, labels) for key in keys]
     before = proven[0]["proof"]["before"]
-    columns = [(Column("this run", tuple(_value(key, before[key]) for key in keys)),)]
+    columns = [(Column("this run", tuple(metric_value(key, before[key]) for key in keys)),)]
     for entry in proven:
         header = "\n".join(settings_text({key.rpartition(".")[2]: value}) for key, value in entry["settings"].items())
-        columns.append((Column(header, tuple(_value(key, entry["proof"]["after"][key]) for key in keys)),))
+        columns.append((Column(header, tuple(metric_value(key, entry["proof"]["after"][key]) for key in keys)),))
     return list(fit("before and after", names, columns, width))
 
 
-def _keys(proven: Sequence[Entry]) -> list[str]:
+def compared_keys(proven: Sequence[Entry]) -> list[str]:
     """Metrics that exist before or after."""
     return [
         key
@@ -96,13 +104,14 @@ def _keys(proven: Sequence[Entry]) -> list[str]:
     ]
 
 
-def _metric(finding: Mapping[str, Any], key: str, labels: Mapping[str, str]) -> str:
+def metric_name(finding: Mapping[str, Any], key: str, labels: Mapping[str, str]) -> str:
     """The name of a metric with its unit; a star for what the finding is judged by."""
     unit = ", ms" if key.partition(".")[0].endswith("_ms") else ""
     return labels[key] + unit + (" *" if key in finding["judged_by"] else "")
 
 
-def _value(key: str, value: float | None) -> str:
+def metric_value(key: str, value: float | None) -> str:
+    """A number before or after."""
     return percent(value) if key.endswith("share_of_allocated") else count(value)
 
 
@@ -133,18 +142,18 @@ def markdown(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     lines = [f"# simkit doctor: {found['name']}", "", f"{headline(found)}.", "", f"Run `{found['run_id']}`."]
     for number, finding in enumerate(found["findings"], start=1):
         lines += ["", f"## {number}. {finding['rule']} ({finding['severity']})", "", finding["diagnosis"], ""]
-        lines += _md_table(["evidence", "this run", "looked for"], _evidence_rows(finding))
+        lines += _md_table(["evidence", "this run", "looked for"], evidence_rows(finding))
         entries = entries_of(finding)
         lines += ["", *(line.replace("-> ", "- ").replace("   ", "  - ", 1) for line in _advice_lines(entries))]
-        proven = [entry for entry in entries if entry["proof"] and "cannot be run" not in entry["proof"]["verdict"]]
+        proven = proven_of(finding)
         if proven:
-            keys = _keys(proven)
+            keys = compared_keys(proven)
             head = ["before and after", "this run", *(f"`{settings_text(entry['settings'])}`" for entry in proven)]
             before = proven[0]["proof"]["before"]
             rows = [
                 (
-                    _metric(finding, key, labels).replace("*", "\\*"),
-                    *(_value(key, values[key]) for values in (before, *(e["proof"]["after"] for e in proven))),
+                    metric_name(finding, key, labels).replace("*", "\\*"),
+                    *(metric_value(key, values[key]) for values in (before, *(e["proof"]["after"] for e in proven))),
                 )
                 for key in keys
             ]

@@ -15,6 +15,20 @@ from simkit.report.definitions import DEFINITIONS
 from simkit.report.load import load_run
 
 
+def environment() -> Environment:
+    """The templates of all pages, with the filters for numbers and pictures."""
+    pages = Environment(
+        loader=PackageLoader("simkit.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters.update(plain=numbers.plain, percent=numbers.percent, svg=Markup, arm=_breakable)
+    return pages
+
+
 def write_report(
     out_file: Path, arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any] | None = None
 ) -> None:
@@ -35,17 +49,9 @@ def render(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any
     if not arms:
         raise InputError("a report needs at least one run directory")
     runs = [load_run(name, run_dir) for name, run_dir in arms.items()]
-    environment = Environment(
-        loader=PackageLoader("simkit.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(plain=numbers.plain, percent=numbers.percent, svg=Markup, arm=_breakable)
     paired = arm_table.paired_table(runs, comparison) if comparison else None
-    return environment.get_template("report.html.j2").render(
+    page = environment().get_template("report.html.j2")
+    return page.render(
         title=title,
         answer=headline.sentence(runs, comparison),
         badges=headline.badges(runs, comparison),
