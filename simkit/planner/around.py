@@ -88,7 +88,11 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     ]
     num_looks = len(quests)
     varied = _variations(chosen, result.scenario)
-    quests += [Quest(point.name, point.scenario, asking.base_per_s, capacity_per_s, COARSE) for point in varied]
+    guesses = chosen.capacity.crossings_per_s
+    quests += [
+        Quest(point.name, point.scenario, asking.base_per_s, guesses, effort=COARSE)
+        for point in (chosen.point, *varied)
+    ]
     fleets = _fleets(result, chosen)
     quests += [
         Quest(f"{size.replicas} replicas", fleet, asking.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
@@ -98,13 +102,13 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     answers = asking.ask(quests, 0.25, "around the best")
     looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer]
     variations, failed = {}, dict(result.failed)
-    for point, answer in zip(varied, answers[num_looks:], strict=False):
+    for point, answer in zip((chosen.point, *varied), answers[num_looks:], strict=False):
         if isinstance(answer, Failure):
             failed[point.name] = replace(answer, settings=point.settings)
         else:
             variations[point.name] = found_from(point, answer, COARSE)
     seen_fleets = {}
-    for size, answer in zip(fleets, answers[num_looks + len(varied) :], strict=True):
+    for size, answer in zip(fleets, answers[num_looks + 1 + len(varied) :], strict=True):
         if isinstance(answer, Failure):
             failed[f"{size.replicas} replicas"] = answer
         else:

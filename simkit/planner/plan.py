@@ -12,7 +12,7 @@ from typing import Any
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.planner import bounds, limits
+from simkit.planner import limits
 from simkit.planner.around import Asking, explore
 from simkit.planner.capacity import ratio
 from simkit.planner.offered import Lengths, base_rate, lengths
@@ -21,7 +21,7 @@ from simkit.planner.points import SLOTS, Point, make_points
 from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.study import Failure, Options
-from simkit.planner.trial import terms
+from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario
 
 REFINED_AT_ONCE = 3
@@ -101,11 +101,11 @@ def _search(
     quests = []
     for point in points:
         before = (known or {}).get(point.name)
+        guesses: tuple[float, ...] = ()
+        trials: tuple[Trial, ...] = ()
         if before is not None and before.capacity is not None:
-            guess, trials = before.capacity.estimate_per_s, before.trials
-        else:
-            guess, trials = bounds.guess_rate(point.setup, sizes), ()
-        quests.append(Quest(point.name, point.scenario, asking.base_per_s, guess, effort, known=trials))
+            guesses, trials = before.capacity.crossings_per_s, before.trials
+        quests.append(Quest(point.name, point.scenario, asking.base_per_s, guesses, sizes, effort, known=trials))
     answers = asking.ask(quests, share, "capacities" if known is None else "the best again")
     found: dict[str, Found | Failure] = {}
     for point, answer in zip(points, answers, strict=True):

@@ -112,7 +112,9 @@ def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
         "chance": [{"rate_per_s": rate, "chance": found.chance(rate)} for rate in sorted(found.crossings_per_s)],
         "curve": [rows[rate] for rate in sorted(rows)],
         "loads": [{"share": share, **rows[loads[share]]} for share in LOADS if loads[share] in rows],
-        "sensitivity": [_variation(result, chosen, item) for item in result.variations.values()],
+        "sensitivity": [
+            _variation(result, chosen, item) for item in result.variations.values() if item.point is not chosen.point
+        ],
         "fleet": None,
         "cost": plain(advise.cost(result, found.estimate_per_s, chosen.point.gpus)),
         "doctor": result.doctor,
@@ -164,9 +166,9 @@ def _mean(values: Sequence[float | None]) -> dict[str, float | None]:
 def _variation(result: Plan, chosen: Found, item: Found) -> dict[str, Any]:
     key = next(key for key in item.point.settings if chosen.point.settings.get(key) != item.point.settings[key])
     engine = chosen.point.setup.scenario.engine
-    compared = None
-    if item.capacity is not None and chosen.capacity is not None:
-        compared = plain(ratio(item.capacity, chosen.capacity, COARSE.resolution))
+    compared, again = None, result.variations.get(chosen.point.name)
+    if item.capacity is not None and again is not None and again.capacity is not None:
+        compared = plain(ratio(item.capacity, again.capacity, COARSE.resolution))
     return {
         "key": key,
         "value": item.point.settings[key],

@@ -21,6 +21,8 @@ from simkit.engine.build import Setup, set_up
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
 from simkit.manifest import canonical_json, plain
 from simkit.planner import backends, kept
+from simkit.planner.bounds import guess_rate
+from simkit.planner.offered import Lengths, lengths
 from simkit.planner.search import Effort, Search
 from simkit.planner.study import Failure, Options, Say
 from simkit.planner.trial import Trial, run_trial, terms
@@ -33,14 +35,15 @@ _PREFIX = "plan-"
 class Quest:
     """What is asked of one setting: its capacity (where there is an `effort`), and all of some `rates_per_s`.
 
-    `scenario` is as `offered.for_trials` makes it, `known` holds trials that need not be made again, `base_per_s` is
-    the rate of the scenario as it stands.
+    `scenario` is as `offered.for_trials` makes it, `base_per_s` is its rate as it stands. `guesses_per_s` are as in
+    `Search.run`; without any the worker makes one from `lengths`. `known` holds trials that need not be made again.
     """
 
     name: str
     scenario: Scenario
     base_per_s: float
-    guess_per_s: float = 1.0
+    guesses_per_s: tuple[float, ...] = ()
+    lengths: Lengths | None = None
     effort: Effort | None = None
     rates_per_s: tuple[float, ...] = ()
     replications: int = 0
@@ -76,7 +79,10 @@ def _trials(quest: Quest, setup: Setup) -> tuple[Trial, ...]:
 
     search = Search(attempt, len(terms(setup.scenario)), quest.known)
     if quest.effort is not None:
-        search.run(quest.guess_per_s, quest.effort)
+        guesses = quest.guesses_per_s
+        if not guesses:
+            guesses = (guess_rate(setup, quest.lengths or lengths(setup.scenario, setup.max_model_len)),)
+        search.run(guesses, quest.effort)
     for rate_per_s in quest.rates_per_s:
         for replication in range(quest.replications):
             search.trial(rate_per_s, replication)
@@ -132,8 +138,9 @@ def _key(quest: Quest) -> str:
         inputs = kept.keys([set_up(quest.scenario)])[0]
     except InputError:
         return ""
-    asked = (quest.base_per_s, quest.guess_per_s, quest.effort, quest.rates_per_s, quest.replications, quest.known)
-    content = {"run_id": inputs.run_id, "inputs": inputs.inputs, "asked": plain(asked)}
+    asked = (quest.base_per_s, quest.guesses_per_s, quest.lengths, quest.effort, quest.rates_per_s)
+    more = (quest.replications, quest.known)
+    content = {"run_id": inputs.run_id, "inputs": inputs.inputs, "asked": plain(asked), "more": plain(more)}
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 

@@ -75,20 +75,22 @@ class Search:
             self._trials[key] = self._attempt(rate_per_s, replication)
         return self._trials[key]
 
-    def run(self, guess_per_s: float, effort: Effort) -> None:
+    def run(self, guesses_per_s: Sequence[float], effort: Effort) -> None:
         """Bracket the crossing of each replication, then fill the neighbourhood of the crossing of all together.
 
-        Ends early when the first replication passes, or fails, as far from the guess as rates are tried.
+        A guess is of the crossing of each replication in turn, where a similar setting has shown it, or the only one
+        is of the capacity. Ends early when the first replication passes, or fails, as far from the guess as rates are
+        tried.
         """
-        guess = step_of(guess_per_s)
-        floor = guess - DOUBLINGS_DOWN * STEPS_A_DOUBLING
-        ceiling = guess + DOUBLINGS_UP * STEPS_A_DOUBLING
+        guesses = [step_of(rate) for rate in guesses_per_s]
+        floor = guesses[0] - DOUBLINGS_DOWN * STEPS_A_DOUBLING
+        ceiling = guesses[0] + DOUBLINGS_UP * STEPS_A_DOUBLING
         for replication in range(effort.replications):
-            stride = FIRST_STRIDE if replication == 0 else NEXT_STRIDE
-            found = self._bracket(replication, guess, stride, effort.gap, floor, ceiling)
-            if found is None:
+            known = len(guesses) > 1 and replication < len(guesses)
+            guess = guesses[replication] if replication < len(guesses) else self._middle()
+            stride = FIRST_STRIDE if replication == 0 and not known else NEXT_STRIDE
+            if self._bracket(replication, guess, stride, effort.gap, floor, ceiling) is None:
                 return
-            guess = self._middle()
         for _ in range(MAX_ROUNDS):
             if not self._fill(effort.gap):
                 return

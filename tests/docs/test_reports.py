@@ -11,7 +11,6 @@ import pytest
 
 from simkit import scenario
 from simkit.manifest import plain
-from simkit.planner.bounds import guess_rate
 from simkit.planner.capacity import to_json
 from simkit.planner.offered import base_rate, lengths
 from simkit.planner.plan_json import plan_csv
@@ -73,7 +72,7 @@ def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
     made = make_points(asked, {"engine.max_num_seqs": [point["max_num_seqs"]]})[0][0]
     first = make_points(asked, {"engine.max_num_seqs": [numbers["points"][0]["max_num_seqs"]]})[0][0]
     sizes = lengths(first.scenario, first.setup.max_model_len)
-    quest = Quest(made.name, made.scenario, base_rate(asked), guess_rate(made.setup, sizes), COARSE)
+    quest = Quest(made.name, made.scenario, base_rate(asked), (), sizes, COARSE)
     trials = pursue(quest)
     assert not isinstance(trials, Failure)
     found = found_from(made, trials, COARSE)

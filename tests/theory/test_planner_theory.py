@@ -53,7 +53,7 @@ def found(data: dict[str, Any], effort: Effort, guess_per_s: float, **sets: Any)
     base = scenario.from_dict(data)
     changed = apply_sets(base, {key.replace("__", "."): value for key, value in sets.items()})
     ready = for_trials(changed, base.replicas)
-    trials = pursue(Quest("point", ready, base_rate(base), guess_per_s, effort))
+    trials = pursue(Quest("point", ready, base_rate(base), (guess_per_s,), effort=effort))
     assert not isinstance(trials, Failure), trials
     result = capacity(curves(trials), terms(ready), effort.resolution)
     assert result is not None
@@ -139,7 +139,7 @@ def test_the_interval_covers_what_it_says(deviation: float, slope: float, effort
     for _ in range(tries):
         logs = math.log(10) + rng.normal(0.0, deviation, effort.replications)
         search = Search(customers(logs, slope), 1)
-        search.run(8.0, effort)
+        search.run([8.0], effort)
         result = capacity(curves(search.trials), TERM, effort.resolution)
         assert result is not None
         covered += result.low_per_s <= truth <= result.high_per_s
@@ -152,7 +152,7 @@ def test_a_limit_is_soft_when_the_chance_to_pass_falls_slowly() -> None:
     for deviation, soft in ((0.02, False), (0.15, True)):
         logs = math.log(10) + rng.normal(0.0, deviation, FINE.replications)
         search = Search(customers(logs, 1.0), 1)
-        search.run(8.0, FINE)
+        search.run([8.0], FINE)
         result = capacity(curves(search.trials), TERM, FINE.resolution)
         assert result is not None
         assert result.soft is soft
@@ -166,7 +166,7 @@ def test_common_customers_make_a_ratio_sharper_than_its_parts() -> None:
     results = []
     for shift in (0.0, 0.04):
         search = Search(customers(logs + shift, 5.0), 1)
-        search.run(8.0, FINE)
+        search.run([8.0], FINE)
         results.append(capacity(curves(search.trials), TERM, FINE.resolution))
     less, more = results
     assert less is not None
@@ -186,8 +186,8 @@ def test_no_rate_that_was_tried_is_tried_again() -> None:
         return customers(logs, 5.0)(rate_per_s, replication)
 
     coarse = Search(attempt, 1)
-    coarse.run(8.0, COARSE)
+    coarse.run([8.0], COARSE)
     fine = Search(attempt, 1, coarse.trials)
-    fine.run(10.0, FINE)
+    fine.run([10.0], FINE)
     assert len(tried) == len(set(tried)) == len(fine.trials)
     assert len(tried) < 8 * FINE.replications
