@@ -24,7 +24,7 @@ from simkit.planner.study import Failure, Options
 from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario
 
-REFINED_AT_ONCE = 3
+REFINED_AT_ONCE = 2
 """Points that are searched again with more replications beside the best one, before it is asked whether they are as
 good."""
 
