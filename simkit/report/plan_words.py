@@ -155,10 +155,10 @@ def _calibration(content: Content) -> list[Badge]:
     if found is None:
         return [Badge("calibrated", f"Step times: {source}.", "good")]
     rate, share = found
-    text = f"{percent(share)} of GPU time at {plain(rate)} requests/s lies outside of what was measured"
+    text = f"{percent(share)} of GPU time at {plain(rate)} requests/s does not rest on measurements of this GPU"
     badges = [Badge("calibrated", f"Step times: {source}; {text}.", "good")]
     if share >= TOLD_SHARE:
-        told = f"{text}: there the profile's physics stands alone."
+        told = f"{text}."
         badges = [Badge("calibrated", f"Step times: {source}.", "good"), Badge("extrapolated", told, "warn")]
     return badges
 

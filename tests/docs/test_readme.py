@@ -61,6 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "tests" / "golden").symlink_to(ROOT / "tests" / "golden")
     (init,) = (line for line in COMMANDS if line.startswith("simkit init"))
     shell(init, directory)
+    shell(f"simkit run scenarios/llama3-8b-a100.yaml --set workload.num_requests={MAX_REQUESTS} --no-report", directory)
     return directory
 
 
