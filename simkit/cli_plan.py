@@ -5,7 +5,9 @@ Owns its options and what it says of points that failed. Heavy modules are impor
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,11 +56,10 @@ def plan(
     from simkit import api, rundir
     from simkit.planner import plan as planner
     from simkit.planner.plan_json import plan_csv, plan_json
-    from simkit.planner.quest import forget
 
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-plan")
     options = cli_studies.study_options(jobs, dask, resume, out_dir, quiet)
-    with cli_studies.stoppable(out_dir), console.progress(quiet) as progress:
+    with cli_studies.stoppable(out_dir), console.progress(quiet) as progress, _forgetting(rundir.kept_dir(out_dir)):
         result = planner.plan(chosen, axes, target_per_s=target_rate, spare=spare, progress=progress, options=options)
         content = plan_json(result)
         replaced = rundir.name_of(out_dir) if overwrite else None
@@ -66,7 +67,6 @@ def plan(
             progress(1.0, "writing")
         with cli_studies.writing(out, out_dir):
             written = api.write_plan(content, plan_csv(content), out_dir, overwrite=True, report=not no_report)
-    forget(rundir.kept_dir(out_dir))
     for name, failure in result.failed.items():
         console.say(f"point {failure.line(name)}")
     if not quiet:
@@ -82,6 +82,19 @@ def plan(
     from simkit.planner.study import exit_code
 
     return 1 if result.recommended is None else exit_code(result.failed)
+
+
+@contextlib.contextmanager
+def _forgetting(folder: Path) -> Iterator[None]:
+    """What was kept for going on is of no use once there is an answer, or none can come."""
+    from simkit.planner.quest import forget
+
+    try:
+        yield
+    except InputError:
+        forget(folder)
+        raise
+    forget(folder)
 
 
 def _check_target(rate_per_s: float | None) -> None:

@@ -84,20 +84,21 @@ def fleet(result: Plan, chosen: Found) -> Fleet | None:
     )
 
 
-def cost(result: Plan, rate_per_s: float, gpus: int) -> Cost | None:
-    """Cost of serving the workload's mean request at a rate with so many GPUs; None without a price."""
-    price = result.scenario.hardware.price_per_gpu_hour
-    if price is None or rate_per_s <= 0:
+def cost(item: Found, rate_per_s: float, gpus: int) -> Cost | None:
+    """Cost of the tokens that a point delivers at a rate with so many GPUs; None without a price.
+
+    Tokens a request are those of the runs at the capacity, where a request that is turned away brings none.
+    """
+    price = item.point.scenario.hardware.price_per_gpu_hour
+    sent = item.mean_at_capacity("num_requests.arrived")
+    served = item.mean_at_capacity("num_requests.finished") / sent if sent else 0.0
+    done = item.mean_at_capacity("throughput.requests_per_s")
+    if price is None or rate_per_s <= 0 or not served or not done:
         return None
+    output = item.mean_at_capacity("throughput.output_tokens_per_s") / done * served
+    total = item.mean_at_capacity("throughput.total_tokens_per_s") / done * served
     per_request = price * gpus / SECONDS_PER_HOUR / rate_per_s
-    sizes = result.lengths
-    samples = result.scenario.workload.samples
-    return Cost(
-        rate_per_s=rate_per_s,
-        gpus=gpus,
-        per_million_output_tokens=per_request / (sizes.output_tokens * samples) * 1e6,
-        per_million_total_tokens=per_request / (sizes.prompt_tokens + sizes.output_tokens * samples) * 1e6,
-    )
+    return Cost(rate_per_s, gpus, per_request / output * 1e6, per_request / total * 1e6)
 
 
 def command(chosen: Found) -> tuple[str | None, tuple[str, ...]]:

@@ -120,9 +120,9 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
 
 
 def _diagnosed(chosen: Found, asking: Asking) -> dict[str, Any]:
-    """What the doctor finds when the recommended point is sent twice what it carries: what gives way first."""
+    """What the doctor finds at the recommended point, at the rate that it is sure to carry."""
     assert chosen.capacity is not None
-    rate_per_s = float(f"{2 * chosen.capacity.estimate_per_s:.4g}")
+    rate_per_s = float(f"{chosen.capacity.low_per_s:.4g}")
     scenario = at_rate(chosen.point.scenario, rate_per_s, asking.base_per_s)
     # Nothing of this is kept, and it is too little to be worth a cluster.
     options: Options = {"jobs": 1 if asking.options.get("dask") else asking.options.get("jobs", 1)}

@@ -68,19 +68,21 @@ def guess_rate(setup: Setup, lengths: Lengths) -> float:
     """A rate near the capacity of a set-up, all replicas together: a fluid model, in which every step holds the mean
     number of decodes and the prompt tokens that arrive meanwhile. Only a place to begin the search.
     """
-    low, high = 1e-6, 1e6
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if _holds(setup, lengths, middle) else (low, middle)
-    return low * setup.scenario.replicas
-
-
-def _holds(setup: Setup, lengths: Lengths, rate_per_s: float) -> bool:
-    """Whether a steady state with this rate has room for everybody and makes tokens fast enough."""
-    step_s, seqs = 0.0, 0.0
     slo = setup.scenario.slo
     targets = [] if slo is None or slo.tpot_ms is None else list(slo.tpot_ms.values())
     tpot_ms = min(targets, default=math.inf)
+    if ns_to_ms(_step_s(setup, lengths, 1, 0) * NS_PER_S) > tpot_ms:
+        tpot_ms = math.inf  # a request alone is too slow: no rate is low enough, and any will show it
+    low, high = 1e-6, 1e6
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if _holds(setup, lengths, middle, tpot_ms) else (low, middle)
+    return low * setup.scenario.replicas
+
+
+def _holds(setup: Setup, lengths: Lengths, rate_per_s: float, tpot_ms: float) -> bool:
+    """Whether a steady state with this rate has room for everybody and makes tokens fast enough."""
+    step_s, seqs = 0.0, 0.0
     slots = min(setup.max_num_active_seqs, setup.capacity_tokens / lengths.held_tokens)
     for _ in range(50):
         before = step_s

@@ -77,15 +77,21 @@ def curves(trials: Iterable[Trial]) -> list[Curve]:
     return [tuple(sorted(found[index], key=lambda trial: trial.rate_per_s)) for index in sorted(found)]
 
 
-def crossing(curve: Curve) -> float:
+def crossing(curve: Curve, terms: Sequence[Term]) -> float:
     """The rate up to which one replication meets every term; 0 and infinite where no trial shows it."""
-    return _crossing([(trial.rate_per_s, min(trial.margins)) for trial in curve])
+    return min(
+        _crossing([(trial.rate_per_s, _score(terms[term], trial.margins[term])) for trial in curve])
+        for term in range(len(terms))
+    )
 
 
-def pooled_crossing(found: Sequence[Curve], num_terms: int) -> tuple[float, int]:
+def pooled_crossing(found: Sequence[Curve], terms: Sequence[Term]) -> tuple[float, int]:
     """The rate at which a term of all replications together is first missed, and which one; 0 or infinite as above."""
     tried = sorted({trial.rate_per_s for curve in found for trial in curve})
-    each = [(_crossing([(rate, _pooled(found, rate, term)) for rate in tried]), term) for term in range(num_terms)]
+    each = []
+    for index, term in enumerate(terms):
+        scores = [(rate, _score(term, _pooled(found, rate, index, term))) for rate in tried]
+        each.append((_crossing(scores), index))
     return min(each)
 
 
@@ -96,24 +102,23 @@ def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -
     such replications together crosses its target. It lies q deviations below m, because the unluckiest miss first and
     by much, so its interval is that of a normal quantile, m - s t / sqrt(R) with t of the non-central distribution
     (Meeker, Hahn and Escobar, Statistical Intervals, 2nd edition 2017, section 4.4). Rates are tried `resolution` apart
-    (a ratio): that is counted as the spread of a uniform error, and, because a line between a rate that passes and one
-    that fails badly crosses 0 near the former, the upper end lies higher by as much.
+    (a ratio); a crossing lies anywhere between two of them, so the ends are half of that further out.
     """
-    crossings = [crossing(curve) for curve in found]
-    pooled, term = pooled_crossing(found, len(terms))
+    crossings = [crossing(curve, terms) for curve in found]
+    pooled, term = pooled_crossing(found, terms)
     if not crossings or not all(0 < rate < math.inf for rate in (*crossings, pooled)):
         return None
     logs = [math.log(rate) for rate in crossings]
     mean, deviation = mean_and_deviation(logs)
-    deviation = math.hypot(deviation, math.log(resolution) / math.sqrt(12))
-    estimate, term = _expected_crossing(found, crossings, len(terms), mean, deviation)
+    deviation = max(deviation, LEAST_DEVIATION)
+    estimate, term = _expected_crossing(found, crossings, terms, mean, deviation)
     quantile = min(MAX_QUANTILE, max(0.0, (mean - math.log(estimate)) / deviation))
     spread = math.sqrt((1 + quantile * quantile / 2) / len(logs))
     low, high = normal_quantile_95(mean, deviation, quantile, len(logs))
     return Capacity(
         estimate_per_s=estimate,
-        low_per_s=min(estimate, math.exp(low)),
-        high_per_s=max(estimate, math.exp(high)) * resolution,
+        low_per_s=min(estimate, math.exp(low)) / math.sqrt(resolution),
+        high_per_s=max(estimate, math.exp(high)) * math.sqrt(resolution),
         pooled_per_s=pooled,
         term=terms[term].name,
         crossings_per_s=tuple(crossings),
@@ -123,6 +128,9 @@ def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -
     )
 
 
+LEAST_DEVIATION = 1e-6
+"""Of the logarithms of crossings, where nothing varies."""
+
 DEVIATIONS = 4.0
 """How far from the mean the normal distribution of crossings is followed."""
 
@@ -130,7 +138,7 @@ NORMAL_POINTS = 161
 
 
 def _expected_crossing(
-    found: Sequence[Curve], crossings: Sequence[float], num_terms: int, mean: float, deviation: float
+    found: Sequence[Curve], crossings: Sequence[float], terms: Sequence[Term], mean: float, deviation: float
 ) -> tuple[float, int]:
     """The rate at which the mean margin of replications with normal log crossings is first 0, and of which term.
 
@@ -142,8 +150,8 @@ def _expected_crossing(
     points = [DEVIATIONS * (2 * index / (NORMAL_POINTS - 1) - 1) for index in range(NORMAL_POINTS)]
     weights = [math.exp(-point * point / 2) for point in points]
     best = (math.inf, 0)
-    for term in range(num_terms):
-        typical = [(distance, _typical(found, crossings, term, distance)) for distance in distances]
+    for index, term in enumerate(terms):
+        typical = [(distance, _typical(found, crossings, index, term, distance)) for distance in distances]
 
         def lost(log_rate: float, typical: Sequence[tuple[float, float]] = typical) -> float:
             margins = [_linear(typical, log_rate - mean - deviation * point) for point in points]
@@ -155,22 +163,23 @@ def _expected_crossing(
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (middle, high) if lost(middle) >= 0 else (low, middle)
-        best = min(best, (low, term))
-    log_rate, term = best
-    return (math.exp(log_rate), term) if log_rate < math.inf else pooled_crossing(found, num_terms)
+        best = min(best, (low, index))
+    log_rate, index = best
+    return (math.exp(log_rate), index) if log_rate < math.inf else pooled_crossing(found, terms)
 
 
-def _typical(found: Sequence[Curve], crossings: Sequence[float], term: int, distance: float) -> float:
-    """Mean margin at a log distance from the own crossing, of the curves tried so far out (of all if none was)."""
+def _typical(found: Sequence[Curve], crossings: Sequence[float], index: int, term: Term, distance: float) -> float:
+    """Mean margin at a log distance from the own crossing, of the curves that were tried so far out.
+
+    Beyond what any curve shows, below the crossing nobody misses, above it all miss as they last did.
+    """
     factor = math.exp(distance)
-    pairs = list(zip(found, crossings, strict=True))
-    near = [
-        (curve, rate * factor)
-        for curve, rate in pairs
-        if curve[0].rate_per_s <= rate * factor <= curve[-1].rate_per_s or distance < 0
-    ]
-    chosen = near or [(curve, rate * factor) for curve, rate in pairs]
-    return sum(_margin(curve, rate, term) for curve, rate in chosen) / len(chosen)
+    pairs = [(curve, rate * factor) for curve, rate in zip(found, crossings, strict=True)]
+    near = [(curve, rate) for curve, rate in pairs if curve[0].rate_per_s <= rate <= curve[-1].rate_per_s]
+    if not near and distance < 0 and term.allowed is not None:
+        return term.allowed
+    chosen = near or pairs
+    return sum(_margin(curve, rate, index, term) for curve, rate in chosen) / len(chosen)
 
 
 def _linear(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -213,24 +222,43 @@ def to_json(found: Capacity) -> Mapping[str, object]:
     return {name: getattr(found, name) for name in names}
 
 
-def _pooled(found: Sequence[Curve], rate_per_s: float, term: int) -> float:
-    """Margin of all measured requests together at a rate; between its trials a curve is linear in log rate."""
+FLOOR = 5e-4
+"""A share of misses so small that less of them means nothing, where shares are compared by their logarithm."""
+
+
+def _score(term: Term, margin: float) -> float:
+    """A margin on the scale on which a curve is nearly straight: >= 0 where the margin is.
+
+    The share of requests that miss grows exponentially with the rate, so it is its logarithm that is interpolated.
+    """
+    if term.allowed is None:
+        return margin
+    return math.log((term.allowed + FLOOR) / (max(0.0, term.allowed - margin) + FLOOR))
+
+
+def _unscored(term: Term, score: float) -> float:
+    """The margin of a score."""
+    if term.allowed is None:
+        return score
+    return (term.allowed + FLOOR) * (1 - math.exp(-score))
+
+
+def _pooled(found: Sequence[Curve], rate_per_s: float, index: int, term: Term) -> float:
+    """Margin of all measured requests together at a rate; a curve is interpolated between its trials."""
     total = sum(curve[0].num_measured for curve in found)
-    if not total:
-        return sum(_margin(curve, rate_per_s, term) for curve in found) / len(found)
-    return sum(curve[0].num_measured * _margin(curve, rate_per_s, term) for curve in found) / total
+    return sum(curve[0].num_measured * _margin(curve, rate_per_s, index, term) for curve in found) / total
 
 
-def _margin(curve: Curve, rate_per_s: float, term: int) -> float:
+def _margin(curve: Curve, rate_per_s: float, index: int, term: Term) -> float:
     """Margin of one replication at a rate, that of the nearest trial beyond those that were made."""
     if rate_per_s <= curve[0].rate_per_s:
-        return curve[0].margins[term]
+        return curve[0].margins[index]
     for before, after in pairwise(curve):
         if rate_per_s <= after.rate_per_s:
-            first, last = before.margins[term], after.margins[term]
+            first, last = _score(term, before.margins[index]), _score(term, after.margins[index])
             share = math.log(rate_per_s / before.rate_per_s) / math.log(after.rate_per_s / before.rate_per_s)
-            return first + share * (last - first)
-    return curve[-1].margins[term]
+            return _unscored(term, first + share * (last - first))
+    return curve[-1].margins[index]
 
 
 def _crossing(points: Sequence[tuple[float, float]]) -> float:

@@ -9,13 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simkit.planner.capacity import Capacity, Curve
-from simkit.planner.trial import QUEUE
+from simkit.planner.trial import QUEUE, SERVED
 
 TAIL_QUEUED = 0.5
 """Share of the slowest requests' TTFT that must pass in the queue before waiting is the reason."""
 
 MORE_HELPS = 1.03
 """More slots are what is missing when the next larger setting carries at least 3 % more."""
+
+SOME_PREEMPTIONS, FULL_MEMORY = 1.0, 0.95
+"""Preemptions a run, and share of memory in use at the peak, from which on gaps between tokens are laid to memory."""
+
+MANY_LOST = 0.005
+"""Share of requests turned away or given up from which on an objective between tokens is missed by those."""
 
 NAMES = {
     "slots": "all slots are taken while requests wait",
@@ -61,12 +67,14 @@ def recognise(found: Sequence[Curve], capacity: Capacity) -> Limit:
 
 def _name(term: str, evidence: dict[str, float]) -> str:
     metric = term.partition(".")[0]
-    if metric in ("tpot_ms", "itl_ms"):
-        return "TPOT"
     reasons = {"slots": "slots", "kv": "KV blocks", "budget": "token budget", "turn": "compute"}
-    most = max(reasons, key=lambda reason: evidence[reason])
-    if evidence["tail_queued"] >= TAIL_QUEUED or metric == QUEUE.metric:
-        return reasons[most]
+    waited_for = reasons[max(reasons, key=lambda reason: evidence[reason])]
+    if metric in ("tpot_ms", "itl_ms"):
+        if evidence["preemptions"] >= SOME_PREEMPTIONS and evidence["peak_kv"] >= FULL_MEMORY:
+            return "KV blocks"
+        return waited_for if evidence["lost"] >= MANY_LOST and evidence["waiting"] else "TPOT"
+    if evidence["tail_queued"] >= TAIL_QUEUED or metric in (QUEUE.metric, SERVED.metric):
+        return waited_for
     return "E2E" if metric == "e2e_ms" else "TTFT"
 
 

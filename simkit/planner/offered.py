@@ -5,6 +5,7 @@ Owns what a rate means for every arrival process. Imports scenario, workload, er
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -58,10 +59,23 @@ def base_rate(scenario: Scenario) -> float:
         what = f"expected arrivals with a rate (poisson, gamma, constant, piecewise or a trace), got {kind}"
         raise InputError(scenario.blame(f"workload.arrivals: {what}"))
     if isinstance(arrivals, PiecewiseArrivals):
-        starts = [0.0, *(segment.until_s for segment in arrivals.segments[:-1])]
-        sent = sum((seg.until_s - start) * seg.rate_per_s for seg, start in zip(arrivals.segments, starts, strict=True))
-        return sent / arrivals.segments[-1].until_s
+        return _piecewise_rate(arrivals, workload.num_requests, workload.duration_s)
     return arrivals.rate_per_s
+
+
+def _piecewise_rate(arrivals: PiecewiseArrivals, num_requests: int | None, duration_s: float | None) -> float:
+    """Mean rate from the start until the last request that is sent, or the last segment ends."""
+    sent, start_s = 0.0, 0.0
+    limit_s = math.inf if duration_s is None else duration_s
+    for segment in arrivals.segments:
+        end_s = min(segment.until_s, limit_s)
+        more = max(0.0, end_s - start_s) * segment.rate_per_s
+        if num_requests is not None and sent + more >= num_requests:
+            return num_requests / (start_s + (num_requests - sent) / segment.rate_per_s)
+        sent, start_s = sent + more, max(start_s, end_s)
+    if not sent:
+        raise InputError("workload.arrivals.segments: expected requests before the end of the run")
+    return sent / start_s
 
 
 def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenario:
@@ -70,11 +84,15 @@ def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenari
     if workload.trace is not None:
         return apply_sets(scenario, {"workload.trace.speed": workload.trace.speed * factor}, label="rate")
     if isinstance(workload.arrivals, PiecewiseArrivals):
+        # The whole profile is played faster: more customers in the same segments would be others.
         segments = [
-            {"until_s": segment.until_s, "rate_per_s": segment.rate_per_s * factor}
+            {"until_s": segment.until_s / factor, "rate_per_s": segment.rate_per_s * factor}
             for segment in workload.arrivals.segments
         ]
-        return apply_sets(scenario, {"workload.arrivals.segments": segments}, label="rate")
+        changes: dict[str, Any] = {"workload.arrivals.segments": segments}
+        if workload.duration_s is not None:
+            changes["workload.duration_s"] = workload.duration_s / factor
+        return apply_sets(scenario, changes, label="rate")
     return apply_sets(scenario, {"workload.arrivals.rate_per_s": rate_per_s}, label="rate")
 
 
@@ -84,7 +102,9 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     changes: dict[str, Any] = {"replications": 1, "variants": {}}
     workload = scenario.workload
     count = workload.num_requests
-    if count is not None and scenario.replicas != base_replicas:
+    # A profile of segments has an end: the same customers are then shared by more replicas.
+    can_grow = not isinstance(workload.arrivals, PiecewiseArrivals)
+    if count is not None and can_grow and scenario.replicas != base_replicas:
         count = max(1, round(count * scenario.replicas / base_replicas))
         changes["workload.num_requests"] = count
     if scenario.warmup == "none":

@@ -22,7 +22,7 @@ from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.study import Failure, Options
 from simkit.planner.trial import Trial, terms
-from simkit.scenario import Scenario
+from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
 
 REFINED_AT_ONCE = 2
 """Points that are searched again with more replications beside the best one, before it is asked whether they are as
@@ -50,6 +50,7 @@ def plan(
     found = _search(points, COARSE, asking, sizes, 0.55)
     failed |= {name: found.pop(name) for name in [*found] if isinstance(found[name], Failure)}  # type: ignore[misc]
     known: dict[str, Found] = {name: item for name, item in found.items() if isinstance(item, Found)}
+    _check_limits_seen(list(known.values()), failed)
     known = _with_neighbours(_refine(known, asking, sizes))
     chosen = recommend(list(known.values()))
     result = Plan(
@@ -57,13 +58,12 @@ def plan(
         spare=spare, notes=tuple(notes),
     )  # fmt: skip
     if chosen is None:
-        _check_limits_seen(list(known.values()), failed)
         return result
     return explore(result, chosen, asking)
 
 
 def _check_limits_seen(found: Sequence[Found], failed: Mapping[str, Failure]) -> None:
-    """No capacity at all must mean that the SLO cannot be met, nothing else."""
+    """Something must have been found, and no point may pass at every rate: it could not be ranked."""
     if not found:
         name, failure = next(iter(failed.items()))
         raise (InputError if failure.kind == "input" else CheckError)(f"point {name}: {failure.message}")
@@ -71,7 +71,9 @@ def _check_limits_seen(found: Sequence[Found], failed: Mapping[str, Failure]) ->
     if endless is not None:
         scenario, rate = endless.point.scenario, endless.trials[-1].rate_per_s
         key = "num_requests" if scenario.workload.num_requests is not None else "duration_s"
-        what = f"expected a run long enough to see a limit: {rate:g} requests/s still meet the SLO"
+        if scenario.workload.trace is not None:
+            key = "trace"
+        what = f"expected a run long enough to see a limit: {rate:,.6g} requests/s still meet the SLO"
         raise InputError(scenario.blame(f"workload.{key}: {what} ({endless.point.name})"))
 
 
@@ -80,12 +82,30 @@ def _check(scenario: Scenario) -> float:
     if scenario.slo is None or not scenario.slo.model_dump(exclude_none=True):
         what = "expected objectives to plan for, e.g. slo: {ttft_ms: {p99: 500}, tpot_ms: {p99: 50}}, got none"
         raise InputError(scenario.blame(f"slo: {what}"))
+    if scenario.failures:
+        what = (
+            "expected none in a plan: at other rates they fall elsewhere in the run (--spare simulates lost replicas)"
+        )
+        raise InputError(scenario.blame(f"failures: {what}"))
+    _check_warmup(scenario)
     streams = scenario.engine.stream if scenario.engine.stream is not None else scenario.engine.batching == "continuous"
     if not streams and (scenario.slo.tpot_ms is not None or scenario.slo.itl_ms is not None):
         key = "slo.tpot_ms" if scenario.slo.tpot_ms is not None else "slo.itl_ms"
         kind = scenario.engine.batching
         raise InputError(scenario.blame(f"{key}: expected no objective between tokens where {kind} does not stream"))
     return base_rate(scenario)
+
+
+def _check_warmup(scenario: Scenario) -> None:
+    """A warm-up must be the same share of the run at every rate."""
+    warmup, workload = scenario.warmup, scenario.workload
+    if isinstance(warmup, WarmupSeconds) and workload.duration_s is None:
+        what = "expected {requests: N}, for at other rates the same seconds are another share of the run"
+        raise InputError(scenario.blame(f"warmup: {what}"))
+    count = workload.num_requests
+    if isinstance(warmup, WarmupRequests) and count is not None and warmup.requests >= count:
+        what = f"expected fewer than the {count} requests of the run, got {warmup.requests}"
+        raise InputError(scenario.blame(f"warmup: {what}"))
 
 
 # --- the search -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The content of plan.json and plan.csv: a plan as plain data, and its answer in words.
+"""The content of plan.json and plan.csv: a plan as plain data.
 
-Owns names and sentences. Imports plan and advise; writes no file.
+Owns names. Imports plan and advise; writes no file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from simkit import __version__
 from simkit.manifest import CREATED_BY, plain
 from simkit.metrics.intervals import half_width_95
-from simkit.planner import advise, limits
+from simkit.planner import advise
+from simkit.planner.answer import answer, notes, reason, unreachable
 from simkit.planner.around import LOADS, load_rates
 from simkit.planner.capacity import Capacity, ratio, to_json
 from simkit.planner.offered import MIN_FOR_P99
@@ -51,13 +52,14 @@ def plan_json(result: Plan) -> dict[str, Any]:
         "spare": result.spare,
         "lengths": plain(result.lengths) | {"held_tokens": result.lengths.held_tokens},
         "axes": result.axes,
-        "points": [_point(result, item) for item in result.points.values()],
+        "points": [_point(item) for item in result.points.values()],
         "failed": {
             name: {"settings": dict(failure.settings), "message": failure.message}
             for name, failure in result.failed.items()
         },
         "recommended": None,
-        "notes": list(result.notes),
+        "notes": [*result.notes, *notes(result)],
+        "scaling": scaling(result),
     }
     if chosen is not None and chosen.capacity is not None:
         content |= _around(result, chosen, chosen.capacity)
@@ -80,10 +82,10 @@ def _run_length(item: Found) -> dict[str, Any]:
     }
 
 
-def _point(result: Plan, item: Found) -> dict[str, Any]:
+def _point(item: Found) -> dict[str, Any]:
     point, limit = item.point, item.limit
     found = item.capacity
-    money = None if found is None else advise.cost(result, found.estimate_per_s, point.gpus)
+    money = None if found is None else advise.cost(item, found.estimate_per_s, point.gpus)
     return {
         "name": point.name,
         "settings": dict(point.settings),
@@ -95,6 +97,7 @@ def _point(result: Plan, item: Found) -> dict[str, Any]:
         "no_capacity": None if found is not None else ("every rate passes" if item.always_passes else "no rate passes"),
         "per_gpu_per_s": None if found is None else item.per_gpu_per_s,
         "limit": None if limit is None else {**plain(limit), "text": limit.text},
+        "sustained": None if found is None else item.is_sustained,
         "cost": plain(money),
         "trials": len(item.trials),
     }
@@ -107,7 +110,7 @@ def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
     line, missing = advise.command(chosen)
     rows = {rate: row(trials, result, found) for rate, trials in _by_rate(result.looks).items()}
     content: dict[str, Any] = {
-        "recommended": _point(result, chosen) | {"reason": reason(result, chosen)},
+        "recommended": _point(chosen) | {"reason": reason(result, chosen)},
         "knee": None if knee is None else {"name": knee.point.name, "max_num_seqs": knee.point.slots},
         "chance": [{"rate_per_s": rate, "chance": found.chance(rate)} for rate in sorted(found.crossings_per_s)],
         "curve": [rows[rate] for rate in sorted(rows)],
@@ -116,14 +119,14 @@ def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
             _variation(result, chosen, item) for item in result.variations.values() if item.point is not chosen.point
         ],
         "fleet": None,
-        "cost": plain(advise.cost(result, found.estimate_per_s, chosen.point.gpus)),
+        "cost": plain(advise.cost(chosen, found.estimate_per_s, chosen.point.gpus)),
         "doctor": result.doctor,
         "command": line,
         "command_notes": list(missing),
     }
     fleet = advise.fleet(result, chosen)
     if fleet is not None:
-        money = advise.cost(result, fleet.target_per_s, fleet.gpus)
+        money = advise.cost(chosen, fleet.target_per_s, fleet.gpus)
         checks = [
             {"replicas": size.replicas, "lost": size.lost, **row(trials, result, None)}
             for size, trials in sorted(result.fleets.items())
@@ -179,77 +182,25 @@ def _variation(result: Plan, chosen: Found, item: Found) -> dict[str, Any]:
     }
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
-def answer(result: Plan) -> str:
-    """The answer in one sentence."""
-    chosen = result.recommended
-    if chosen is None or chosen.capacity is None:
-        return unreachable(result)
-    found = chosen.capacity
-    held = " and ".join(f"{term.name} <= {term.target_ms:g} ms" for term in result.terms if term.target_ms is not None)
-    others = "".join(f", {key}={value_text(value)}" for key, value in advise.further(chosen).items())
-    where = _gpus(chosen.point.gpus, chosen.point.setup.gpu.name)
-    text = (
-        f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then carries {found.estimate_per_s:.3g} requests/s "
-        f"(95 % interval {found.low_per_s:.3g} to {found.high_per_s:.3g}) with {held}"
-    )
-    fleet = advise.fleet(result, chosen)
-    if fleet is not None:
-        text += f"; {fleet.target_per_s:g} requests/s need {_gpus(fleet.gpus, '')} ({fleet.replicas} replicas"
-        text += f" and {fleet.spare} spare)" if fleet.spare else ")"
-    return text + "."
-
-
-def _gpus(count: int, name: str) -> str:
-    unit = f" {name}" if name else " GPU" + ("s" if count != 1 else "")
-    return f"{count:,}{unit}" if not name or count != 1 else f"one {name}"
-
-
-def reason(result: Plan, chosen: Found) -> str:
-    """Why this point."""
-    assert chosen.capacity is not None
-    able = [item for item in result.points.values() if item.capacity is not None]
-    best = max(able, key=lambda item: (item.effort.replications, item.per_gpu_per_s))
-    if best is chosen:
-        return "It carries the most, and nothing smaller carries as much."
-    assert best.capacity is not None
-    return (
-        f"The most is {best.capacity.estimate_per_s:.4g}/s at {best.point.name}; this is the smallest max_num_seqs "
-        "that is as good within the 95 % interval of the paired ratio."
-    )
-
-
-def unreachable(result: Plan) -> str:
-    """Why no setting meets the SLO, and by how much one request alone misses it."""
-    items = list(result.points.values())
-    best = max(items, key=lambda item: min(item.lowest.margins))
-    missed = []
-    for index, term in enumerate(result.terms):
-        if best.lowest.margins[index] >= 0 or term.target_ms is None:
-            continue
-        value = best.lowest.numbers.get(term.name)
-        if value is None:
-            missed.append(f"{term.name} <= {term.target_ms:g} ms is missed")
-        else:
-            times = value / term.target_ms
-            missed.append(
-                f"{term.name} <= {term.target_ms:g} ms is missed by a request alone, which takes {value:.4g} ms "
-                f"({times:.3g} times as long)"
-            )
-    limit = "no rate, however low, meets it"
-    where = f"at {best.point.name}, {best.lowest.rate_per_s:.3g} requests/s"
-    return (
-        f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {_binding(best)}."
-    )
-
-
-def _binding(best: Found) -> str:
-    worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
-    metric = best.point.scenario.to_dict()["slo"]
-    names = [name for name, values in metric.items() for _ in values]
-    kind = names[worst] if worst < len(names) else QUEUE.metric
-    key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(kind, "compute")
-    return f"{key}: {limits.NAMES[key]}"
+def scaling(result: Plan) -> list[dict[str, Any]]:
+    """What more replicas carry beside the fewest, all other settings equal: the paired ratio of capacities."""
+    found = []
+    groups: dict[str, list[Found]] = {}
+    for item in result.points.values():
+        if item.capacity is not None:
+            others = {key: value for key, value in item.point.settings.items() if key != "replicas"}
+            groups.setdefault(value_text(others), []).append(item)
+    for group in groups.values():
+        fewest = min(group, key=lambda item: item.point.scenario.replicas)
+        for item in group:
+            if item.point.scenario.replicas > fewest.point.scenario.replicas:
+                assert item.capacity is not None
+                assert fewest.capacity is not None
+                resolution = max(item.effort.resolution, fewest.effort.resolution)
+                compared = plain(ratio(item.capacity, fewest.capacity, resolution))
+                more = item.point.scenario.replicas / fewest.point.scenario.replicas
+                found.append({"name": item.point.name, "of": fewest.point.name, "replicas": more, "ratio": compared})
+    return found
 
 
 def plan_csv(content: Mapping[str, Any]) -> str:

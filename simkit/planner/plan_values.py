@@ -38,6 +38,26 @@ class Found:
         return self.trials[0]
 
     @property
+    def at_capacity(self) -> tuple[Trial, ...]:
+        """The trial of each replication at the highest rate up to the capacity (at the lowest where all lie above)."""
+        assert self.capacity is not None
+        found = []
+        for curve in curves(self.trials):
+            below = [trial for trial in curve if trial.rate_per_s <= self.capacity.estimate_per_s]
+            found.append(below[-1] if below else curve[0])
+        return tuple(found)
+
+    def mean_at_capacity(self, path: str) -> float:
+        """Mean of a number there; 0 where a trial has none."""
+        trials = self.at_capacity
+        return sum(trial.numbers[path] or 0.0 for trial in trials) / len(trials)
+
+    @property
+    def is_sustained(self) -> bool:
+        """Whether the queue stays as it is at the capacity; if not, a longer run carries less."""
+        return self.mean_at_capacity("saturated") < 0.5
+
+    @property
     def per_gpu_per_s(self) -> float:
         """Capacity a GPU; 0 without one."""
         return 0.0 if self.capacity is None else self.capacity.estimate_per_s / self.point.gpus
@@ -54,8 +74,7 @@ class FleetSize(NamedTuple):
 class Plan:
     """What the planner found. `points` are in the order of the grid; `recommended` is None where no point meets the
     SLO; `looks` are trials of the recommended point at other rates, `variations` that point again and its
-    neighbouring settings, all with the same effort, `fleets` what
-    numbers of replicas do at the target rate.
+    neighbouring settings, all with the same effort, `fleets` what numbers of replicas do at the target rate.
     """
 
     scenario: Scenario

@@ -77,7 +77,7 @@ def _trials(quest: Quest, setup: Setup) -> tuple[Trial, ...]:
     def attempt(rate_per_s: float, replication: int) -> Trial:
         return run_trial(setup, rate_per_s, quest.base_per_s, replication)
 
-    search = Search(attempt, len(terms(setup.scenario)), quest.known)
+    search = Search(attempt, terms(setup.scenario), quest.known)
     if quest.effort is not None:
         guesses = quest.guesses_per_s
         if not guesses:

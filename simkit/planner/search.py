@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from simkit.planner.capacity import crossing, curves, pooled_crossing
-from simkit.planner.trial import Trial
+from simkit.planner.trial import Term, Trial
 
 STEPS_A_DOUBLING = 32
 """Rates lie on a grid, the same for all settings, in steps of 2 ** (1 / 32), that is 2.2 %."""
@@ -23,6 +23,9 @@ DOUBLINGS_DOWN, DOUBLINGS_UP = 14, 5
 
 MAX_ROUNDS = 6
 """How often the neighbourhood of the estimate is filled; it settles in two or three."""
+
+WIDE = 0.02
+"""Where more than this share of requests may miss, those that pass with ease make up for others, and are looked at."""
 
 Try = Callable[[float, int], Trial]
 """(rate, replication) to a trial."""
@@ -58,9 +61,10 @@ def rate_of(step: int) -> float:
 class Search:
     """Trials of one setting, each made at most once."""
 
-    def __init__(self, attempt: Try, num_terms: int, known: Iterable[Trial] = ()) -> None:
+    def __init__(self, attempt: Try, terms: Sequence[Term], known: Iterable[Trial] = ()) -> None:
         self._attempt = attempt
-        self._num_terms = num_terms
+        self._terms = terms
+        self._is_wide = max((term.allowed or 0.0 for term in terms), default=0.0) > WIDE
         self._trials = {(trial.replication, trial.rate_per_s): trial for trial in known}
 
     @property
@@ -123,7 +127,7 @@ class Search:
 
     def _middle(self) -> int:
         """The grid step of the median crossing so far."""
-        found = sorted(crossing(curve) for curve in curves(self._trials.values()))
+        found = sorted(crossing(curve, self._terms) for curve in curves(self._trials.values()))
         known = [rate for rate in found if 0 < rate < math.inf]
         return step_of(known[len(known) // 2])
 
@@ -133,7 +137,7 @@ class Search:
         Whether anything was tried.
         """
         found = curves(self._trials.values())
-        rate, _ = pooled_crossing(found, self._num_terms)
+        rate, _ = pooled_crossing(found, self._terms)
         if not 0 < rate < math.inf:
             return False
         exact = STEPS_A_DOUBLING * math.log2(rate)
@@ -142,7 +146,9 @@ class Search:
             steps = [STEPS_A_DOUBLING * math.log2(trial.rate_per_s) for trial in curve]
             above = [at for at, step in enumerate(steps) if step >= exact]
             if above and min(curve[above[0]].margins) >= 0:
-                continue  # it passes beyond the estimate: nothing lies between
+                if self._is_wide and above[0] == 0:
+                    self.trial(rate_of(math.floor(exact + 0.01)), curve[0].replication)
+                continue  # it passes beyond the estimate: what it misses there is little
             if not above or steps[above[0]] - exact > gap + 0.01:
                 self.trial(rate_of(math.ceil(exact - 0.01)), curve[0].replication)
             below = [step for step in steps if step < exact]

@@ -13,6 +13,7 @@ import numpy as np
 
 from simkit.engine.build import Setup
 from simkit.engine.run import RunFacts, simulate
+from simkit.errors import InputError
 from simkit.manifest import plain
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.parts import terms_of
@@ -28,7 +29,7 @@ NUMBERS = (
     ),
     "throughput.requests_per_s", "throughput.output_tokens_per_s", "throughput.total_tokens_per_s", "concurrency_mean",
     "slot_utilization", "num_preemptions", "kv.utilization", "gpu.busy", "gpu.mfu", "gpu.mbu", "gpu.extrapolated.share",
-    "prefix_cache_hit_rate", "num_requests.arrived", "num_requests.finished", "num_requests.rejected",
+    "prefix_cache_hit_rate", "num_requests.arrived", "num_requests.finished", "num_requests.rejected", "saturated",
 )  # fmt: skip
 """Numbers of a summary that a trial keeps, by their path."""
 
@@ -52,8 +53,19 @@ class Term:
         """As in ``ttft_ms.p99``."""
         return f"{self.metric}.{self.stat}"
 
+    @property
+    def allowed(self) -> float | None:
+        """The share of requests that may miss it; None where it is not a share of requests that counts."""
+        if self.stat.startswith("p") and self.metric != "itl_ms":
+            return 1 - float(self.stat[1:]) / 100
+        return SERVED_SHARE if self.metric == "requests" else None
+
+
+SERVED_SHARE = 0.01
+"""Requests that may be turned away or given up where only means are bound, which leave them out."""
 
 QUEUE = Term("queue", "stable", None)
+SERVED = Term("requests", "served", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +90,41 @@ class Trial:
 
 
 def terms(scenario: Scenario) -> tuple[Term, ...]:
-    """The terms that a rate must meet. Without a bound on TTFT or E2E an endless queue would pass, so it is one."""
+    """The terms that a rate must meet.
+
+    Without a bound on TTFT or E2E an endless queue would pass, so that is one. A percentile counts those who were
+    turned away or gave up as misses; where none is bound, their share is.
+    """
     if scenario.slo is None:
         return ()
     slo = scenario.slo.model_dump(exclude_none=True)
     found = [Term(metric, stat, target) for metric, values in slo.items() for stat, target in values.items()]
+    if all(term.allowed is None for term in found):
+        found.append(SERVED)
     if not {"ttft_ms", "e2e_ms"} & slo.keys():
         found.append(QUEUE)
     return tuple(found)
 
 
 def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: int) -> Trial:
-    """Simulate one replication of `setup` at `rate_per_s`. Raises InputError and CheckError."""
+    """Simulate one replication of `setup` at `rate_per_s`.
+
+    Raises CheckError, and InputError when nothing is measured.
+    """
     setup = replace(setup, scenario=at_rate(setup.scenario, rate_per_s, base_per_s))
     facts, outcome = _simulate(setup, replication)
     summary = plain(outcome.summary)
     measured = outcome.requests["measured"] != 0
+    if not measured.any():
+        what = f"expected requests after it, at {rate_per_s:g} requests/s the run ends within it"
+        raise InputError(setup.scenario.blame(f"warmup: {what}"))
     return Trial(
         rate_per_s=rate_per_s,
         replication=replication,
         num_measured=int(measured.sum()),
         margins=tuple(_margin(term, summary) for term in terms(setup.scenario)),
         numbers={path: _number(summary, path) for path in NUMBERS},
-        waits=_waits(facts, outcome, setup),
+        waits=_waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
     )
 
 
@@ -123,8 +147,10 @@ def _finds_nothing(setup: Setup) -> bool:
 
 
 def _margin(term: Term, summary: Mapping[str, Any]) -> float:
-    if term is QUEUE or term.metric == QUEUE.metric:
+    if term == QUEUE:
         return -0.5 if summary["saturated"] else 0.5
+    if term == SERVED:
+        return SERVED_SHARE - _lost_share(summary)
     assert term.target_ms is not None
     found = summary["slo"][term.metric][term.stat]
     if found["share_within"] is not None:
@@ -133,6 +159,13 @@ def _margin(term: Term, summary: Mapping[str, Any]) -> float:
         return 1.0 - float(found["value_ms"]) / term.target_ms
     # Nothing finished, so nobody is within the target.
     return -1.0 if term.stat == "mean" else -float(term.stat[1:]) / 100
+
+
+def _lost_share(summary: Mapping[str, Any]) -> float:
+    """Of the requests that could be served, those that were refused, gave up or did not end."""
+    counts = summary["num_requests"]
+    lost = counts["refused"] + counts["aborted"] + counts["unfinished"]
+    return float(lost / max(1, counts["arrived"] - counts["rejected"]))
 
 
 def _number(summary: Mapping[str, Any], path: str) -> float | None:

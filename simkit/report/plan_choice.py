@@ -172,7 +172,7 @@ def differs(item: Mapping[str, Any]) -> str:
         return MISSING
     if found["low"] > 1:
         return "carries more"
-    return "carries less" if found["high"] < 1 else "unclear"
+    return "carries less" if found["high"] < 1 else "no clear effect"
 
 
 def sensitivity(content: Content) -> Sheet | None:

@@ -1,4 +1,4 @@
-"""The doctor's examination in a plan's report: what gives way first beyond the capacity, and which advice helped.
+"""The doctor's examination in a plan's report: what is wrong there, if anything, and which advice helped.
 
 Imports doctor_text (for its words) and plan_sheets; runs no rule.
 """
@@ -20,7 +20,7 @@ NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished re
 def intro(found: Mapping[str, Any]) -> str:
     """What was examined, and how much was found."""
     load = "" if found.get("rate_per_s") is None else f" at {plain(float(found['rate_per_s']))} requests/s"
-    what = f"One run of the recommended point{load}, to see what gives way first, by rules of thumb"
+    what = f"One run of the recommended point{load}, the rate that it is sure to carry, by rules of thumb"
     if not found["findings"]:
         return f"{what}: nothing found."
     count = len(found["findings"])

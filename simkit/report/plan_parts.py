@@ -48,9 +48,10 @@ def _sheets(*sheets: Sheet | None) -> tuple[Sheet, ...]:
 
 
 def _capacity(content: Content) -> Part:
-    text = [_slo(content)]
+    text = [f"{_slo(content)} {plan_words.length_text(content)}"]
     if content.get("recommended") is not None:
         text += [plan_words.compared_text(content), plan_words.knee_text(content), plan_words.bound_text(content)]
+    text += plan_words.scaling_texts(content)
     return Part("capacity", "Capacity against max_num_seqs", tuple(text), (plan_sheets.points(content),))
 
 
@@ -119,7 +120,10 @@ def _decisions(content: Content) -> list[Part]:
     found.append(Part("cost", "Cost", (text,), _sheets(cost)))
     sensitivity = plan_choice.sensitivity(content)
     if sensitivity is not None:
-        text = "Neighbours of the recommended point that the engine would start with, one setting changed in each."
+        text = (
+            "Neighbours of the recommended point that the engine would start with, one setting changed in each, beside "
+            "that point with as few replications as they have; the narrowest interval is that of the grid of rates."
+        )
         found.append(Part("sensitivity", "Sensitivity", (text,), (sensitivity,)))
     notes = tuple(f"{note}." for note in content.get("command_notes") or ())
     command = content.get("command")
@@ -135,7 +139,7 @@ def _doctor(content: Content) -> list[Part]:
     if not found:
         return []
     text, items, sheets = plan_doctor.intro(found), plan_doctor.items(found), plan_doctor.sheets(found)
-    return [Part("doctor", "What gives way first", (text,), sheets, items)]
+    return [Part("doctor", "What the doctor says", (text,), sheets, items)]
 
 
 def _failed(content: Content) -> list[Part]:

@@ -112,6 +112,14 @@ def points(content: Content) -> Sheet:
         if row["capacity"] is None:
             whys.setdefault(row["no_capacity"] or "no reason given", []).append(label(content, row))
     notes = [f"No capacity, {why}: {', '.join(names)}." for why, names in whys.items()]
+    counts: dict[int, list[str]] = {}
+    for row, item in zip(rows, found, strict=True):
+        if item:
+            counts.setdefault(item["replications"], []).append(label(content, row))
+    if len(counts) > 1:
+        most = max(counts)
+        notes.append(f"Intervals are narrower with {most} replications, at {', '.join(counts.pop(most))}, than with "
+                     f"{max(counts)}.")  # fmt: skip
     if _priced(content):
         notes.append("Cost: per million output tokens at the capacity.")
     return Sheet(

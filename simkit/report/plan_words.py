@@ -5,10 +5,12 @@ Thresholds are quoted as the planner has them. Imports plan_data, headline (for 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from simkit.report.definitions import DEFINITIONS
 from simkit.report.headline import TOLD_SHARE, Badge
 from simkit.report.numbers import count, percent, plain
-from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, mean_of, too_few
+from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, mean_of, too_few, word
 
 KEPT_UP = 0.9
 """Share of an accepted rate that must be finished in a run for the run to count as long enough."""
@@ -88,7 +90,7 @@ PLAN_DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Ratio (sensitivity)",
         "Capacity with one setting changed over the recommended point's, same customers, with the 95 % interval of "
-        "the paired ratio. An interval that holds 1 is unclear.",
+        "the paired ratio. An interval that holds 1 shows no clear effect.",
     ),
 )
 
@@ -223,3 +225,29 @@ def compared_text(content: Content) -> str:
     """What the recommendation goes by."""
     chosen = content["recommended"]
     return f"Recommended: {label(content, chosen)}. {chosen['reason']}"
+
+
+def length_text(content: Content) -> str:
+    """How long a run is, and what of it counts."""
+    length = content["run_length"] or {}
+    warmup = length.get("warmup")
+    left_out = ""
+    if isinstance(warmup, Mapping):
+        left_out = ", " + ", ".join(f"{word(value)} {key}" for key, value in warmup.items()) + " left out at the start"
+    if length.get("num_requests"):
+        return f"A run has {length['num_requests']:,} requests{left_out}."
+    if length.get("duration_s"):
+        return f"A run lasts {length['duration_s']:,g} s{left_out}."
+    return f"A run replays {length.get('trace')}{left_out}."
+
+
+def scaling_texts(content: Content) -> list[str]:
+    """What more replicas carry beside fewer, a sentence each."""
+    found = []
+    for row in content.get("scaling") or ():
+        low, estimate, high = (row["ratio"][name] for name in ("low", "estimate", "high"))
+        text = (
+            f"{row['name']} carries {estimate:.3g} times what {row['of']} does (95 % interval {low:.3g} to {high:.3g})"
+        )
+        found.append(f"{text}, with {row['replicas']:g} times the replicas.")
+    return found

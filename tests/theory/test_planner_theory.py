@@ -138,7 +138,7 @@ def test_the_interval_covers_what_it_says(deviation: float, slope: float, effort
     covered, tries = 0, 60
     for _ in range(tries):
         logs = math.log(10) + rng.normal(0.0, deviation, effort.replications)
-        search = Search(customers(logs, slope), 1)
+        search = Search(customers(logs, slope), TERM)
         search.run([8.0], effort)
         result = capacity(curves(search.trials), TERM, effort.resolution)
         assert result is not None
@@ -151,7 +151,7 @@ def test_a_limit_is_soft_when_the_chance_to_pass_falls_slowly() -> None:
     rng = np.random.default_rng(1)
     for deviation, soft in ((0.02, False), (0.15, True)):
         logs = math.log(10) + rng.normal(0.0, deviation, FINE.replications)
-        search = Search(customers(logs, 1.0), 1)
+        search = Search(customers(logs, 1.0), TERM)
         search.run([8.0], FINE)
         result = capacity(curves(search.trials), TERM, FINE.resolution)
         assert result is not None
@@ -165,7 +165,7 @@ def test_common_customers_make_a_ratio_sharper_than_its_parts() -> None:
     logs = math.log(10) + rng.normal(0.0, 0.05, FINE.replications)
     results = []
     for shift in (0.0, 0.04):
-        search = Search(customers(logs + shift, 5.0), 1)
+        search = Search(customers(logs + shift, 5.0), TERM)
         search.run([8.0], FINE)
         results.append(capacity(curves(search.trials), TERM, FINE.resolution))
     less, more = results
@@ -185,9 +185,9 @@ def test_no_rate_that_was_tried_is_tried_again() -> None:
         tried.append((rate_per_s, replication))
         return customers(logs, 5.0)(rate_per_s, replication)
 
-    coarse = Search(attempt, 1)
+    coarse = Search(attempt, TERM)
     coarse.run([8.0], COARSE)
-    fine = Search(attempt, 1, coarse.trials)
+    fine = Search(attempt, TERM, coarse.trials)
     fine.run([10.0], FINE)
     assert len(tried) == len(set(tried)) == len(fine.trials)
     assert len(tried) < 8 * FINE.replications

@@ -23,6 +23,7 @@ from simkit.planner.plan import plan
 from simkit.planner.plan_json import plan_csv, plan_json
 from simkit.planner.plan_values import Plan
 from simkit.planner.trial import Trial, run_trial, terms
+from simkit.workload.build import build_workload
 
 TEXT = """\
 name: tiny
@@ -118,8 +119,8 @@ def test_cost_follows_from_price_rate_and_tokens() -> None:
     found = content(*TWO)
     sizes, cost = found["lengths"], found["cost"]
     rate = found["recommended"]["capacity"]["estimate_per_s"]
-    # 3.6 an hour is 0.001 a second.
-    assert cost["per_million_output_tokens"] == pytest.approx(1e-3 / (rate * sizes["output_tokens"]) * 1e6)
+    # 3.6 an hour is 0.001 a second; the tokens are those of the runs, the sizes those of the first draws.
+    assert cost["per_million_output_tokens"] == pytest.approx(1e-3 / (rate * sizes["output_tokens"]) * 1e6, rel=0.05)
     assert cost["per_million_total_tokens"] < cost["per_million_output_tokens"]
 
 
@@ -249,6 +250,101 @@ def test_wrong_questions_are_one_line(args: tuple[str, ...], message: str) -> No
     assert line.startswith(message[:60])
 
 
+def test_a_point_that_passes_at_every_rate_cannot_be_ranked() -> None:
+    line = refused("--axis", "engine.max_num_seqs=2,32", "--set", "workload.num_requests=6")
+    assert "expected a run long enough to see a limit" in line
+    assert line.endswith("(max_num_seqs=32)")
+
+
+def test_a_tpot_that_a_request_alone_misses_is_said_to_be() -> None:
+    found = content(*TWO, "--set", "slo.tpot_ms={p99: 0.8}", code=1)
+    assert (
+        "tpot_ms.p99 <= 0.8 ms is missed by a request alone, which takes 1 ms (1.25 times as long)" in found["answer"]
+    )
+
+
+def test_a_warm_up_that_eats_the_run_is_refused() -> None:
+    seconds = refused(*TWO, "--set", "warmup={seconds: 60}")
+    assert seconds.startswith("--set warmup: expected {requests: N}, for at other rates")
+    assert "expected fewer than the 60 requests of the run, got 60" in refused(*TWO, "--set", "warmup={requests: 60}")
+
+
+def test_outages_at_fixed_times_have_no_place_in_a_plan() -> None:
+    line = refused(*TWO, "--set", "replicas=2", "--set", "failures=[{replica: 0, at_s: 1}]")
+    assert line.startswith("--set failures: expected none in a plan")
+
+
+def test_nothing_is_left_behind_when_there_is_no_answer() -> None:
+    refused("--axis", "engine.max_num_seqs=32", "--set", "workload.num_requests=6", "--out", "plans/tiny")
+    assert list(Path("plans").iterdir()) == [] if Path("plans").exists() else True
+
+
+def test_cost_is_that_of_each_point() -> None:
+    found = content("--axis", "engine.max_num_seqs=8", "--axis", "hardware.price_per_gpu_hour=1,4")
+    cheap, dear = (point["cost"]["per_million_output_tokens"] for point in found["points"])
+    assert dear == pytest.approx(4 * cheap)
+    longer = content("--axis", "engine.max_num_seqs=8", "--axis", "workload.samples=1,2")
+    for point, samples in zip(longer["points"], (1, 2), strict=True):
+        rate = point["capacity"]["estimate_per_s"]
+        tokens = longer["lengths"]["output_tokens"] * samples
+        assert point["cost"]["per_million_output_tokens"] == pytest.approx(1e-3 / rate / tokens * 1e6, rel=0.05)
+
+
+def test_who_is_turned_away_brings_no_tokens() -> None:
+    prompts = "workload.prompt_tokens={dist: list, values: [40, 40, 40, 5000]}"
+    found = content("--axis", "engine.max_num_seqs=16", "--set", prompts, "--set", "slo={ttft_ms: {p50: 10}}")
+    rate = found["recommended"]["capacity"]["estimate_per_s"]
+    tokens = 0.75 * found["lengths"]["output_tokens"]
+    assert found["cost"]["per_million_output_tokens"] == pytest.approx(1e-3 / rate / tokens * 1e6, rel=0.1)
+    assert "25.0% of requests can never be served and are rejected; rates count them" in found["notes"]
+
+
+def test_a_mean_does_not_pass_because_others_were_turned_away() -> None:
+    found = content(
+        "--axis", "engine.max_num_seqs=16", "--set", "slo={ttft_ms: {mean: 5}}", "--set", "workload.queue_limit=2"
+    )
+    point = found["points"][0]
+    assert point["capacity"]["term"] == "requests.served"
+    assert point["limit"]["name"] == "slots"
+
+
+def test_tpot_missed_by_preemptions_is_laid_to_memory() -> None:
+    sets = (
+        "--set",
+        "engine.num_gpu_blocks=24",
+        "--set",
+        "engine.max_model_len=128",
+        "--set",
+        "slo={tpot_ms: {p99: 1.5}}",
+    )
+    found = content("--axis", "engine.max_num_seqs=64", *sets)
+    assert found["points"][0]["limit"]["name"] == "KV blocks"
+
+
+def test_segments_are_played_faster() -> None:
+    one = load(
+        "workload.arrivals={process: piecewise, segments: [{until_s: 1, rate_per_s: 20}, {until_s: 9, rate_per_s: 60}]}"
+    )
+    # 60 requests: 20 in the first second, 40 at 60/s.
+    assert base_rate(one) == pytest.approx(60 / (1 + 40 / 60))
+    fast = at_rate(one, 10 * base_rate(one), base_rate(one))
+    times = [r.arrival_ns for r in build(one)], [r.arrival_ns for r in build(fast)]
+    assert len(times[0]) == len(times[1]) == 60
+    assert times[1] == pytest.approx([t / 10 for t in times[0]], abs=2)
+
+
+def build(one: scenario.Scenario) -> list[Any]:
+    workload = build_workload(one.workload, seed=0, replication=0, max_model_len=256, base_dir=None)
+    return list(workload.requests)
+
+
+def test_more_replicas_are_compared_with_fewer() -> None:
+    found = content("--axis", "engine.max_num_seqs=8,16", "--axis", "replicas=1,2")
+    assert [row["name"] for row in found["scaling"]] == ["max_num_seqs=8,replicas=2", "max_num_seqs=16,replicas=2"]
+    assert all(row["ratio"]["low"] < row["ratio"]["estimate"] > 1.5 for row in found["scaling"])
+    assert "2 x a100-sxm4-80gb then carry" in found["answer"] or "one a100-sxm4-80gb then carries" in found["answer"]
+
+
 # --- the same bytes, and going on -------------------------------------------------------------------------------------
 def planned(**options: Any) -> bytes:
     axes = {"engine.max_num_seqs": [4, 16], "engine.policy": ["fcfs", "sjf"]}
@@ -340,7 +436,7 @@ def test_waiting_time_is_told_apart() -> None:
     [
         ("{process: constant, rate_per_s: 7}", 7.0),
         ("{process: gamma, rate_per_s: 7, cv: 2}", 7.0),
-        ("{process: piecewise, segments: [{until_s: 10, rate_per_s: 2}, {until_s: 20, rate_per_s: 8}]}", 5.0),
+        ("{process: piecewise, segments: [{until_s: 10, rate_per_s: 2}, {until_s: 20, rate_per_s: 8}]}", 60 / 15),
     ],
 )  # fmt: skip
 def test_every_open_loop_can_be_sped_up(arrivals: str, base: float) -> None:

@@ -303,7 +303,7 @@ def test_numbers_of_points_loads_fleet_cost_and_sensitivity_are_told() -> None:
         assert re.search(r"GPUs \|? ?4\b", text)
         assert re.search(r"meets the SLO \|? ?no \|? ?yes \|? ?yes", text)
         assert re.search(r"fleet at the target, with spares \|? ?20\.0 \|? ?4 \|? ?0\.434 \|? ?0\.145", text)
-        assert re.search(r"block_size 32 \(not 16\) \|? ?0\.96 \|? ?0\.995 \|? ?1\.03 \|? ?unclear", text)
+        assert re.search(r"block_size 32 \(not 16\) \|? ?0\.96 \|? ?0\.995 \|? ?1\.03 \|? ?no clear effect", text)
         assert "carries more" in text
         assert "carries less" in text
         assert "policy sjf has no flag" in text
@@ -510,7 +510,7 @@ def test_the_doctors_findings_are_shown_with_evidence_advice_and_proof() -> None
         assert "ITL p99" not in text
     for text in everywhere(content(doctor={"findings": []})):
         assert "nothing found" in text
-    assert "What gives way first" not in page_of("whole")
+    assert "What the doctor says" not in page_of("whole")
 
 
 def test_definitions_quote_the_planners_thresholds() -> None:
@@ -548,4 +548,4 @@ def test_same_content_same_bytes_in_another_process() -> None:
         env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"},
     )
     assert made.stdout == (page_of("whole") + plan_markdown(plan)).encode()
-    assert plan_choice.differs(plan["sensitivity"][0]) == "unclear"
+    assert plan_choice.differs(plan["sensitivity"][0]) == "no clear effect"

@@ -1,0 +1,132 @@
+"""A plan in words: its answer in one sentence, why this point, what a reader must know, why there is no answer.
+
+Imports advise, limits and plan_values; decides nothing.
+"""
+
+from __future__ import annotations
+
+from simkit.planner import advise, limits
+from simkit.planner.plan_values import Found, Plan
+from simkit.planner.study import value_text
+from simkit.planner.trial import QUEUE
+
+
+def notes(result: Plan) -> list[str]:
+    """What a reader must know of the numbers."""
+    found = []
+    chosen = result.recommended
+    if result.scenario.workload.trace is not None:
+        found.append(
+            "a trace has the same customers in every replication: intervals show the grid of rates, not chance"
+        )
+    if chosen is not None and chosen.capacity is not None:
+        if not chosen.is_sustained:
+            found.append(
+                "the queue grows at the capacity: it holds for a run of this length, and a longer one carries less"
+            )
+        sent, rejected = (chosen.mean_at_capacity(f"num_requests.{kind}") for kind in ("arrived", "rejected"))
+        lost = sum(trial.waits["lost"] for trial in chosen.at_capacity) / len(chosen.at_capacity)
+        if rejected:
+            found.append(f"{rejected / sent:.1%} of requests can never be served and are rejected; rates count them")
+        if lost:
+            found.append(f"{lost:.1%} of requests are refused, give up or do not end at the capacity; rates count them")
+    return found
+
+
+def answer(result: Plan) -> str:
+    """The answer in one sentence."""
+    chosen = result.recommended
+    if chosen is None or chosen.capacity is None:
+        return unreachable(result)
+    found = chosen.capacity
+    held = " and ".join(
+        f"{METRICS.get(term.metric, term.metric)} {term.stat} <= {term.target_ms:g} ms"
+        for term in result.terms
+        if term.target_ms is not None
+    )
+    others = "".join(f", {key}={value_text(value)}" for key, value in advise.further(chosen).items())
+    where, verb = _gpus(chosen.point.gpus, chosen.point.setup.gpu.name)
+    text = (
+        f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then {verb} {_rate(found.estimate_per_s)} "
+        f"requests/s (95 % interval {_rate(found.low_per_s)} to {_rate(found.high_per_s)}) with {held}, "
+        f"in {_length(chosen)}"
+    )
+    fleet = advise.fleet(result, chosen)
+    if fleet is not None:
+        gpus, verb = f"{fleet.gpus:,} GPU{'s' * (fleet.gpus != 1)}", "needs" if fleet.target_per_s == 1 else "need"
+        text += f"; {_rate(fleet.target_per_s)} requests/s {verb} {gpus} ({_replicas(fleet.replicas)}"
+        text += f" and {fleet.spare:,} spare)" if fleet.spare else ")"
+    return text + "."
+
+
+METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+
+
+def _rate(per_s: float) -> str:
+    """Three digits, more where the number has more before the point."""
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.3g}"
+
+
+def _replicas(count: int) -> str:
+    return f"{count:,} replica{'s' * (count != 1)}"
+
+
+def _gpus(count: int, name: str) -> tuple[str, str]:
+    return (f"one {name}", "carries") if count == 1 else (f"{count:,} x {name}", "carry")
+
+
+def _length(item: Found) -> str:
+    workload = item.point.scenario.workload
+    if workload.num_requests is not None:
+        return f"runs of {workload.num_requests:,} requests"
+    if workload.duration_s is not None:
+        return f"runs of {workload.duration_s:,g} s"
+    return "a replay of the trace"
+
+
+def reason(result: Plan, chosen: Found) -> str:
+    """Why this point."""
+    assert chosen.capacity is not None
+    fine = [item for item in result.points.values() if item.capacity is not None and item.effort == chosen.effort]
+    best = max(fine, key=lambda item: item.per_gpu_per_s)
+    again = f"Of the points searched with {chosen.capacity.replications} replications"
+    if best is chosen:
+        return f"{again} it carries the most a GPU, and no smaller max_num_seqs as much."
+    assert best.capacity is not None
+    return (
+        f"{again} {best.point.name} carries the most ({best.capacity.estimate_per_s:.4g}/s); this is the smallest "
+        "max_num_seqs that is as good within the 95 % interval of the paired ratio."
+    )
+
+
+def unreachable(result: Plan) -> str:
+    """Why no setting meets the SLO, and by how much one request alone misses it."""
+    items = list(result.points.values())
+    best = max(items, key=lambda item: min(item.lowest.margins))
+    missed = []
+    for index, term in enumerate(result.terms):
+        if best.lowest.margins[index] >= 0 or term.target_ms is None:
+            continue
+        value = best.lowest.numbers.get(term.name)
+        if value is None:
+            missed.append(f"{term.name} <= {term.target_ms:g} ms is missed")
+        else:
+            times = value / term.target_ms
+            missed.append(
+                f"{term.name} <= {term.target_ms:g} ms is missed by a request alone, which takes {value:.4g} ms "
+                f"({times:.3g} times as long)"
+            )
+    limit = "no rate, however low, meets it"
+    where = f"at {best.point.name}, {best.lowest.rate_per_s:.3g} requests/s"
+    return (
+        f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {_binding(best)}."
+    )
+
+
+def _binding(best: Found) -> str:
+    worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
+    metric = best.point.scenario.to_dict()["slo"]
+    names = [name for name, values in metric.items() for _ in values]
+    kind = names[worst] if worst < len(names) else QUEUE.metric
+    key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(kind, "compute")
+    return f"{key}: {limits.NAMES[key]}"
