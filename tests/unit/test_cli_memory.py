@@ -200,7 +200,8 @@ def test_an_upper_bound_refuses_a_run_but_not_the_engine() -> None:
     note = content["notes"][0]
     assert note.startswith("cannot tell whether it starts: max_model_len 131072 needs 8,192 blocks")
     assert "52 of 62 layers keep no more than their window of 1,024 tokens and 10 the whole context" in note
-    assert "cannot tell whether it starts" in memory(*GEMMA).stdout
+    assert "cannot tell whether it starts" in memory(*GEMMA, "--out", "out").stdout
+    assert "cannot tell whether it starts" in Path("out/memory.svg").read_text()
     run = CliRunner().invoke(
         app, ["run", SCENARIO, "--set", "model=gemma-3-27b", "--set", "hardware.gpu=h100-sxm5-80gb",
               "--set", "engine.max_model_len=131072"],
