@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec, list_gpus
 from simkit.memory_refusal import Refusal, refusal
-from simkit.memory_rules import FIRST_V1, parse_version
+from simkit.memory_rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version
 from simkit.memory_sizing import MemorySettings, Sizing, size
 from simkit.units import bytes_to_gib
 
@@ -46,7 +46,7 @@ def default_limits(gpu: GpuSpec, engine_version: str = "0.33", max_model_len: in
     their budget was max_model_len (A001, A021).
     """
     if parse_version(engine_version) < FIRST_V1:
-        whole = max_model_len if max_model_len is not None and max_model_len <= 32768 else 0
+        whole = max_model_len if max_model_len is not None and max_model_len <= LONGEST_WHOLE_PROMPT else 0
         return max(2048, whole), 256
     if gpu.memory_gib >= 160:
         return 16384, 1024
@@ -56,7 +56,10 @@ def default_limits(gpu: GpuSpec, engine_version: str = "0.33", max_model_len: in
 
 
 def refusal_of(sizing: Sizing) -> Refusal | None:
-    """Why the engine would not start, with single changes after which it would; None when it starts."""
+    """Why the engine would not start, with single changes after which it would; None when it starts.
+
+    Where only an upper bound of the KV memory does not fit, the refusal says so (`Refusal.upper_bound`).
+    """
     asked = sizing.settings
     limits = {gpu.name: default_limits(gpu, asked.engine_version, asked.max_model_len) for gpu in list_gpus()}
     return refusal(sizing, limits_of=limits)
@@ -65,14 +68,17 @@ def refusal_of(sizing: Sizing) -> Refusal | None:
 def memory_budget(settings: MemorySettings) -> MemoryBudget:
     """How the engine splits the memory of each GPU, and how many KV blocks that leaves.
 
-    Raises InputError when the engine would not start: the weights do not fit, nothing is left for KV, or one sequence
-    of `max_model_len` (where given) does not fit. `num_gpu_blocks` of the result is what memory gives, whatever the
-    settings replace it with.
+    Raises InputError when the engine would not start: the weights do not fit, nothing is left for KV, one sequence
+    of `max_model_len` (where given) does not fit (sliding windows counted in full, as a run does, so that here the
+    engine itself may start), or the token budget is below it where prompts are not chunked.
+    `num_gpu_blocks` of the result is what memory gives, whatever the settings replace it with.
     """
     sizing = size(settings)
     refused = refusal_of(sizing)
     if refused is not None:
-        raise InputError(("engine.max_model_len: " if refused.kind == "max_model_len" else "") + refused.text)
+        key = f"engine.{refused.kind}: " if refused.kind in ("max_model_len", "max_num_batched_tokens") else ""
+        why = "; the engine itself may start, but a run counts every layer in full" if refused.upper_bound else ""
+        raise InputError(f"{key}{refused.text}{why}")
     stage = sizing.stages[sizing.limiting]
     return MemoryBudget(
         total_gib=settings.gpu.memory_gib,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from simkit.memory import refusal_of
-from simkit.memory_refusal import Way
-from simkit.memory_rules import Rule, sureness
+from simkit.memory_refusal import Refusal, Way
+from simkit.memory_rules import Rule, block_sizes, newest_engine, parse_version, quantizations, sureness
 from simkit.memory_sizing import MemorySettings, Sizing, StageSizing, size
 from simkit.units import bytes_to_gib
 
@@ -30,12 +30,15 @@ def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None
     """The split of each GPU, the KV pool, concurrency at max_model_len and at `lengths`, and the refusal or None.
 
     `lengths` maps a name ("mean", "p95") to tokens of a request, prompt and answer together. The parts are those of
-    the stage with most weights; blocks are what the stage that holds fewest has. Raises InputError for settings that
-    no GPU of any size could start.
+    the stage with most weights; blocks are what the stage that holds fewest has. `refusal_upper_bound` is the refusal
+    of a run that the engine may not share, since a run counts sliding windows in full; `ways` then avoid it. Raises
+    InputError for settings that no GPU of any size could start.
     """
     sizing = size(settings)
     stage = sizing.fullest
-    refused = refusal_of(sizing)
+    found = refusal_of(sizing)
+    refused = None if found is None or found.upper_bound else found
+    bound = found if refused is None else None
     block_size = settings.block_size
     all_bytes = sum(s.bytes_per_block for s in sizing.stages) * settings.tensor_parallel_size
     return {
@@ -60,9 +63,10 @@ def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None
         "limiting_stage": sizing.limiting,
         "refusal": None if refused is None else refused.text,
         "refusal_kind": None if refused is None else refused.kind,
-        "ways": [] if refused is None else [_way(way) for way in refused.ways],
+        "refusal_upper_bound": None if bound is None else bound.text,
+        "ways": [] if found is None else [_way(way) for way in found.ways],
         "rules": _rules(sizing),
-        "notes": _notes(sizing),
+        "notes": [*_cannot_tell(sizing, bound), *_notes(sizing), *_notes_of_engine(settings)],
     }
 
 
@@ -142,6 +146,38 @@ def _rules(sizing: Sizing) -> dict[str, Any]:
         "cuda_graphs": told(stage.cuda_graphs),
         "kv_bytes_per_token": {"rows": _KV_ROWS[0], "sureness": _KV_ROWS[1], "about": ""},
     }
+
+
+def _cannot_tell(sizing: Sizing, bound: Refusal | None) -> list[str]:
+    """What is known, and what is not, where only an upper bound does not fit."""
+    if bound is None:
+        return []
+    model, full = sizing.settings.model, sizing.settings.model.num_layers - sizing.settings.model.num_sliding_layers
+    return [
+        f"cannot tell whether it starts: {bound.reason}; it fits if {model.num_sliding_layers} of {model.num_layers} "
+        f"layers keep no more than their window of {model.sliding_window:,} tokens and {full} the whole context, but "
+        "what the engine sets aside for a window is not modelled; a run counts every layer in full and refuses this"
+    ]
+
+
+def _notes_of_engine(settings: MemorySettings) -> list[str]:
+    """Settings that are sized although the engine, or what is known of it, does not have them."""
+    notes, gpu, size_of_block = [], settings.gpu, settings.block_size
+    if settings.version[:2] > parse_version(newest_engine())[:2]:
+        notes.append(
+            f"engine {settings.engine_version}: no rule is that new; those of the newest, {newest_engine()}, are used"
+        )
+    if settings.quantization not in (None, *quantizations(gpu.compute_capability)):
+        notes.append(
+            f"the engine documents no {settings.quantization} weights for {gpu.name} ({gpu.compute_capability})"
+        )
+    sizes, largest = block_sizes(gpu.compute_capability)
+    if size_of_block not in sizes:
+        listed = ", ".join(str(size) for size in sizes)
+        notes.append(f"the engine has no block size {size_of_block}: it takes {listed}")
+    elif largest is not None and size_of_block > largest:
+        notes.append(f"block size {size_of_block}: older engines take at most {largest} on a CUDA GPU")
+    return notes
 
 
 def _notes(sizing: Sizing) -> list[str]:

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simkit.hardware import list_gpus
+from simkit.memory_rules import quantizations
 from simkit.memory_sizing import MemorySettings, Sizing, size, splits
 from simkit.units import bytes_to_gib
 
 HIGHEST_UTILIZATION = 0.98
 """Above it the driver's own memory leaves too little free; A010 ran at 0.98, no log shows more."""
 _LARGEST_TP = 64
-_FIRST_FP8 = (0, 5, 0)  # older engines are not advised to use fp8, which they lack or had on trial
+_FIRST_FP8 = (0, 5, 0)  # older engines are not advised to use an fp8 cache, which they lack or had on trial
+_FIRST_CHUNKED = (0, 5, 0)  # nor to chunk prompts, for the same reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`kind`: "weights" (they do not fit), "kv" (nothing is left for KV) or "max_model_len" (one sequence too long)."""
+    """Why an engine does not start, and ways out.
+
+    `kind`: "weights" (they do not fit), "kv" (nothing is left for KV), "max_model_len" (one sequence too long) or
+    "max_num_batched_tokens" (below max_model_len where prompts are not chunked). `upper_bound`: only because sliding
+    windows are counted in full, so that the engine may start.
+    """
 
     kind: str
     reason: str
     ways: tuple[Way, ...]
+    upper_bound: bool = False
 
     @property
     def text(self) -> str:
@@ -55,17 +63,24 @@ def refusal(sizing: Sizing, *, limits_of: Mapping[str, tuple[int, int]] | None =
     if found is None:
         return None
     kind, reason = found
+    if kind == "max_num_batched_tokens":
+        return Refusal(kind, reason, tuple(_ways_to_hold_prompts(sizing.settings)))
+    bound = kind == "max_model_len" and _may_fit(sizing)
     if sizing.settings.num_gpu_blocks is not None and kind == "max_model_len":
-        return Refusal(kind, reason, tuple(_ways_with_override(sizing)))
+        return Refusal(kind, reason, tuple(_ways_with_override(sizing)), bound)
     ways = tuple(_ways(sizing, kind))
     if not [way for way in ways if "max_model_len" not in way.changes]:
         ways += tuple(_larger_gpu(sizing.settings, limits_of or {}))
-    return Refusal(kind, reason, ways)
+    return Refusal(kind, reason, ways, bound)
 
 
 def _reason(sizing: Sizing) -> tuple[str, str] | None:
     settings = sizing.settings
     model, full = settings.model, sizing.stages[sizing.limiting]
+    length, budget = settings.max_model_len, settings.max_num_batched_tokens
+    if length is not None and settings.budget_holds_prompts and budget < length:
+        whole = f"is below max_model_len {length}, and engine {settings.engine_version} takes prompts whole"
+        return "max_num_batched_tokens", f"max_num_batched_tokens {budget} {whole}"
     utilization = f"gpu_memory_utilization {settings.gpu_memory_utilization:g}"
     offer = f"{settings.gpu.name} offers {bytes_to_gib(sizing.requested_bytes):.1f} GiB at {utilization}"
     if sizing.fullest.weight_bytes >= sizing.requested_bytes:
@@ -79,12 +94,19 @@ def _reason(sizing: Sizing) -> tuple[str, str] | None:
         if sizing.cuda_graphs_in_budget:
             parts += f", CUDA graphs {bytes_to_gib(full.cuda_graphs.num_bytes):.1f}"
         return "kv", f"model {model.name} leaves no memory for KV: {offer}, used: {parts} GiB"
-    length = settings.max_model_len
     if length is not None and sizing.blocks_of(length) > sizing.usable_blocks:
         bound = " (its sliding windows counted in full)" if model.num_sliding_layers else ""
         need = f"needs {sizing.blocks_of(length):,} blocks{bound}, {sizing.usable_blocks:,} fit"
+        if bound and not _may_fit(sizing):
+            need += ", nor does it fit with the windows alone"
         return "max_model_len", f"max_model_len {length} {need}"
     return None
+
+
+def _may_fit(sizing: Sizing) -> bool:
+    """Whether a sequence that does not fit would if sliding-window layers kept their windows only."""
+    length = sizing.settings.max_model_len
+    return length is not None and sizing.settings.model.num_sliding_layers > 0 and sizing.holds_at_best(length)
 
 
 def _starts(settings: MemorySettings) -> bool:
@@ -94,7 +116,7 @@ def _starts(settings: MemorySettings) -> bool:
 
 def _ways_with_override(sizing: Sizing) -> Iterator[Way]:
     """Memory changes nothing while num_gpu_blocks stands."""
-    yield Way(f"lower it to {sizing.kv_tokens:,}", {"max_model_len": sizing.kv_tokens})
+    yield _shorter(sizing)
     blocks = sizing.blocks_of(sizing.settings.max_model_len or 1) + sizing.num_dummy_blocks
     yield Way(f"raise num_gpu_blocks to {blocks:,}", {"num_gpu_blocks": blocks})
 
@@ -102,10 +124,30 @@ def _ways_with_override(sizing: Sizing) -> Iterator[Way]:
 def _ways(sizing: Sizing, kind: str) -> Iterator[Way]:
     settings = sizing.settings
     if kind == "max_model_len":
-        yield Way(f"lower it to {sizing.kv_tokens:,}", {"max_model_len": sizing.kv_tokens})
+        yield _shorter(sizing)
     for candidates in (_utilization(settings), _fp8_cache(settings), _fewer_seqs(settings), _smaller_budget(settings),
                        _quantized(settings), _more_ranks(settings)):  # fmt: skip
         yield from _first(settings, candidates)
+
+
+def _shorter(sizing: Sizing) -> Way:
+    """A shorter max_model_len may be one up to which prompts are taken whole."""
+    settings, tokens = sizing.settings, sizing.kv_tokens
+    if replace(settings, max_model_len=tokens).budget_holds_prompts:
+        tokens = min(tokens, settings.max_num_batched_tokens)
+    return Way(f"lower it to {tokens:,}", {"max_model_len": tokens})
+
+
+def _ways_to_hold_prompts(settings: MemorySettings) -> Iterator[Way]:
+    length, budget = settings.max_model_len, settings.max_num_batched_tokens
+    ways = [
+        Way(f"raise it to {length}", {"max_num_batched_tokens": length}),
+        Way(f"lower max_model_len to {budget}", {"max_model_len": budget}),
+    ]
+    if settings.version >= _FIRST_CHUNKED:
+        ways.append(Way("set enable_chunked_prefill to true", {"enable_chunked_prefill": True}))
+    for way in ways:
+        yield from _first(settings, iter([way]))
 
 
 def _first(settings: MemorySettings, candidates: Iterator[Way]) -> Iterator[Way]:
@@ -146,7 +188,9 @@ def _smaller_budget(settings: MemorySettings) -> Iterator[Way]:
 
 def _quantized(settings: MemorySettings) -> Iterator[Way]:
     if settings.quantization is None:
-        for name in ("fp8", "awq") if settings.version >= _FIRST_FP8 else ("awq",):
+        for name in quantizations(settings.gpu.compute_capability, settings.version):
+            if name == "mxfp4":  # published with a model, not made of one
+                continue
             yield Way(f"quantize to {name}", {"quantization": name})
 
 
@@ -160,6 +204,8 @@ def _larger_gpu(settings: MemorySettings, limits_of: Mapping[str, tuple[int, int
     """The smallest registered GPU that starts with the limits as they are and with those it would bring along."""
     for gpu in sorted(list_gpus(), key=lambda gpu: (gpu.memory_gib, gpu.name)):
         if gpu.memory_gib <= settings.gpu.memory_gib or settings.dtype not in gpu.peak_flops_per_s:
+            continue
+        if settings.quantization not in (None, *quantizations(gpu.compute_capability)):
             continue
         moved = replace(settings, gpu=gpu)
         budget, seqs = limits_of.get(gpu.name, (settings.max_num_batched_tokens, settings.max_num_seqs))

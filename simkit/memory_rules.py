@@ -25,6 +25,8 @@ _LOGIT_BYTES = 4  # the sampler works in float32
 _SMALL_BATCH = 256  # sequences up to which CUDA graphs are the smaller kind
 FIRST_V1: Version = (0, 8, 0)
 """The engine whose scheduler chunks prompts as a matter of course."""
+LONGEST_WHOLE_PROMPT = 32768
+"""Engines before 0.8 chunk prompts, unless told otherwise, where max_model_len is above it."""
 FEW_ROWS = 5
 """A rule that stands on fewer start-up logs is said to be unsure."""
 
@@ -122,6 +124,31 @@ def newest_row() -> str:
     return newest
 
 
+def newest_engine() -> str:
+    """The newest engine version that any rule is about."""
+    newest: str = _table()["newest_engine"]
+    return newest
+
+
+def quantizations(compute_capability: str, version: Version | None = None) -> tuple[str, ...]:
+    """Formats of quantised weights that the engine has for a GPU, preferred ones first.
+
+    `compute_capability` is CUDA's ("8.9") or an AMD architecture ("gfx942"). Without `version` that of any engine.
+    """
+    names = [
+        entry["name"]
+        for entry in _table()["quantizations"]
+        if (version is None or parse_version(entry["since"]) <= version) and _has_kernels(entry, compute_capability)
+    ]
+    return tuple(dict.fromkeys(names))
+
+
+def block_sizes(compute_capability: str) -> tuple[tuple[int, ...], int | None]:
+    """The engine's block sizes, and the largest that CUDA GPUs are documented to take (None: no such limit)."""
+    largest: int = _table()["largest_cuda_block_size"]
+    return tuple(_table()["block_sizes"]), None if _capability(compute_capability) is None else largest
+
+
 def sureness(rule: Rule, version: Version) -> str:
     """How sure a rule is, in words."""
     if not rule.rows:
@@ -138,6 +165,20 @@ def _moe_workspace_elements(model: ModelSpec, tensor_parallel_size: int) -> floa
     """Elements a token of the two scratch buffers of a fused MoE layer on one rank; 0 in a dense model."""
     width, hidden = model.moe_intermediate_size / tensor_parallel_size, model.hidden_size
     return model.experts_per_token * (max(2 * width, hidden) + max(width, hidden))
+
+
+def _has_kernels(entry: Mapping[str, Any], compute_capability: str) -> bool:
+    have = _capability(compute_capability)
+    if have is None:
+        return compute_capability in entry.get("architectures", ())
+    needed = _capability(entry.get("compute_capability", ""))
+    return needed is not None and have >= needed
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    """CUDA's (major, minor); None for another maker's architecture."""
+    match = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
 def _entry(rule: str, version: Version) -> Mapping[str, Any]:

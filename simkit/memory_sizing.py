@@ -28,8 +28,8 @@ class MemorySettings:
     """What decides the memory of each GPU; names and meanings are vLLM's.
 
     `max_model_len` None asks about no length. `num_gpu_blocks` replaces the number that memory gives. `activation_gib`
-    replaces the rule. `num_dummy_blocks` None: by engine version. `whole_prompts`: prompts are not chunked (they
-    never are before 0.8), so that the token budget must hold max_model_len.
+    replaces the rule. `num_dummy_blocks` None: by engine version. `enable_chunked_prefill` None: by engine
+    version. Where prompts are not chunked the token budget must hold max_model_len.
     """
 
     model: ModelSpec
@@ -49,7 +49,7 @@ class MemorySettings:
     activation_gib: float | None = None
     num_gpu_blocks: int | None = None
     num_dummy_blocks: int | None = None
-    whole_prompts: bool = False
+    enable_chunked_prefill: bool | None = None
 
     @property
     def version(self) -> Version:
@@ -59,7 +59,9 @@ class MemorySettings:
     @property
     def budget_holds_prompts(self) -> bool:
         """Whether max_num_batched_tokens cannot be below max_model_len."""
-        return self.whole_prompts or self.version < rules.FIRST_V1
+        if self.enable_chunked_prefill is not None:
+            return not self.enable_chunked_prefill
+        return self.version < rules.FIRST_V1 and (self.max_model_len or 0) <= rules.LONGEST_WHOLE_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,22 @@ class Sizing:
     def graphs_fit(self) -> bool:
         """Whether CUDA graphs that are not in the budget have room outside it."""
         return self.cuda_graphs_in_budget or self.fullest.cuda_graphs.num_bytes <= self.outside_bytes
+
+    def holds_at_best(self, num_tokens: int) -> bool:
+        """Whether a sequence fits when a sliding-window layer keeps its window and nothing more, a lower bound.
+
+        Which layers of a stage slide is not known: as many as can be.
+        """
+        model, whole = self.settings.model, self.blocks_of(num_tokens)
+        window = self.blocks_of(min(num_tokens, model.sliding_window or 0))
+        for stage in self.stages:
+            layers = stage.stage.num_layers
+            sliding = min(layers, model.num_sliding_layers)
+            # Memory is counted in blocks of one layer; the pool then wastes nothing on layers that keep less.
+            pool = self.settings.num_gpu_blocks or stage.kv_bytes / stage.bytes_per_block
+            if (layers - sliding) * whole + sliding * window > pool * layers:
+                return False
+        return True
 
     def blocks_of(self, num_tokens: int) -> int:
         """Blocks of a sequence of that many tokens."""

@@ -160,7 +160,10 @@ def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Memor
         engine_version=engine.version,
         num_gpu_blocks=engine.num_gpu_blocks,
         num_dummy_blocks=1,
-        whole_prompts=not engine.enable_chunked_prefill,
+        # Left out, it follows the version: an engine before 0.8 chunks on request only.
+        enable_chunked_prefill=(
+            engine.enable_chunked_prefill if "enable_chunked_prefill" in engine.model_fields_set else None
+        ),
     )
 
 

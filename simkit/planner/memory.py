@@ -54,7 +54,7 @@ def scenario_account(
         if lengths is None:
             lengths = _drawn_lengths(resolved, notes)
         memory = account(settings, lengths)
-        if memory["refusal"] is None:
+        if memory["refusal"] is None and memory["refusal_upper_bound"] is None:
             memory |= _placement_refusal(resolved, memory["num_gpu_blocks"])
     except InputError as error:
         raise InputError(scenario.blame(str(error)).replace("pipeline_parallel_size:", _STAGES_FLAG, 1)) from None

@@ -163,6 +163,79 @@ def test_a_run_is_refused_with_the_same_words() -> None:
     assert "llama3-8b-a100.yaml" in run.stderr, "the line to blame"
 
 
+def test_a_budget_that_cannot_hold_a_whole_prompt_is_refused_before_0_8() -> None:
+    args = ("--model", "llama-3-8b", "--gpu", "l4-24gb", "--engine-version", "0.4", "--max-model-len", "8192")
+    refused = found(*args, "--max-num-batched-tokens", "2048", code=1)
+    assert refused["refusal_kind"] == "max_num_batched_tokens"
+    assert refused["ways"][0]["changes"] == {"max_num_batched_tokens": 8192}
+    assert found(*args)["settings"]["max_num_batched_tokens"] == 8192
+    chunked = ("--set", "engine.enable_chunked_prefill=true")
+    assert memory(*args, "--max-num-batched-tokens", "2048", *chunked).exit_code == 0
+    # A run says the same, unless its file asks for chunks.
+    Path("old.yaml").write_text(
+        "name: old\nmodel: llama-3-8b\nhardware: {gpu: a100-sxm4-80gb}\n"
+        "engine: {version: '0.6.4', max_num_batched_tokens: 2048}\n"
+        "workload:\n  arrivals: {process: all_at_once}\n  num_requests: 3\n"
+        "  prompt_tokens: {dist: fixed, value: 9}\n  output_tokens: {dist: fixed, value: 9}\n"
+    )
+    run = CliRunner().invoke(app, ["run", "old.yaml"])
+    assert run.exit_code == 2
+    assert "max_num_batched_tokens 2048 is below max_model_len 8192" in run.stderr
+    assert "old.yaml" in run.stderr, "the line to blame"
+    assert memory("old.yaml").exit_code == 1
+    assert memory("old.yaml", *chunked).exit_code == 0
+    assert CliRunner().invoke(app, ["run", "old.yaml", *chunked]).exit_code == 0
+
+
+GEMMA = ("--model", "gemma-3-27b", "--gpu", "h100-sxm5-80gb")
+
+
+def test_an_upper_bound_refuses_a_run_but_not_the_engine() -> None:
+    content = found(*GEMMA)
+    assert (content["refusal"], content["refusal_kind"]) == (None, None)
+    assert content["refusal_upper_bound"].startswith(
+        "max_model_len 131072 needs 8,192 blocks (its sliding windows counted in full), 2,219 fit: lower it to"
+    )
+    assert content["ways"][0]["changes"] == {"max_model_len": content["kv_tokens"]}
+    note = content["notes"][0]
+    assert note.startswith("cannot tell whether it starts: max_model_len 131072 needs 8,192 blocks")
+    assert "52 of 62 layers keep no more than their window of 1,024 tokens and 10 the whole context" in note
+    assert "cannot tell whether it starts" in memory(*GEMMA, "--out", "out").stdout
+    assert "cannot tell whether it starts" in Path("out/memory.svg").read_text()
+    run = CliRunner().invoke(
+        app, ["run", SCENARIO, "--set", "model=gemma-3-27b", "--set", "hardware.gpu=h100-sxm5-80gb",
+              "--set", "engine.max_model_len=131072"],
+    )  # fmt: skip
+    assert run.exit_code == 2
+    assert "the engine itself may start, but a run counts every layer in full" in run.stderr
+    # Too little even for the windows is refused by both; enough for all of it by neither.
+    small = found(*GEMMA, "--gpu-memory-utilization", "0.74", code=1)
+    assert small["refusal_upper_bound"] is None
+    assert "nor does it fit with the windows alone" in small["refusal"]
+    short = found(*GEMMA, "--max-model-len", "8192")
+    assert short["refusal_upper_bound"] is None
+    assert "cannot tell" not in " ".join(short["notes"])
+    assert found(*FLAGS)["refusal_upper_bound"] is None
+
+
+def test_what_the_engine_does_not_have_is_said() -> None:
+    assert found(*FLAGS)["notes"] == []
+
+    def notes(*args: str) -> str:
+        return " ".join(found(*FLAGS, *args)["notes"])
+
+    for version in ("1.0", "0.34"):
+        said = f"engine {version}: no rule is that new; those of the newest, 0.33, are used"
+        assert said in notes("--engine-version", version)
+    assert "no rule" not in notes("--engine-version", "0.33.2")
+    assert "the engine has no block size 7: it takes 1, 8, 16, 32, 64, 128, 256" in notes("--block-size", "7")
+    assert "block size 64: older engines take at most 32 on a CUDA GPU" in notes("--block-size", "64")
+    assert "block size" not in notes("--block-size", "32")
+    volta = ("--gpu", "v100-sxm2-32gb", "--dtype", "half")
+    assert "documents no fp8 weights for v100-sxm2-32gb (7.0)" in notes(*volta, "--quantization", "fp8")
+    assert notes(*volta, "--quantization", "gptq") == ""
+
+
 def test_contiguous_memory_without_a_region_is_refused_like_a_run() -> None:
     """5,000 tokens need a region of 8,192 where regions are powers of two; 6,384 tokens are there."""
     sets = ("--set", "engine.kv_allocator=contiguous", "--set", "engine.max_model_len=5000")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simkit.hardware import list_gpus, load_gpu
 from simkit.memory import MemorySettings, refusal_of
 from simkit.memory_refusal import HIGHEST_UTILIZATION, Refusal
+from simkit.memory_rules import quantizations
 from simkit.memory_sizing import size
 from simkit.models import list_models, load_model
 
@@ -95,6 +96,69 @@ def test_sliding_windows_are_said_to_be_counted_in_full() -> None:
     assert "8,192 blocks (its sliding windows counted in full)" in found.reason
 
 
+def test_a_refusal_is_an_upper_bound_only_where_the_windows_alone_would_fit() -> None:
+    """gemma-3-27b: 10 of 62 layers keep everything, 52 a window of 1,024 tokens, 64 blocks."""
+    settings = ask("gemma-3-27b", "h100-sxm5-80gb", max_model_len=131072)
+    least = -(-(10 * 8192 + 52 * 64) // 62)
+    for blocks, bound in ((8192, True), (least, True), (least - 1, False)):
+        found = refused(replace(settings, num_gpu_blocks=blocks))
+        assert (found.kind, found.upper_bound) == ("max_model_len", bound)
+        assert ("nor does it fit with the windows alone" in found.reason) is not bound
+    assert starts(replace(settings, num_gpu_blocks=8193))
+    assert not refused(replace(settings, gpu_memory_utilization=0.3)).upper_bound
+    assert not refused(ask("llama-3.1-8b", "rtx-3090", max_model_len=131072)).upper_bound
+
+
+def test_only_formats_that_the_gpu_has_are_advised() -> None:
+    """vLLM documentation, "Supported Hardware for Quantization Kernels": from Volta 7.0 to Hopper 9.0, and AMD."""
+    formats = {
+        gpu: quantizations(load_gpu(gpu).compute_capability)
+        for gpu in ("v100-sxm2-32gb", "t4-16gb", "a100-sxm4-80gb", "l4-24gb", "h100-sxm5-80gb", "mi300x")
+    }
+    assert formats == {
+        "v100-sxm2-32gb": ("gptq",),
+        "t4-16gb": ("int8", "awq", "gptq"),
+        "a100-sxm4-80gb": ("fp8", "int8", "awq", "gptq", "mxfp4"),
+        "l4-24gb": ("fp8", "int8", "awq", "gptq", "mxfp4"),
+        "h100-sxm5-80gb": ("fp8", "int8", "awq", "gptq", "mxfp4"),
+        "mi300x": ("fp8", "mxfp4"),
+    }
+    assert quantizations("8.0", (0, 5, 0)) == ("int8", "awq", "gptq"), "fp8 weights on Ampere came with 0.5.3"
+    assert quantizations("gfx906") == ()
+    for gpu, share, advised in (("v100-sxm2-32gb", 0.45, "gptq"), ("t4-16gb", 0.92, "int8"), ("mi300x", 0.08, "fp8")):
+        text = refused(ask("llama-3-8b", gpu, dtype="float16", gpu_memory_utilization=share, max_num_seqs=64)).text
+        assert text.count("quantize to") == 1
+        assert f"quantize to {advised}" in text
+
+
+def test_a_larger_gpu_must_have_the_format_of_the_weights() -> None:
+    """A V100 has room for them, but no fp8."""
+    settings = ask("llama-3-8b", "l4-24gb", dtype="float16", activation_gib=19.0)
+    for quantization, larger in (("fp8", "a100-pcie-40gb"), ("gptq", "v100-sxm2-32gb")):
+        found = refused(replace(settings, quantization=quantization))
+        assert [way.text for way in found.ways] == [f"use a larger GPU such as {larger}"]
+
+
+def test_a_budget_below_the_longest_prompt_before_prompts_were_chunked() -> None:
+    settings = ask("llama-3-8b", "a100-sxm4-80gb", engine_version="0.4", max_model_len=8192)
+    found = refused(settings)
+    assert found.kind == "max_num_batched_tokens"
+    assert found.text == (
+        "max_num_batched_tokens 2048 is below max_model_len 8192, and engine 0.4 takes prompts whole: "
+        "raise it to 8192 or lower max_model_len to 2048"
+    )
+    assert starts(replace(settings, max_num_batched_tokens=8192))
+    assert not starts(replace(settings, max_num_batched_tokens=8191))
+    assert starts(replace(settings, enable_chunked_prefill=True))
+    assert "set enable_chunked_prefill to true" in refused(replace(settings, engine_version="0.7.3")).text
+    assert starts(replace(settings, engine_version="0.8.0"))
+    assert not starts(replace(settings, engine_version="0.8.0", enable_chunked_prefill=False))
+    # Longer ones were chunked without being asked (A015: 131,072 with a budget of 2,048).
+    long = ask("llama-3.1-8b", "a100-sxm4-80gb", engine_version="0.6.4", max_model_len=40000)
+    assert starts(long)
+    assert not starts(replace(long, max_model_len=32768))
+
+
 @given(
     model=st.sampled_from(list_models()),
     gpu=st.sampled_from(list_gpus()),
@@ -133,5 +197,7 @@ def test_advice_is_true(
         if "gpu_memory_utilization" in way.changes:
             advised = way.changes["gpu_memory_utilization"]
             assert settings.gpu_memory_utilization < advised <= HIGHEST_UTILIZATION
+        if "quantization" in way.changes:
+            assert way.changes["quantization"] in quantizations(gpu.compute_capability, settings.version)
         if "max_num_batched_tokens" in way.changes:
             assert way.changes["max_num_batched_tokens"] >= settings.max_num_seqs
