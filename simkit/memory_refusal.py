@@ -16,7 +16,7 @@ from simkit.units import bytes_to_gib
 
 HIGHEST_UTILIZATION = 0.98
 """Above it the driver's own memory leaves too little free; A010 ran at 0.98, no log shows more."""
-_LARGEST_TP = 64
+_LARGEST_TP = 16
 _FIRST_FP8 = (0, 5, 0)  # older engines are not advised to use an fp8 cache, which they lack or had on trial
 _FIRST_CHUNKED = (0, 5, 0)  # nor to chunk prompts, for the same reason
 
