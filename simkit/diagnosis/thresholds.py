@@ -15,6 +15,17 @@ MEMORY_FULL = Threshold("free KV memory beyond the watermark", "<", 0.05, "share
 BUDGET_FULL = Threshold("tokens of a step, of the token budget", ">=", 0.90, "share")
 GPU_WAITS = Threshold("GPU busy while there are requests", "<", 0.90, "share")
 
+# --- requests that do not get their answer ----------------------------------------------------------------------------
+REJECTED = Threshold("requests rejected", ">", 0.0, "share")
+REFUSED = Threshold("requests refused", ">", 0.0, "share")
+ABORTED = Threshold("requests aborted", ">", 0.0, "share")
+UNFINISHED = Threshold("requests unfinished", ">", 0.0, "share")
+LOST = Threshold("of all requests, to be a warning", ">=", 0.01, "share")
+LOST_BADLY = Threshold("of all requests, to be serious", ">=", 0.10, "share")
+NEARLY_ALL = Threshold("requests finished", ">", 0.99, "share")
+REPLICA_DOWN = Threshold("time of replicas lost to failures", ">", 0.0, "share")
+REQUEUED = Threshold("requests returned to the queue, to be a warning", ">=", 0.01, "share")
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 PREEMPTED = Threshold("requests preempted at least once", ">=", 0.10, "share")
 PREEMPTED_BADLY = Threshold("preemptions a request, to be serious", ">=", 1.0, "per request")
@@ -42,7 +53,12 @@ WORSE_RATE = Threshold("loss in a rate that counts as worse", ">=", 0.03, "share
 WORSE_LATENCY = Threshold("rise of a latency, or of a count, that counts as worse", ">=", 0.10, "share")
 
 TABLE: tuple[tuple[str, tuple[Threshold, ...]], ...] = (
-    ("room-left", (FEW_SLOTS_USED, FEW_WAIT)),
+    ("replica-failed", (REPLICA_DOWN, REQUEUED)),
+    ("rejected", (REJECTED, LOST, LOST_BADLY)),
+    ("refused", (REFUSED, LOST, LOST_BADLY)),
+    ("aborted", (ABORTED, LOST, LOST_BADLY)),
+    ("unfinished", (UNFINISHED, LOST, LOST_BADLY)),
+    ("room-left", (FEW_SLOTS_USED, FEW_WAIT, NEARLY_ALL)),
     ("saturated", ()),
     ("gpu-waits", (GPU_WAITS,)),
     ("slots-limit", (WAIT_FOR_SLOTS,)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simkit.diagnosis import thresholds as at
-from simkit.diagnosis.facts import Facts, Lengths, Waits, gather
+from simkit.diagnosis.facts import Ends, Facts, Lengths, Waits, gather
 from simkit.diagnosis.findings import Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 
@@ -58,6 +58,8 @@ def facts(
             "manifest": manifest,
             "summary": numbers | (summary or {}),
             "num_requests": 1000,
+            "ends": Ends(finished=1000),
+            "last_ns": 100_000_000_000,
             "waits": CALM,
             "lengths": LENGTHS,
             "running_mean": 32.0,
@@ -95,7 +97,16 @@ def waits(**shares: float) -> Waits:
 
 
 PRESSED = {"preempted_share": 0.3, "preemptions_a_request": 0.5, "most_preemptions": 4, "again": 2.0}
+FAILED: dict[str, Any] = {"failures": [{"replica": 0, "at_s": 40.0, "for_s": None}]}
 EDGES: list[tuple[str, Callable[[float], Facts], float, float]] = [
+    ("replica-failed", lambda v: facts(scenario=FAILED | {"replicas": 2}, last_ns=int(v * 1e9)), 41, 40),
+    ("rejected", lambda v: facts(ends=Ends(finished=999, rejected=int(v), too_long=int(v), longest_rejected=9000)),
+     1, 0),
+    ("refused", lambda v: facts(ends=Ends(finished=999, refused=int(v))), 1, 0),
+    ("aborted", lambda v: facts(ends=Ends(finished=999, aborted=int(v))), 1, 0),
+    ("unfinished", lambda v: facts(ends=Ends(finished=999, unfinished=int(v))), 1, 0),
+    ("room-left", lambda v: facts(summary={"slot_utilization": 0.1}, waits=waits(anyone=0.0),
+                                  ends=Ends(finished=1000 - int(v), aborted=int(v))), 9, 10),
     ("room-left", lambda v: facts(summary={"slot_utilization": v}, waits=waits(anyone=0.0)), 0.29, 0.31),
     ("room-left", lambda v: facts(summary={"slot_utilization": 0.1}, waits=waits(anyone=v)), 0.04, 0.06),
     ("gpu-waits", lambda v: facts(busy_share=v), 0.89, 0.91),
@@ -308,7 +319,7 @@ def test_waits_are_shares_of_time_by_what_is_missing() -> None:
     )
     requests = {
         "arrival_ns": np.array([0, 0]), "prompt_tokens": np.array([100, 300]), "output_tokens": np.array([10, 30]),
-        "num_preemptions": np.array([0, 3]),
+        "num_preemptions": np.array([0, 3]), "status": np.array(["finished", "finished"]),
     }  # fmt: skip
     run = gather(manifest, {"kv": {"capacity_tokens": 1000}, "prefix_cache_hit_rate": None}, requests, table)
     assert run.waits == Waits(anyone=0.8, slots=0.4, memory=0.3, budget=0.1, crowded=0.8, budget_used_up=0.2)
@@ -323,7 +334,7 @@ def test_waits_are_shares_of_time_by_what_is_missing() -> None:
 def test_an_empty_run_is_no_patient() -> None:
     empty = {name: np.array([], dtype=np.int64) for name in steps((0,) * 9)}
     none: dict[str, Any] = {name: np.array([]) for name in
-                            ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions")}  # fmt: skip
+                            ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status")}  # fmt: skip
     assert diagnose(gather({}, {}, none, empty)) == []
 
 
