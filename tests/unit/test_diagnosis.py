@@ -236,6 +236,38 @@ def test_an_objective_that_is_met_silences_the_tail() -> None:
     assert "ttft-tail" in found(facts(summary=slow, scenario={"slo": {"ttft_ms": {"p99": 90.0}}}))
 
 
+# --- requests without an answer ---------------------------------------------------------------------------------------
+def test_what_can_never_fit_the_memory_asks_for_memory() -> None:
+    finding = found(facts(engine={"num_gpu_blocks": 65}, ends=Ends(finished=980, rejected=20)))["rejected"]
+    assert "20 sequences can never fit the KV memory" in finding.diagnosis
+    assert "max_model_len" not in finding.diagnosis
+    assert candidates(finding) == [{"engine.num_gpu_blocks": None}]
+
+
+def test_a_few_lost_requests_are_a_note_and_many_are_serious() -> None:
+    graves = [found(facts(ends=Ends(finished=1000 - n, refused=n)))["refused"].severity for n in (9, 10, 99, 100)]
+    assert graves == ["note", "warning", "warning", "serious"]
+
+
+def test_a_share_of_all_requests_is_no_long_tail() -> None:
+    """86 % never finished, so the objective is missed; the p99 of the others is 2 ms."""
+    run = facts(
+        summary={"ttft_ms": spread(1.5, 1.97), "slo": missed("ttft_ms", 200, 1.97)},
+        ends=Ends(finished=140, unfinished=860),
+    )
+    assert list(found(run)) == ["unfinished"]
+
+
+def test_longer_contexts_go_up_to_that_of_the_model() -> None:
+    lost = Ends(finished=990, rejected=10, too_long=10, longest_rejected=9000)
+    run = facts(engine={"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, ends=lost)
+    run = replace(run, manifest={**run.manifest, "model": {"name": "m", "max_position": 32_768}})
+    assert candidates(found(run)["rejected"]) == [
+        {"engine.max_model_len": 16_384, "engine.max_num_batched_tokens": 16_384},
+        {"engine.max_model_len": 32_768, "engine.max_num_batched_tokens": 32_768},
+    ]
+
+
 # --- preemption kind --------------------------------------------------------------------------------------------------
 A100 = {
     "model": {"num_params": 7e9, "num_experts": 0},
