@@ -41,8 +41,7 @@ def replica_failed(facts: Facts) -> Finding | None:
     if left_over or missed or facts.value("saturated") or at.LOST.crossed(lost):
         severity = "serious"
     most = _most_at_once(failures, end_s)
-    text = "Keep a spare replica" if most == 1 else f"Keep {most} spare replicas"
-    advice = [Advice(f"{text}: the others then carry the load while one is down.", ({"replicas": replicas + most},))]
+    spare = spare_replicas(facts)
     served = "nobody is served" if most == replicas else f"{replicas - most} of {replicas} replicas serve all requests"
     return Finding(
         "replica-failed",
@@ -55,9 +54,20 @@ def replica_failed(facts: Facts) -> Finding | None:
             Evidence("requests unfinished", left_over, "requests"),
             Evidence("queue p99", facts.value("queue_ms.p99"), "ms"),
         ),
-        tuple(advice),
+        (spare,) if spare else (),
         (FINISHED,) if left_over else ("ttft_ms.p99", FINISHED),
     )
+
+
+def spare_replicas(facts: Facts) -> Advice | None:
+    """As many replicas more as are down at once; None where none failed while there were requests."""
+    failures = _in_time(facts)
+    if not failures:
+        return None
+    most = _most_at_once(failures, ns_to_s(facts.last_ns))
+    text = "Keep a spare replica" if most == 1 else f"Keep {most} spare replicas"
+    replicas = facts.setting("replicas") or 1
+    return Advice(f"{text}: the others then carry the load while one is down.", ({"replicas": replicas + most},))
 
 
 def rejected(facts: Facts) -> Finding | None:

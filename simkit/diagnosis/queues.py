@@ -114,10 +114,11 @@ def memory_limit(facts: Facts) -> Finding | None:
     """The queue waits for KV memory while there are slots."""
     if not (facts.continuous and at.WAIT_FOR_MEMORY.crossed(facts.waits.memory)):
         return None
+    held = "full with" if facts.paged else "set aside, though not filled, for"
     return Finding(
         "memory-limit",
         "warning",
-        f"Requests wait although there are slots: the KV memory is full with {facts.running_mean or 0:,.0f} running "
+        f"Requests wait although there are slots: the KV memory is {held} {facts.running_mean or 0:,.0f} running "
         f"sequences, of {facts.slots:,} that max_num_seqs allows.",
         (
             at.WAIT_FOR_MEMORY.evidence(facts.waits.memory),

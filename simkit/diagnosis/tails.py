@@ -1,11 +1,14 @@
-"""Rules of latency tails: TTFT, gaps between tokens, and means that hide them. Imports facts, findings, remedies."""
+"""Rules of latency tails: TTFT, gaps between tokens, and means that hide them.
+
+Imports facts, findings, losses, remedies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from simkit.diagnosis import remedies
+from simkit.diagnosis import losses, remedies
 from simkit.diagnosis import thresholds as at
 from simkit.diagnosis.facts import Facts, over
 from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
@@ -16,6 +19,7 @@ REASONS = {
     "memory": "requests wait for KV memory",
     "budget": "prompts stand in line for the token budget",
     "preemptions": "running sequences are thrown out and come back later",
+    "failed": "a replica failed, and requests waited until another could take them",
     "prompts": "some prompts take that long to compute",
     "answers": "some answers take that long, without waiting",
     "steps": "some steps take longer than others",
@@ -118,6 +122,9 @@ def _why_late(facts: Facts, metric: str = "ttft_ms") -> tuple[str, list[Advice]]
     waits = facts.waits
     if metric == "e2e_ms" and not _queue_explains(facts):
         return "answers", []
+    spare = losses.spare_replicas(facts)
+    if spare is not None and at.FEW_WAIT.crossed(waits.anyone) and _mostly_queue(facts):
+        return "failed", [spare]  # those who wait where no replica is up are in no step
     if not waits.anyone:
         return "prompts", []
     shares = {"slots": waits.slots, "memory": waits.memory, "budget": waits.budget}
@@ -146,16 +153,23 @@ def _queue_explains(facts: Facts) -> bool:
     return None in (queue, slowest, mean) or queue >= (slowest - mean) / 2
 
 
+def _mostly_queue(facts: Facts) -> bool:
+    """Whether the longest waits for a first token are spent in the queue."""
+    queue, first = facts.value("queue_ms.p99"), facts.value("ttft_ms.p99")
+    return queue is not None and first is not None and queue >= first / 2
+
+
 def _prompts_hold_up(facts: Facts) -> bool:
     """Whether steps with prompts take longer than those without, as far as there are both."""
-    mixed, decode = facts.mixed_step_ms, facts.decode_step_ms
-    return mixed is None or decode is None or mixed > decode
+    times = over(facts.mixed_step_ms, facts.decode_step_ms)
+    return times is None or at.STEP_WITH_PROMPTS.crossed(times)
 
 
 def _what_steps_take(facts: Facts) -> tuple[Evidence, ...]:
     return (
         Evidence("step with prompt tokens, mean", facts.mixed_step_ms, "ms"),
         Evidence("step without, mean", facts.decode_step_ms, "ms"),
+        at.STEP_WITH_PROMPTS.context(over(facts.mixed_step_ms, facts.decode_step_ms)),
     )
 
 

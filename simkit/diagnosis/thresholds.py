@@ -39,6 +39,7 @@ LONG_TTFT = Threshold("TTFT p99 without an objective", ">=", 1000.0, "ms")
 TTFT_TAIL = Threshold("TTFT p99 / p50", ">=", 5.0, "x")
 LONG_ITL = Threshold("ITL p99 without an objective", ">=", 100.0, "ms")
 ITL_TAIL = Threshold("ITL p99 / p50", ">=", 8.0, "x")
+STEP_WITH_PROMPTS = Threshold("step with prompt tokens over one without", ">=", 1.2, "x")
 LONG_PROMPTS = Threshold("prompt p99 / p50", ">=", 4.0, "x")
 
 # --- sharing and batches ----------------------------------------------------------------------------------------------
@@ -69,9 +70,9 @@ TABLE: tuple[tuple[str, tuple[Threshold, ...]], ...] = (
     ("slots-beyond-memory", (SLOTS_BEYOND_MEMORY, WAIT_FOR_MEMORY, PREEMPTED)),
     ("block-waste", (BLOCK_WASTE,)),
     ("contiguous-waste", (RESERVED_WASTE,)),
-    ("ttft-tail", (LONG_TTFT, TTFT_TAIL, LONG_PROMPTS)),
-    ("prefill-stall", (LONG_ITL, ITL_TAIL)),
-    ("mean-hides-tail", ()),
+    ("ttft-tail", (LONG_TTFT, TTFT_TAIL, LONG_PROMPTS, FEW_WAIT)),
+    ("prefill-stall", (LONG_ITL, ITL_TAIL, STEP_WITH_PROMPTS)),
+    ("mean-hides-tail", (STEP_WITH_PROMPTS, FEW_WAIT)),
     ("prefix-cache", (SHARED_PROMPT, HITS_MISSED)),
     ("dead-slots", (DEAD_SLOTS,)),
 )

@@ -165,6 +165,26 @@ def test_long_answers_are_not_put_down_to_the_queue() -> None:
     assert found["mean-hides-tail"]["advice"] is None
 
 
+def test_waiting_for_a_replica_to_come_back_is_not_waiting_for_slots() -> None:
+    found = examined(failures=[{"replica": 0, "at_s": 10, "for_s": 1}])
+    assert "because a replica failed" in found["mean-hides-tail"]["diagnosis"]
+    assert found["mean-hides-tail"]["advice"]["settings"] == {"replicas": 2}
+
+
+def test_a_gap_that_a_failure_makes_is_no_prompt_in_the_way() -> None:
+    """One of 20 requests waits 0.3 s in the middle of its answer; steps with prompts last as long as others."""
+    sets = {"workload.arrivals": {"process": "all_at_once"}, "workload.output_tokens.value": 50}
+    found = examined(workload__num_requests=20, failures=[{"replica": 0, "at_s": 0.02, "for_s": 0.3}], **sets)
+    assert "replica-failed" in found
+    assert "prefill-stall" not in found
+
+
+def test_contiguous_memory_is_set_aside_and_not_full() -> None:
+    sets = {"engine.kv_allocator": "contiguous", "engine.num_gpu_blocks": 300, "workload.arrivals.rate_per_s": 100}
+    found = examined(engine__enable_prefix_caching=False, **sets)
+    assert "the KV memory is set aside, though not filled, for 2 running" in found["memory-limit"]["diagnosis"]
+
+
 def test_a_prefix_shorter_than_a_block_is_not_evicted() -> None:
     prefix = {"groups": 1, "tokens": 15}
     found = examined(workload__prefix=prefix, workload__prompt_tokens__value=20)
