@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit.diagnosis.thresholds import BUDGET_FULL, MEMORY_FULL
-from simkit.units import NS_PER_MS, ns_to_s
+from simkit.units import NS_PER_MS
 
 Table = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
-REQUEST_COLUMNS = ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status")
+REQUEST_COLUMNS = ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status", "replication")
 STEP_COLUMNS = (
+    "replication",
     "t_start_ns",
     "t_end_ns",
     "num_steps",
@@ -182,7 +183,7 @@ def gather(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Ta
         waits=_waits(manifest, summary, steps, lasted),
         lengths=_lengths(prompts, outputs),
         running_mean=over(float((_column(steps, "running") * lasted).sum()), float(lasted.sum())),
-        busy_share=_busy(manifest, summary, requests, lasted),
+        busy_share=_busy(manifest, summary, requests, steps, lasted),
         mixed_step_ms=_mean_ms(lasted[mixed], each[mixed]),
         decode_step_ms=_mean_ms(lasted[~mixed], each[~mixed]),
         preempted_share=over(float((preempted > 0).sum()), count),
@@ -239,13 +240,25 @@ def _lengths(prompts: Floats, outputs: Floats) -> Lengths:
     return Lengths(float(prompts.mean()), float(middle), float(tail), int((prompts + outputs).max()), held)
 
 
-def _busy(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Table, lasted: Floats) -> float | None:
-    """GPU busy over the share of time in which there were steps at all."""
+def _busy(
+    manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Table, steps: Table, lasted: Floats
+) -> float | None:
+    """GPU busy over the share of time in which there were steps at all, as a mean over replications.
+
+    Time goes on as long as steps do, also for clients that have given up, as it does for GPU busy.
+    """
     busy, span = _look_up(summary, "gpu.busy"), _look_up(summary, "makespan_s")
-    replicas, replications = _look_up(manifest, "scenario.replicas") or 1, _look_up(manifest, "replications") or 1
+    replicas = _look_up(manifest, "scenario.replicas") or 1
     if busy is None or not span:
         return None
-    return over(busy, min(1.0, ns_to_s(int(lasted.sum())) / (span * replicas * replications)))
+    arrivals, ends = _column(requests, "arrival_ns"), _column(steps, "t_end_ns")
+    of_request, of_step = _column(requests, "replication"), _column(steps, "replication")
+    shares = []
+    for replication in np.unique(of_step):
+        own = of_step == replication
+        inside_ns = ends[own].max() - arrivals[of_request == replication].min(initial=np.inf)
+        shares.append(min(1.0, float(lasted[own].sum()) / (inside_ns * replicas)))
+    return over(busy, float(np.mean(shares))) if shares else None
 
 
 def _mean_ms(lasted: Floats, num_steps: Floats) -> float | None:

@@ -337,7 +337,7 @@ def test_what_cannot_be_shared_is_not_asked_for() -> None:
 def steps(*rows: tuple[int, ...]) -> dict[str, Any]:
     names = ("t_start_ns", "t_end_ns", "num_steps", "num_decode", "prefill_tokens", "running", "waiting",
              "kv_free_tokens", "kv_external_tokens")  # fmt: skip
-    return dict(zip(names, np.array(rows, dtype=np.int64).T, strict=True))
+    return dict(zip(names, np.array(rows, dtype=np.int64).T, strict=True)) | {"replication": np.zeros(len(rows))}
 
 
 def test_waits_are_shares_of_time_by_what_is_missing() -> None:
@@ -351,7 +351,7 @@ def test_waits_are_shares_of_time_by_what_is_missing() -> None:
     )
     requests = {
         "arrival_ns": np.array([0, 0]), "prompt_tokens": np.array([100, 300]), "output_tokens": np.array([10, 30]),
-        "num_preemptions": np.array([0, 3]), "status": np.array(["finished", "finished"]),
+        "num_preemptions": np.array([0, 3]), "status": np.array(["finished", "finished"]), "replication": np.zeros(2),
     }  # fmt: skip
     run = gather(manifest, {"kv": {"capacity_tokens": 1000}, "prefix_cache_hit_rate": None}, requests, table)
     assert run.waits == Waits(anyone=0.8, slots=0.4, memory=0.3, budget=0.1, crowded=0.8, budget_used_up=0.2)
@@ -366,7 +366,8 @@ def test_waits_are_shares_of_time_by_what_is_missing() -> None:
 def test_an_empty_run_is_no_patient() -> None:
     empty = {name: np.array([], dtype=np.int64) for name in steps((0,) * 9)}
     none: dict[str, Any] = {name: np.array([]) for name in
-                            ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status")}  # fmt: skip
+                            ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status",
+                             "replication")}  # fmt: skip
     assert diagnose(gather({}, {}, none, empty)) == []
 
 

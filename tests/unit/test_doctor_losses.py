@@ -179,6 +179,13 @@ def test_a_gap_that_a_failure_makes_is_no_prompt_in_the_way() -> None:
     assert "prefill-stall" not in found
 
 
+def test_work_for_clients_that_gave_up_is_work() -> None:
+    """Static batches go on after the last client that finished; the GPU never waits with step times of 1 ms."""
+    sets = {"engine.batching": "static", "engine.max_num_seqs": 4, "workload.arrivals.rate_per_s": 60}
+    found = examined(workload__num_requests=60, failures=[{"replica": 0, "at_s": 0.2}], **sets)
+    assert "gpu-waits" not in found
+
+
 def test_contiguous_memory_is_set_aside_and_not_full() -> None:
     sets = {"engine.kv_allocator": "contiguous", "engine.num_gpu_blocks": 300, "workload.arrivals.rate_per_s": 100}
     found = examined(engine__enable_prefix_caching=False, **sets)
