@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit.diagnosis.thresholds import BUDGET_FULL, MEMORY_FULL
-from simkit.units import NS_PER_MS, ns_to_s
+from simkit.units import NS_PER_MS
 
 Table = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
-REQUEST_COLUMNS = ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions")
+REQUEST_COLUMNS = ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status", "replication")
 STEP_COLUMNS = (
+    "replication",
     "t_start_ns",
     "t_end_ns",
     "num_steps",
@@ -36,7 +37,8 @@ STEP_COLUMNS = (
 class Waits:
     """Shares of step time. `slots`, `memory` and `budget` say what kept the waiting out; they add up to `anyone`.
 
-    `crowded`: somebody waits or every slot is taken; `budget_used_up`: in steps that leave no tokens to others.
+    `crowded`: somebody waits or every slot is taken; `budget_used_up`: in steps that leave no tokens to others and
+    compute at least as many prompt tokens as others.
     """
 
     anyone: float
@@ -59,16 +61,44 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """How requests ended, in numbers of all replications, and what is known of those that were rejected.
+
+    `too_long` are rejected prompts that are not shorter than max_model_len, `longest_rejected` the longest in tokens.
+    """
+
+    finished: int = 0
+    rejected: int = 0
+    refused: int = 0
+    aborted: int = 0
+    unfinished: int = 0
+    too_long: int = 0
+    longest_rejected: int = 0
+
+    @property
+    def arrived(self) -> int:
+        """All requests."""
+        return self.finished + self.rejected + self.refused + self.aborted + self.unfinished
+
+    def share(self, count: int) -> float | None:
+        """A number of requests over all; None without any."""
+        return over(count, self.arrived)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """One finished run. `manifest` and `summary` are the content of its JSON files.
 
-    `mixed_step_ms` and `decode_step_ms` are the mean durations of steps with and without prompt tokens. `again` is
-    the tokens of prompts and answers that were computed again after a preemption, over those of all prompts.
+    `last_ns` is when the last request came or the last step ended, in the longest replication. `mixed_step_ms` and
+    `decode_step_ms` are the mean durations of steps with and without prompt tokens. `again` is the tokens of prompts
+    and answers that were computed again after a preemption, over those of all prompts.
     """
 
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     num_requests: int
+    ends: Ends
+    last_ns: int
     waits: Waits
     lengths: Lengths
     running_mean: float | None
@@ -96,6 +126,19 @@ class Facts:
     def ratio(self, metric: str, above: str = "p99", below: str = "p50") -> float | None:
         """One statistic of a latency over another."""
         return over(self.value(f"{metric}.{above}"), self.value(f"{metric}.{below}"))
+
+    def missed(self, metric: str) -> dict[str, Mapping[str, Any]]:
+        """The values of the SLO that a statistic of those who finished is above, by its key: ``p99``, ``mean``.
+
+        An SLO counts requests that never finished as misses; what these waited for is nothing a latency tells.
+        """
+        return {
+            str(key): result
+            for key, result in (self.value(f"slo.{metric}") or {}).items()
+            if result.get("met") is False
+            and result.get("value_ms") is not None
+            and result["value_ms"] > result["target_ms"]
+        }
 
     @property
     def continuous(self) -> bool:
@@ -135,10 +178,12 @@ def gather(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Ta
         manifest=manifest,
         summary=summary,
         num_requests=count,
+        ends=_ends(manifest, requests, prompts),
+        last_ns=int(max(_column(requests, "arrival_ns").max(initial=0), _column(steps, "t_end_ns").max(initial=0))),
         waits=_waits(manifest, summary, steps, lasted),
         lengths=_lengths(prompts, outputs),
         running_mean=over(float((_column(steps, "running") * lasted).sum()), float(lasted.sum())),
-        busy_share=_busy(manifest, summary, requests, lasted),
+        busy_share=_busy(manifest, summary, requests, steps, lasted),
         mixed_step_ms=_mean_ms(lasted[mixed], each[mixed]),
         decode_step_ms=_mean_ms(lasted[~mixed], each[~mixed]),
         preempted_share=over(float((preempted > 0).sum()), count),
@@ -157,7 +202,8 @@ def _waits(manifest: Mapping[str, Any], summary: Mapping[str, Any], steps: Table
     full = left < (MEMORY_FULL.value + kept_free) * capacity
     budget = float(_look_up(manifest, "scenario.engine.max_num_batched_tokens") or np.inf)
     a_step = _column(steps, "prefill_tokens") / np.maximum(_column(steps, "num_steps"), 1)
-    used_up = a_step + _column(steps, "num_decode") >= BUDGET_FULL.value * budget
+    decodes = _column(steps, "num_decode")
+    used_up = (a_step + decodes >= BUDGET_FULL.value * budget) & (a_step >= decodes)
     total = float(lasted.sum())
 
     def share(mask: npt.NDArray[Any]) -> float:
@@ -173,6 +219,18 @@ def _waits(manifest: Mapping[str, Any], summary: Mapping[str, Any], steps: Table
     )
 
 
+def _ends(manifest: Mapping[str, Any], requests: Table, prompts: Floats) -> Ends:
+    status = np.asarray(requests["status"])
+    rejected = prompts[status == "rejected"]
+    limit = _look_up(manifest, "scenario.engine.max_model_len")
+    kinds = ("finished", "rejected", "refused", "aborted", "unfinished")
+    return Ends(
+        **{kind: int((status == kind).sum()) for kind in kinds},
+        too_long=0 if limit is None else int((rejected >= limit).sum()),
+        longest_rejected=int(rejected.max(initial=0)),
+    )
+
+
 def _lengths(prompts: Floats, outputs: Floats) -> Lengths:
     if not len(prompts):
         return Lengths(0.0, 0.0, 0.0, 0, None)
@@ -182,13 +240,25 @@ def _lengths(prompts: Floats, outputs: Floats) -> Lengths:
     return Lengths(float(prompts.mean()), float(middle), float(tail), int((prompts + outputs).max()), held)
 
 
-def _busy(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Table, lasted: Floats) -> float | None:
-    """GPU busy over the share of time in which there were steps at all."""
+def _busy(
+    manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Table, steps: Table, lasted: Floats
+) -> float | None:
+    """GPU busy over the share of time in which there were steps at all, as a mean over replications.
+
+    Time goes on as long as steps do, also for clients that have given up, as it does for GPU busy.
+    """
     busy, span = _look_up(summary, "gpu.busy"), _look_up(summary, "makespan_s")
-    replicas, replications = _look_up(manifest, "scenario.replicas") or 1, _look_up(manifest, "replications") or 1
+    replicas = _look_up(manifest, "scenario.replicas") or 1
     if busy is None or not span:
         return None
-    return over(busy, min(1.0, ns_to_s(int(lasted.sum())) / (span * replicas * replications)))
+    arrivals, ends = _column(requests, "arrival_ns"), _column(steps, "t_end_ns")
+    of_request, of_step = _column(requests, "replication"), _column(steps, "replication")
+    shares = []
+    for replication in np.unique(of_step):
+        own = of_step == replication
+        inside_ns = ends[own].max() - arrivals[of_request == replication].min(initial=np.inf)
+        shares.append(min(1.0, float(lasted[own].sum()) / (inside_ns * replicas)))
+    return over(busy, float(np.mean(shares))) if shares else None
 
 
 def _mean_ms(lasted: Floats, num_steps: Floats) -> float | None:

@@ -31,6 +31,10 @@ class Threshold:
         """A value of the run beside this threshold."""
         return Evidence(name or self.name, value, self.unit, self)
 
+    def context(self, value: float | None) -> Evidence:
+        """A value that did not have to cross this threshold: the bound is shown only where it did."""
+        return Evidence(self.name, value, self.unit, self if self.crossed(value) else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

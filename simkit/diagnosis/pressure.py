@@ -33,7 +33,7 @@ def preemptions(facts: Facts) -> Finding | None:
         f"thrown out and {'swapped' if swaps else 'computed again'}. Each time somebody's answer stops.",
         (
             at.PREEMPTED.evidence(facts.preempted_share),
-            at.PREEMPTED_BADLY.evidence(facts.preemptions_a_request),
+            at.PREEMPTED_BADLY.context(facts.preemptions_a_request),
             Evidence("most preemptions of one request", facts.most_preemptions, "times"),
             *lost,
             Evidence("TPOT p99 / p50", facts.ratio("tpot_ms"), "x"),

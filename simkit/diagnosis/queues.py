@@ -13,7 +13,9 @@ THROUGHPUT = "throughput.output_tokens_per_s"
 def room_left(facts: Facts) -> Finding | None:
     """Most of the batch is empty, because nobody asks for more."""
     used, waiting = facts.value("slot_utilization"), facts.waits.anyone
-    if not (at.FEW_SLOTS_USED.crossed(used) and at.FEW_WAIT.crossed(waiting)) or facts.preempted_share:
+    done = facts.ends.share(facts.ends.finished)
+    idle = at.FEW_SLOTS_USED.crossed(used) and at.FEW_WAIT.crossed(waiting)
+    if not (idle and at.NEARLY_ALL.crossed(done)) or facts.preempted_share:
         return None
     if facts.setting("workload.arrivals.process") == "closed_loop":
         limit = f"{facts.setting('workload.arrivals.concurrency'):,} clients, each with one request at a time"
@@ -26,12 +28,24 @@ def room_left(facts: Facts) -> Finding | None:
         (
             at.FEW_SLOTS_USED.evidence(used),
             at.FEW_WAIT.evidence(waiting),
+            at.NEARLY_ALL.evidence(done),
             Evidence("concurrency, mean", facts.value("concurrency_mean"), "requests"),
             Evidence("MBU", facts.value("gpu.mbu"), "share"),
             Evidence("MFU", facts.value("gpu.mfu"), "share"),
             Evidence("KV utilisation", facts.value("kv.utilization"), "share"),
         ),
-        (Advice("Nothing to fix: more load fits on this GPU."),),
+        (Advice(_more_load(facts)),),
+    )
+
+
+def _more_load(facts: Facts) -> str:
+    """What an idle batch leaves to do; a missed SLO is then no matter of the load."""
+    missed = [metric.removesuffix("_ms").upper() for metric in facts.value("slo") or {} if facts.missed(metric)]
+    if not missed:
+        return "Nothing to fix: more load fits on this GPU."
+    return (
+        f"The objective of {', '.join(missed)} is missed though hardly anybody waits: a request takes that long by "
+        "itself. A faster GPU, more GPUs a replica or a smaller model shortens it."
     )
 
 
@@ -84,8 +98,8 @@ def slots_limit(facts: Facts) -> Finding | None:
     return Finding(
         "slots-limit",
         "warning",
-        f"Requests wait although there is memory: all {facts.slots:,} slots are taken, and {int(facts.fits or 0):,} "
-        "sequences would fit.",
+        f"Requests wait although there is memory: all {facts.slots:,} slots are taken"
+        + ("." if facts.fits is None else f", and {int(facts.fits):,} sequences would fit."),
         (
             at.WAIT_FOR_SLOTS.evidence(waits.slots),
             Evidence("KV utilisation", facts.value("kv.utilization"), "share"),
@@ -100,10 +114,11 @@ def memory_limit(facts: Facts) -> Finding | None:
     """The queue waits for KV memory while there are slots."""
     if not (facts.continuous and at.WAIT_FOR_MEMORY.crossed(facts.waits.memory)):
         return None
+    held = "full with" if facts.paged else "set aside, though not filled, for"
     return Finding(
         "memory-limit",
         "warning",
-        f"Requests wait although there are slots: the KV memory is full with {facts.running_mean or 0:,.0f} running "
+        f"Requests wait although there are slots: the KV memory is {held} {facts.running_mean or 0:,.0f} running "
         f"sequences, of {facts.slots:,} that max_num_seqs allows.",
         (
             at.WAIT_FOR_MEMORY.evidence(facts.waits.memory),

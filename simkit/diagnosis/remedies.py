@@ -110,6 +110,12 @@ def more_replicas(facts: Facts) -> list[Advice]:
     return [Advice(text, ({"replicas": needed},))]
 
 
+def one_more_replica(facts: Facts) -> Advice:
+    """A replica beside those there are, for a load whose rate is not known or is nearly carried."""
+    replicas = facts.setting("replicas") or 1
+    return Advice("One replica more shares the load.", ({"replicas": replicas + 1},))
+
+
 def _each(key: str, values: tuple[Any, ...]) -> tuple[Mapping[str, Any], ...]:
     return tuple({key: value} for value in values)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simkit.diagnosis import pressure, queues, sharing, tails
+from simkit.diagnosis import losses, pressure, queues, sharing, tails
 from simkit.diagnosis.facts import Facts
 from simkit.diagnosis.findings import SEVERITIES, Finding
 
 RULES: dict[str, Callable[[Facts], Finding | None]] = {
+    "replica-failed": losses.replica_failed,
+    "rejected": losses.rejected,
+    "refused": losses.refused,
+    "aborted": losses.aborted,
+    "unfinished": losses.unfinished,
     "room-left": queues.room_left,
     "saturated": queues.saturated,
     "gpu-waits": queues.gpu_waits,

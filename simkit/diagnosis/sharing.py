@@ -18,7 +18,11 @@ def prefix_cache(facts: Facts) -> Finding | None:
     # The first request of each group computes the prefix.
     first_visits = min(1.0, over(groups, facts.num_requests) or 1.0)
     possible = min(1.0, tokens / facts.lengths.prompt_mean) * (1 - first_visits)
-    hits = facts.value("prefix_cache_hit_rate") or 0.0
+    hits = facts.value("prefix_cache_hit_rate")
+    if hits is None:
+        if facts.setting("engine.enable_prefix_caching") and facts.continuous and facts.paged:
+            return None  # nobody finished, so nobody tells
+        hits = 0.0
     reached = over(hits, possible)
     if not (at.SHARED_PROMPT.crossed(possible) and at.HITS_MISSED.crossed(reached)):
         return None
@@ -46,15 +50,19 @@ def _why_not_shared(facts: Facts, tokens: int, groups: int) -> tuple[str, list[A
         text = "Serve by continuous batching with paged memory."
         return "only continuous batching with paged memory can share them", [Advice(text, (settings,))]
     if not facts.setting("engine.enable_prefix_caching"):
-        advice = Advice("Switch prefix caching on.", ({"engine.enable_prefix_caching": True},))
-        return "prefix caching is off", [advice]
-    if size > PLAIN_BLOCK_SIZE and tokens // size * size < at.HITS_MISSED.value * tokens:
-        advice = Advice("Take smaller blocks: only full ones are shared.", ({"engine.block_size": PLAIN_BLOCK_SIZE},))
-        return f"blocks of {size} tokens hold only {tokens // size * size} of them in full blocks", [advice]
+        return "prefix caching is off", [Advice("Switch prefix caching on.", ({"engine.enable_prefix_caching": True},))]
+    if tokens // size * size < at.HITS_MISSED.value * tokens:
+        smaller = ({"engine.block_size": PLAIN_BLOCK_SIZE},) if size > PLAIN_BLOCK_SIZE else ()
+        found = [Advice("Take smaller blocks: only full ones are shared.", smaller)] if smaller else []
+        return f"blocks of {size} tokens hold only {tokens // size * size} of them in full blocks", found
     advice_list = []
     if (facts.setting("replicas") or 1) > 1 and groups > 1 and facts.setting("router") != "prefix_affinity":
         text = "Send requests with the same prefix to the same replica."
         advice_list.append(Advice(text, ({"router": "prefix_affinity"},)))
+    most_tokens = facts.num_requests / (facts.manifest.get("replications") or 1) * facts.lengths.longest
+    if most_tokens <= (facts.value("kv.capacity_tokens") or 0):
+        # The memory holds every token of the run, so nothing was ever evicted.
+        return "requests come before another one has computed them where they are served", advice_list
     why = "they are evicted before the next request that could use them"
     return why, [*advice_list, *remedies.more_memory(facts)]
 

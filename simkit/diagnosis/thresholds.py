@@ -15,6 +15,17 @@ MEMORY_FULL = Threshold("free KV memory beyond the watermark", "<", 0.05, "share
 BUDGET_FULL = Threshold("tokens of a step, of the token budget", ">=", 0.90, "share")
 GPU_WAITS = Threshold("GPU busy while there are requests", "<", 0.90, "share")
 
+# --- requests that do not get their answer ----------------------------------------------------------------------------
+REJECTED = Threshold("requests rejected", ">", 0.0, "share")
+REFUSED = Threshold("requests refused", ">", 0.0, "share")
+ABORTED = Threshold("requests aborted", ">", 0.0, "share")
+UNFINISHED = Threshold("requests unfinished", ">", 0.0, "share")
+LOST = Threshold("of all requests, to be a warning", ">=", 0.01, "share")
+LOST_BADLY = Threshold("of all requests, to be serious", ">=", 0.10, "share")
+NEARLY_ALL = Threshold("requests finished", ">", 0.99, "share")
+REPLICA_DOWN = Threshold("time of replicas lost to failures", ">", 0.0, "share")
+REQUEUED = Threshold("requests returned to the queue, to be a warning", ">=", 0.01, "share")
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 PREEMPTED = Threshold("requests preempted at least once", ">=", 0.10, "share")
 PREEMPTED_BADLY = Threshold("preemptions a request, to be serious", ">=", 1.0, "per request")
@@ -28,6 +39,7 @@ LONG_TTFT = Threshold("TTFT p99 without an objective", ">=", 1000.0, "ms")
 TTFT_TAIL = Threshold("TTFT p99 / p50", ">=", 5.0, "x")
 LONG_ITL = Threshold("ITL p99 without an objective", ">=", 100.0, "ms")
 ITL_TAIL = Threshold("ITL p99 / p50", ">=", 8.0, "x")
+STEP_WITH_PROMPTS = Threshold("step with prompt tokens over one without", ">=", 1.2, "x")
 LONG_PROMPTS = Threshold("prompt p99 / p50", ">=", 4.0, "x")
 
 # --- sharing and batches ----------------------------------------------------------------------------------------------
@@ -42,7 +54,12 @@ WORSE_RATE = Threshold("loss in a rate that counts as worse", ">=", 0.03, "share
 WORSE_LATENCY = Threshold("rise of a latency, or of a count, that counts as worse", ">=", 0.10, "share")
 
 TABLE: tuple[tuple[str, tuple[Threshold, ...]], ...] = (
-    ("room-left", (FEW_SLOTS_USED, FEW_WAIT)),
+    ("replica-failed", (REPLICA_DOWN, REQUEUED)),
+    ("rejected", (REJECTED, LOST, LOST_BADLY)),
+    ("refused", (REFUSED, LOST, LOST_BADLY)),
+    ("aborted", (ABORTED, LOST, LOST_BADLY)),
+    ("unfinished", (UNFINISHED, LOST, LOST_BADLY)),
+    ("room-left", (FEW_SLOTS_USED, FEW_WAIT, NEARLY_ALL)),
     ("saturated", ()),
     ("gpu-waits", (GPU_WAITS,)),
     ("slots-limit", (WAIT_FOR_SLOTS,)),
@@ -53,9 +70,9 @@ TABLE: tuple[tuple[str, tuple[Threshold, ...]], ...] = (
     ("slots-beyond-memory", (SLOTS_BEYOND_MEMORY, WAIT_FOR_MEMORY, PREEMPTED)),
     ("block-waste", (BLOCK_WASTE,)),
     ("contiguous-waste", (RESERVED_WASTE,)),
-    ("ttft-tail", (LONG_TTFT, TTFT_TAIL, LONG_PROMPTS)),
-    ("prefill-stall", (LONG_ITL, ITL_TAIL)),
-    ("mean-hides-tail", ()),
+    ("ttft-tail", (LONG_TTFT, TTFT_TAIL, LONG_PROMPTS, FEW_WAIT)),
+    ("prefill-stall", (LONG_ITL, ITL_TAIL, STEP_WITH_PROMPTS)),
+    ("mean-hides-tail", (STEP_WITH_PROMPTS, FEW_WAIT)),
     ("prefix-cache", (SHARED_PROMPT, HITS_MISSED)),
     ("dead-slots", (DEAD_SLOTS,)),
 )

@@ -49,6 +49,28 @@ STEP_COLUMNS = (
 SLOT_COLUMNS = ("replica", "id", "admitted_ns", "prefill_end_ns", "generated_last_ns", "released_ns", "end")
 
 
+SUMMARY_KEYS = (
+    "num_requests.arrived",
+    "num_requests.finished",
+    "throughput.requests_per_s",
+    "throughput.output_tokens_per_s",
+    "concurrency_mean",
+    "slot_utilization",
+    "slot_occupancy",
+    "ttft_ms.p99",
+    "tpot_ms.p99",
+    "itl_ms.p99",
+    "e2e_ms.p99",
+    "num_preemptions",
+    "kv.capacity_tokens",
+    "kv.utilization",
+    "kv.used.share_of_allocated",
+    "gpu.busy",
+    "saturated",
+)
+"""Keys that every summary has, with null, for a key or for all of its group, where there is no value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One arm: its name in the comparison and what its run directory holds.
@@ -95,12 +117,21 @@ class Run:
 
 
 def load_run(name: str, run_dir: Path) -> Run:
-    """Read a finished run directory. Raises InputError naming a file that is missing, broken or lacks a column."""
+    """Read a finished run directory.
+
+    Raises InputError naming a file that is missing or broken, that lacks a column or a key, or that holds another
+    number of requests or replications than the summary and the manifest say.
+    """
+    manifest, summary = read_json(run_dir / "manifest.json"), read_json(run_dir / "summary.json")
+    for key in SUMMARY_KEYS:
+        _check_key(summary, key, run_dir / "summary.json")
+    requests = _read_table(run_dir / "requests.parquet", REQUEST_COLUMNS)
+    _check_requests(requests, manifest, summary, run_dir / "requests.parquet")
     return Run(
         name=name,
-        manifest=read_json(run_dir / "manifest.json"),
-        summary=read_json(run_dir / "summary.json"),
-        requests=_read_table(run_dir / "requests.parquet", REQUEST_COLUMNS),
+        manifest=manifest,
+        summary=summary,
+        requests=requests,
         steps=_read_table(run_dir / "steps.parquet", STEP_COLUMNS),
         slots=_read_table(run_dir / "slots.parquet", SLOT_COLUMNS),
     )
@@ -127,6 +158,30 @@ def read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{path}: expected a JSON object")
     return found
+
+
+def _check_key(data: Mapping[str, Any], key: str, path: Path) -> None:
+    here: Any = data
+    for part in key.split("."):
+        if here is None:
+            return
+        if not isinstance(here, Mapping) or part not in here:
+            raise InputError(f"{path}: key {key!r} is missing; is this a finished run directory?")
+        here = here[part]
+
+
+def _check_requests(requests: Table, manifest: Mapping[str, Any], summary: Mapping[str, Any], path: Path) -> None:
+    """Every request that arrived has one row; `arrived` of the summary is the mean over replications."""
+    arrived, replications = summary["num_requests"]["arrived"], manifest.get("replications", 1)
+    for number, key in ((arrived, "summary.json: num_requests.arrived"), (replications, "manifest.json: replications")):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not np.isfinite(number):
+            raise InputError(f"{path.parent / key}: expected a number, got {number!r}")
+    rows, expected = num_rows(requests), round(arrived * replications)
+    if rows != expected:
+        raise InputError(f"{path}: expected {expected:,} requests (num_requests of summary.json), got {rows:,}")
+    strange = np.setdiff1d(requests["replication"], np.arange(int(replications)))
+    if len(strange):
+        raise InputError(f"{path}: expected replications 0 to {int(replications) - 1}, got {strange[0]}")
 
 
 def _read_table(path: Path, columns: tuple[str, ...]) -> Table:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simkit.diagnosis import thresholds as at
-from simkit.diagnosis.facts import Facts, Lengths, Waits, gather
+from simkit.diagnosis.facts import Ends, Facts, Lengths, Waits, gather
 from simkit.diagnosis.findings import Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 
@@ -58,6 +58,8 @@ def facts(
             "manifest": manifest,
             "summary": numbers | (summary or {}),
             "num_requests": 1000,
+            "ends": Ends(finished=1000),
+            "last_ns": 100_000_000_000,
             "waits": CALM,
             "lengths": LENGTHS,
             "running_mean": 32.0,
@@ -95,7 +97,16 @@ def waits(**shares: float) -> Waits:
 
 
 PRESSED = {"preempted_share": 0.3, "preemptions_a_request": 0.5, "most_preemptions": 4, "again": 2.0}
+FAILED: dict[str, Any] = {"failures": [{"replica": 0, "at_s": 40.0, "for_s": None}]}
 EDGES: list[tuple[str, Callable[[float], Facts], float, float]] = [
+    ("replica-failed", lambda v: facts(scenario=FAILED | {"replicas": 2}, last_ns=int(v * 1e9)), 41, 40),
+    ("rejected", lambda v: facts(ends=Ends(finished=999, rejected=int(v), too_long=int(v), longest_rejected=9000)),
+     1, 0),
+    ("refused", lambda v: facts(ends=Ends(finished=999, refused=int(v))), 1, 0),
+    ("aborted", lambda v: facts(ends=Ends(finished=999, aborted=int(v))), 1, 0),
+    ("unfinished", lambda v: facts(ends=Ends(finished=999, unfinished=int(v))), 1, 0),
+    ("room-left", lambda v: facts(summary={"slot_utilization": 0.1}, waits=waits(anyone=0.0),
+                                  ends=Ends(finished=1000 - int(v), aborted=int(v))), 9, 10),
     ("room-left", lambda v: facts(summary={"slot_utilization": v}, waits=waits(anyone=0.0)), 0.29, 0.31),
     ("room-left", lambda v: facts(summary={"slot_utilization": 0.1}, waits=waits(anyone=v)), 0.04, 0.06),
     ("gpu-waits", lambda v: facts(busy_share=v), 0.89, 0.91),
@@ -225,6 +236,38 @@ def test_an_objective_that_is_met_silences_the_tail() -> None:
     assert "ttft-tail" in found(facts(summary=slow, scenario={"slo": {"ttft_ms": {"p99": 90.0}}}))
 
 
+# --- requests without an answer ---------------------------------------------------------------------------------------
+def test_what_can_never_fit_the_memory_asks_for_memory() -> None:
+    finding = found(facts(engine={"num_gpu_blocks": 65}, ends=Ends(finished=980, rejected=20)))["rejected"]
+    assert "20 sequences can never fit the KV memory" in finding.diagnosis
+    assert "max_model_len" not in finding.diagnosis
+    assert candidates(finding) == [{"engine.num_gpu_blocks": None}]
+
+
+def test_a_few_lost_requests_are_a_note_and_many_are_serious() -> None:
+    graves = [found(facts(ends=Ends(finished=1000 - n, refused=n)))["refused"].severity for n in (9, 10, 99, 100)]
+    assert graves == ["note", "warning", "warning", "serious"]
+
+
+def test_a_share_of_all_requests_is_no_long_tail() -> None:
+    """86 % never finished, so the objective is missed; the p99 of the others is 2 ms."""
+    run = facts(
+        summary={"ttft_ms": spread(1.5, 1.97), "slo": missed("ttft_ms", 200, 1.97)},
+        ends=Ends(finished=140, unfinished=860),
+    )
+    assert list(found(run)) == ["unfinished"]
+
+
+def test_longer_contexts_go_up_to_that_of_the_model() -> None:
+    lost = Ends(finished=990, rejected=10, too_long=10, longest_rejected=9000)
+    run = facts(engine={"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, ends=lost)
+    run = replace(run, manifest={**run.manifest, "model": {"name": "m", "max_position": 32_768}})
+    assert candidates(found(run)["rejected"]) == [
+        {"engine.max_model_len": 16_384, "engine.max_num_batched_tokens": 16_384},
+        {"engine.max_model_len": 32_768, "engine.max_num_batched_tokens": 32_768},
+    ]
+
+
 # --- preemption kind --------------------------------------------------------------------------------------------------
 A100 = {
     "model": {"num_params": 7e9, "num_experts": 0},
@@ -294,7 +337,7 @@ def test_what_cannot_be_shared_is_not_asked_for() -> None:
 def steps(*rows: tuple[int, ...]) -> dict[str, Any]:
     names = ("t_start_ns", "t_end_ns", "num_steps", "num_decode", "prefill_tokens", "running", "waiting",
              "kv_free_tokens", "kv_external_tokens")  # fmt: skip
-    return dict(zip(names, np.array(rows, dtype=np.int64).T, strict=True))
+    return dict(zip(names, np.array(rows, dtype=np.int64).T, strict=True)) | {"replication": np.zeros(len(rows))}
 
 
 def test_waits_are_shares_of_time_by_what_is_missing() -> None:
@@ -308,7 +351,7 @@ def test_waits_are_shares_of_time_by_what_is_missing() -> None:
     )
     requests = {
         "arrival_ns": np.array([0, 0]), "prompt_tokens": np.array([100, 300]), "output_tokens": np.array([10, 30]),
-        "num_preemptions": np.array([0, 3]),
+        "num_preemptions": np.array([0, 3]), "status": np.array(["finished", "finished"]), "replication": np.zeros(2),
     }  # fmt: skip
     run = gather(manifest, {"kv": {"capacity_tokens": 1000}, "prefix_cache_hit_rate": None}, requests, table)
     assert run.waits == Waits(anyone=0.8, slots=0.4, memory=0.3, budget=0.1, crowded=0.8, budget_used_up=0.2)
@@ -323,7 +366,8 @@ def test_waits_are_shares_of_time_by_what_is_missing() -> None:
 def test_an_empty_run_is_no_patient() -> None:
     empty = {name: np.array([], dtype=np.int64) for name in steps((0,) * 9)}
     none: dict[str, Any] = {name: np.array([]) for name in
-                            ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions")}  # fmt: skip
+                            ("arrival_ns", "prompt_tokens", "output_tokens", "num_preemptions", "status",
+                             "replication")}  # fmt: skip
     assert diagnose(gather({}, {}, none, empty)) == []
 
 

@@ -104,7 +104,7 @@ def test_a_healthy_run_is_told_so_with_the_checks(tmp_path: Path) -> None:
     done = simkit(tmp_path, "doctor", "run")
     assert done.exit_code == 0
     said = " ".join(done.stdout.split())
-    assert said.startswith(f"small: nothing found ({len(TABLE)} rules checked: room-left, saturated,")
+    assert said.startswith(f"small: nothing found ({len(TABLE)} rules checked: replica-failed, rejected,")
 
 
 def test_all_thresholds_can_be_read() -> None:
