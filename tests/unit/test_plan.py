@@ -296,7 +296,7 @@ def test_who_is_turned_away_brings_no_tokens() -> None:
     rate = found["recommended"]["capacity"]["estimate_per_s"]
     tokens = 0.75 * found["lengths"]["output_tokens"]
     assert found["cost"]["per_million_output_tokens"] == pytest.approx(1e-3 / rate / tokens * 1e6, rel=0.1)
-    assert "25.0% of requests can never be served and are rejected; rates count them" in found["notes"]
+    assert "25 % of requests can never be served and are rejected; rates count them" in found["notes"]
 
 
 def test_a_mean_does_not_pass_because_others_were_turned_away() -> None:
