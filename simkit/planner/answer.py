@@ -27,9 +27,11 @@ def notes(result: Plan) -> list[str]:
         sent, rejected = (chosen.mean_at_capacity(f"num_requests.{kind}") for kind in ("arrived", "rejected"))
         lost = sum(trial.waits["lost"] for trial in chosen.at_capacity) / len(chosen.at_capacity)
         if rejected:
-            found.append(f"{100 * rejected / sent:.2g} % of requests can never be served and are rejected; rates count them")
+            share = 100 * rejected / sent
+            found.append(f"{share:.2g} % of requests can never be served and are rejected; rates count them")
         if lost:
-            found.append(f"{100 * lost:.2g} % of requests are refused, give up or do not end at the capacity; rates count them")
+            lost_text = "are refused, give up or do not end at the capacity; rates count them"
+            found.append(f"{100 * lost:.2g} % of requests {lost_text}")
     return found
 
 

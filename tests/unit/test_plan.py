@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 from simkit import api, cli, scenario
 from simkit.engine.build import set_up
 from simkit.errors import InputError, Interrupted
-from simkit.planner import quest
+from simkit.planner import around, quest
+from simkit.planner import plan as planner
 from simkit.planner.bounds import grid
 from simkit.planner.offered import at_rate, base_rate, for_trials, lengths
-from simkit.planner.plan import plan
 from simkit.planner.plan_json import plan_csv, plan_json
 from simkit.planner.plan_values import Plan
+from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.workload.build import build_workload
 
@@ -46,6 +47,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TEXT)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer replications: most of these tests ask what is said, not how sure it is."""
+    for module in (planner, around):
+        monkeypatch.setattr(module, "COARSE", Effort(replications=3, gap=4))
+    monkeypatch.setattr(planner, "FINE", Effort(replications=4, gap=2))
+    monkeypatch.setattr(around, "LOOK_REPLICATIONS", 2)
 
 
 def load(*sets: str) -> scenario.Scenario:
@@ -89,9 +99,10 @@ def test_more_slots_carry_more_and_the_plan_says_so() -> None:
     assert fleet["gpus"] == fleet["replicas"] + 2
 
 
-def test_capacity_lies_where_runs_begin_to_fail() -> None:
-    """The planner's word, kept with other seeds than its own."""
-    found = content(*TWO)
+def test_capacity_lies_where_runs_begin_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner's word, kept with other seeds than its own, at the effort that it spends."""
+    monkeypatch.setattr(planner, "FINE", FINE)
+    found = content("--axis", "engine.max_num_seqs=32")
     capacity = found["recommended"]["capacity"]
 
     def met(rate: float, seed: int) -> dict[str, list[float]]:
@@ -348,7 +359,7 @@ def test_more_replicas_are_compared_with_fewer() -> None:
 # --- the same bytes, and going on -------------------------------------------------------------------------------------
 def planned(**options: Any) -> bytes:
     axes = {"engine.max_num_seqs": [4, 16], "engine.policy": ["fcfs", "sjf"]}
-    found: Plan = plan(load("workload.num_requests=40"), axes, options=options)
+    found: Plan = planner.plan(load("workload.num_requests=40"), axes, options=options)
     return json.dumps(plan_json(found)).encode() + plan_csv(plan_json(found)).encode()
 
 
@@ -479,4 +490,4 @@ def test_trials_survive_the_disk() -> None:
 
 def test_no_point_at_all_is_an_error() -> None:
     with pytest.raises(InputError, match="point max_num_seqs=0"):
-        plan(load(), {"engine.max_num_seqs": [0]})
+        planner.plan(load(), {"engine.max_num_seqs": [0]})
