@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ from typing import Any
 
 from simkit import __version__
 from simkit.engine.build import Setup, set_up
-from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
+from simkit.errors import InputError, Interrupted
 from simkit.manifest import canonical_json, plain
 from simkit.planner import backends, kept
 from simkit.planner.bounds import guess_rate
 from simkit.planner.offered import Lengths, lengths
 from simkit.planner.search import Effort, Search
-from simkit.planner.study import Failure, Options, Say
+from simkit.planner.study import Failure, Options, Say, guarded, located
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.scenario import Scenario
 
@@ -54,23 +52,7 @@ class Quest:
 
 def pursue(quest: Quest) -> tuple[Trial, ...] | Failure:
     """What a worker does with a quest. Never raises but to be interrupted."""
-    try:
-        if quest.version != __version__:
-            raise InputError(f"the worker has simkit {__version__}; expected {quest.version}, as here")
-        scenario = quest.scenario
-        if quest.cwd != os.getcwd():
-            scenario = scenario.based_at(Path(quest.cwd) / (scenario.base_dir or ""))
-        return _trials(quest, set_up(scenario))
-    except InputError as error:
-        return Failure("input", str(error))
-    except CheckError as error:
-        return Failure("check", str(error))
-    except MemoryError:
-        return Failure("input", OUT_OF_MEMORY)
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return Failure("error", f"{text} ({Path(place.filename).name}:{place.lineno})")
+    return guarded(quest.version, lambda: _trials(quest, set_up(located(quest.scenario, quest.cwd))))
 
 
 def _trials(quest: Quest, setup: Setup) -> tuple[Trial, ...]:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from simkit import __version__
 from simkit.engine.build import Setup, set_up
@@ -25,6 +25,7 @@ from simkit.scenario import Scenario
 
 Kind = Literal["input", "check", "error", "lost"]
 Say = Callable[[str], None]
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +145,25 @@ def exit_code(failed: Mapping[str, Failure]) -> int:
 
 def work(task: Task, progress: Progress | None = None) -> Part | Failure:
     """What a worker does with a task. Never raises but to be interrupted."""
-    try:
-        if task.version != __version__:
-            raise InputError(f"the worker has simkit {__version__}; expected {task.version}, as here")
-        scenario = task.scenario
-        if task.cwd != os.getcwd():
-            scenario = scenario.based_at(Path(task.cwd) / (scenario.base_dir or ""))
+
+    def simulate() -> Part:
+        scenario = located(task.scenario, task.cwd)
         return make_part(set_up(scenario), task.replication, progress, single_step=task.single_step)
+
+    return guarded(task.version, simulate)
+
+
+def located(scenario: Scenario, cwd: str) -> Scenario:
+    """The scenario as a worker sees it, whose working directory may be another than `cwd`, where paths start."""
+    return scenario if cwd == os.getcwd() else scenario.based_at(Path(cwd) / (scenario.base_dir or ""))
+
+
+def guarded(version: str, do: Callable[[], Done]) -> Done | Failure:
+    """What `do` gives, or why it gave nothing; a worker of another `version` does nothing."""
+    try:
+        if version != __version__:
+            raise InputError(f"the worker has simkit {__version__}; expected {version}, as here")
+        return do()
     except InputError as error:
         return Failure("input", str(error))
     except CheckError as error:

@@ -36,8 +36,9 @@ AXES = {
 def test_sixty_points_on_dask_are_those_of_one_process_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     # The effort travels with each task; two replications are as good as ten for this, and quicker.
     for module in (planner, around):
-        monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=4))
-    monkeypatch.setattr(planner, "FINE", Effort(replications=3, gap=4))
+        monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=8))
+    monkeypatch.setattr(planner, "FINE", Effort(replications=2, gap=4))
+    monkeypatch.setattr(around, "LOOK_REPLICATIONS", 1)
 
     def planned(**options: Any) -> tuple[str, bytes]:
         content = plan_json(planner.plan(scenario.loads(TEXT, file="tiny.yaml"), AXES, options=options))

@@ -93,7 +93,7 @@ def test_without_variation_the_capacity_is_the_service_rate() -> None:
 
 # --- laws -------------------------------------------------------------------------------------------------------------
 def test_capacity_does_not_fall_when_memory_grows() -> None:
-    each = [found(CRAMPED, COARSE, 200.0, engine__num_gpu_blocks=blocks) for blocks in (33, 65, 129, 257)]
+    each = [found(CRAMPED, COARSE, 200.0, engine__num_gpu_blocks=blocks) for blocks in (33, 65, 257)]
     for smaller, larger in pairwise(each):
         assert ratio(larger, smaller, COARSE.resolution).high >= 1.0
     assert ratio(each[-1], each[0], COARSE.resolution).low > 1.5  # and this memory mattered
@@ -135,7 +135,7 @@ def true_capacity(deviation: float, slope: float, rng: np.random.Generator) -> f
 def test_the_interval_covers_what_it_says(deviation: float, slope: float, effort: Effort) -> None:
     rng = np.random.default_rng(7)
     truth = 10 * true_capacity(deviation, slope, rng)
-    covered, tries = 0, 60
+    covered, tries = 0, 40
     for _ in range(tries):
         logs = math.log(10) + rng.normal(0.0, deviation, effort.replications)
         search = Search(customers(logs, slope), TERM)
@@ -143,8 +143,8 @@ def test_the_interval_covers_what_it_says(deviation: float, slope: float, effort
         result = capacity(curves(search.trials), TERM, effort.resolution)
         assert result is not None
         covered += result.low_per_s <= truth <= result.high_per_s
-    # 95 % nominally; of 60 tries fewer than 51 would happen once in 1,000 times.
-    assert covered >= 51
+    # 95 % nominally; of 40 tries fewer than 33 would happen once in 1,000 times.
+    assert covered >= 33
 
 
 def test_a_limit_is_soft_when_the_chance_to_pass_falls_slowly() -> None:
