@@ -5,7 +5,7 @@ Owns which points there are and which fail before they are tried. Imports bounds
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError
 from simkit.planner import bounds
 from simkit.planner.offered import for_trials, lengths
-from simkit.planner.study import Failure, setting
+from simkit.planner.study import Failure, point_names
 from simkit.scenario import Scenario, apply_sets
 
 SLOTS = "engine.max_num_seqs"
@@ -48,30 +48,44 @@ def make_points(
 
     Without `engine.max_num_seqs` among the `axes` its grid is automatic. Raises InputError when no point can be set up.
     """
-    combinations, failed = _combinations(scenario, {key: values for key, values in axes.items() if key != SLOTS})
-    notes: list[str] = []
-    if SLOTS in axes:
-        slots = list(axes[SLOTS])
-    else:
-        slots = _automatic(scenario, combinations, failed, notes)
-    grid = {SLOTS: slots, **{key: list(values) for key, values in axes.items() if key != SLOTS}}
+    name_of = point_names([SLOTS, *(key for key in axes if key != SLOTS)])
+    combinations, failed = _combinations(scenario, {key: axes[key] for key in axes if key != SLOTS}, name_of)
+    automatic = SLOTS not in axes
+    slots = _automatic(scenario, combinations, failed, name_of) if automatic else list(axes[SLOTS])
     points: list[Point] = []
     for settings, changed in combinations:
+        if name_of(settings) in failed:
+            continue  # it does not start with a single slot
         for count in slots:
             whole = {SLOTS: count, **settings}
-            name = ",".join(setting(key.rpartition(".")[2], value) for key, value in whole.items())
             try:
-                points.append(make_point(name, whole, apply_sets(changed, {SLOTS: count}, label="--axis"), scenario))
+                ready = apply_sets(changed, {SLOTS: count}, label="--axis")
+                points.append(make_point(name_of(whole), whole, ready, scenario))
             except InputError as error:
-                failed[name] = Failure("input", str(error), whole)
+                failed[name_of(whole)] = Failure("input", str(error), whole)
     if not points:
         name, failure = next(iter(failed.items()))
         raise InputError(f"point {name}: {failure.message}")
+    notes: list[str] = []
+    if automatic:
+        slots = _starting(slots, points, failed, notes)
+    grid = {SLOTS: slots, **{key: list(values) for key, values in axes.items() if key != SLOTS}}
     return points, failed, notes, grid
 
 
+def _starting(slots: list[int], points: list[Point], failed: dict[str, Failure], notes: list[str]) -> list[int]:
+    """Of an automatic grid what the engine starts with, somewhere; nobody asked for the rest, so it did not fail."""
+    starting = [count for count in slots if any(point.settings[SLOTS] == count for point in points)]
+    left_out = [count for count in slots if count not in starting]
+    for name in [name for name, failure in failed.items() if failure.settings.get(SLOTS) in left_out]:
+        del failed[name]
+    if left_out:
+        notes.append(f"max_num_seqs {', '.join(map(str, left_out))}: left out, the engine does not start with them")
+    return starting
+
+
 def _combinations(
-    scenario: Scenario, axes: Mapping[str, Sequence[Any]]
+    scenario: Scenario, axes: Mapping[str, Sequence[Any]], name_of: Callable[[Mapping[str, Any]], str]
 ) -> tuple[list[tuple[dict[str, Any], Scenario]], dict[str, Failure]]:
     found, failed = [], {}
     for values in product(*axes.values()):
@@ -79,8 +93,7 @@ def _combinations(
         try:
             found.append((settings, apply_sets(scenario, settings, label="--axis")))
         except InputError as error:
-            name = ",".join(setting(key.rpartition(".")[2], value) for key, value in settings.items())
-            failed[name] = Failure("input", str(error), settings)
+            failed[name_of(settings)] = Failure("input", str(error), settings)
     return found, failed
 
 
@@ -95,36 +108,19 @@ def _automatic(
     scenario: Scenario,
     combinations: Sequence[tuple[dict[str, Any], Scenario]],
     failed: dict[str, Failure],
-    notes: list[str],
+    name_of: Callable[[Mapping[str, Any]], str],
 ) -> list[int]:
-    """Powers and half-powers of two up to the physical bound, as far as the engine starts with them."""
+    """Powers and half-powers of two up to the physical bound, and the scenario's own value."""
     slots: set[int] = set()
     for settings, changed in combinations:
-        name = ",".join(setting(key.rpartition(".")[2], value) for key, value in settings.items()) or scenario.name
         try:
-            one = make_point(name, settings, apply_sets(changed, {SLOTS: 1}, label="plan"), scenario)
+            one = make_point("", settings, apply_sets(changed, {SLOTS: 1}, label="plan"), scenario)
         except InputError as error:
-            failed[name] = Failure("input", str(error), settings)
+            failed[name_of(settings) or scenario.name] = Failure("input", str(error), settings)
             continue
         slots.update(bounds.grid(one.physical.bound))
     if not slots:
         name, failure = next(iter(failed.items()))
         raise InputError(failure.message if name == scenario.name else f"point {name}: {failure.message}")
     given = scenario.engine.max_num_seqs
-    if given is not None:
-        slots.add(given)
-    starting = [
-        count for count in sorted(slots) if any(_starts(changed, count, scenario) for _, changed in combinations)
-    ]
-    left_out = sorted(slots - set(starting))
-    if left_out:
-        notes.append(f"max_num_seqs {', '.join(map(str, left_out))}: left out, the engine does not start with them")
-    return starting
-
-
-def _starts(changed: Scenario, slots: int, base: Scenario) -> bool:
-    try:
-        make_point("", {}, apply_sets(changed, {SLOTS: slots}, label="plan"), base)
-    except InputError:
-        return False
-    return True
+    return sorted(slots if given is None else slots | {given})

@@ -155,8 +155,3 @@ class Search:
             if below and exact - below[-1] > gap + 0.01:
                 self.trial(rate_of(math.floor(exact + 0.01)), curve[0].replication)
         return len(self._trials) > before
-
-
-def tried_rates(trials: Sequence[Trial]) -> list[float]:
-    """All rates, rising."""
-    return sorted({trial.rate_per_s for trial in trials})

@@ -56,6 +56,13 @@ def setting(key: str, value: Any) -> str:
     return f"{key}={value_text(value)}"
 
 
+def point_names(keys: Sequence[str]) -> Callable[[Mapping[str, Any]], str]:
+    """How points with these settings are called: each key's last part, or the whole key where two end alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    short = {key: end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)}
+    return lambda settings: ",".join(setting(short[key], value) for key, value in settings.items())
+
+
 def value_text(value: Any) -> str:
     """A value as the scenario file would have it."""
     return value if isinstance(value, str) else json.dumps(value)

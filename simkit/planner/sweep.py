@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.parts import Result
-from simkit.planner.study import Failure, Options, Point, run_study, setting, value_text
+from simkit.planner.study import Failure, Options, Point, point_names, run_study, value_text
 from simkit.scenario import Scenario, apply_sets
 
 COLUMNS = (
@@ -94,11 +94,11 @@ def sweep(
         scenario = scenario.based_at(base_dir)
     if not axes:
         raise InputError("--axis: expected at least one, e.g. --axis engine.max_num_seqs=32,64")
-    short = _short_keys(list(axes))
+    name_of = point_names(list(axes))
     points = []
     for values in product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
-        name = ",".join(setting(short[key], value) for key, value in settings.items())
+        name = name_of(settings)
         try:
             points.append(Point(name, apply_sets(scenario, settings, label="--axis"), settings))
         except InputError as error:
@@ -111,12 +111,6 @@ def sweep(
         study.results,
         study.failed,
     )
-
-
-def _short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Each key's last part, or the whole key where two end alike."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return {key: end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)}
 
 
 def _cell(result: Result | None, key: str) -> Any:

@@ -5,7 +5,7 @@ Owns the margins of an SLO and how the time in which requests wait is told apart
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -218,10 +218,3 @@ def _tail_queued(requests: Mapping[str, Ints]) -> float:
     ttft = first - arrival
     slow = ttft >= np.percentile(ttft, 99)
     return int((scheduled - arrival)[slow].sum()) / max(1, int(ttft[slow].sum()))
-
-
-def mean(trials: Sequence[Trial], path: str) -> float | None:
-    """Mean of a number over trials; None where one of them has none."""
-    values = [trial.numbers[path] for trial in trials]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None

@@ -19,7 +19,6 @@ from simkit.planner.points import make_points
 from simkit.planner.quest import Quest, pursue
 from simkit.planner.search import COARSE
 from simkit.planner.study import Failure
-from simkit.planner.trial import mean
 from simkit.report import plan_markdown, plan_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,4 +85,5 @@ def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
     )
     assert not isinstance(looked, Failure)
     for path, value in row["numbers"].items():
-        assert mean(looked, path) == value["mean"], path
+        each = [trial.numbers[path] for trial in looked]
+        assert value["mean"] == (None if None in each else sum(each) / len(each)), path

@@ -22,6 +22,7 @@ from simkit.planner.bounds import grid
 from simkit.planner.offered import at_rate, base_rate, for_trials, lengths
 from simkit.planner.plan_json import plan_csv, plan_json
 from simkit.planner.plan_values import Plan
+from simkit.planner.points import make_points
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.workload.build import build_workload
@@ -218,6 +219,22 @@ def test_a_further_axis_is_part_of_the_answer() -> None:
     one, two = found["points"][1], found["points"][3]
     assert two["gpus"] == 2
     assert two["capacity"]["estimate_per_s"] > 1.9 * one["capacity"]["estimate_per_s"]
+
+
+def test_axes_that_end_alike_are_named_whole() -> None:
+    prompts, answers = "workload.prompt_tokens.high=50,60", "workload.output_tokens.high=25,35"
+    points, *_ = make_points(load(), scenario.parse_axes(load(), ["engine.max_num_seqs=8", prompts, answers]))
+    assert [point.name for point in points[:2]] == [
+        "max_num_seqs=8,workload.prompt_tokens.high=50,workload.output_tokens.high=25",
+        "max_num_seqs=8,workload.prompt_tokens.high=50,workload.output_tokens.high=35",
+    ]
+
+
+def test_a_setting_with_which_nothing_starts_is_named_once() -> None:
+    points, failed, _, grid_ = make_points(load(), {"engine.num_gpu_blocks": [3, 129]})
+    assert list(failed) == ["num_gpu_blocks=3"]
+    assert {point.settings["engine.num_gpu_blocks"] for point in points} == {129}
+    assert grid_["engine.max_num_seqs"] == [point.slots for point in points]
 
 
 # --- no answer --------------------------------------------------------------------------------------------------------
