@@ -78,7 +78,7 @@ def test_the_command_runs(command: str, home: Path) -> None:
     if command.startswith(("simkit run", "simkit compare", "simkit sweep")) and "eight-requests" not in command:
         extra += f" --set workload.num_requests={MAX_REQUESTS}"
     if command.startswith("simkit plan"):
-        extra += " --set workload.num_requests=200 --axis engine.max_num_seqs=32 --no-report"
+        extra += " --set workload.num_requests=120 --axis engine.max_num_seqs=32 --no-report"
     if command.startswith("simkit compare"):
         extra += " --no-report"
     done = shell(command + extra, home)

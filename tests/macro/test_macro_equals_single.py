@@ -257,7 +257,7 @@ def test_macro_steps_equal_single_steps(drawn: scenario.Scenario) -> None:
 
 
 @given(long_runs())
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=180)
 def test_long_runs_equal_single_steps(drawn: scenario.Scenario) -> None:
     check(drawn)
 

@@ -24,7 +24,7 @@ from simkit.conformance.replay import Replay
 from simkit.conformance.trace import Trace, TraceRequest
 from simkit.kv.paged import PagedAllocator
 
-PROPERTY = settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 DURATION = {"base_ns": 1000, "per_token_ns": 10, "per_context_token_ns": 1}
 MAX_RECORDS = 600
 
@@ -198,7 +198,7 @@ def assert_same_decisions(trace: Trace) -> int:
 
 
 @given(trace=traces(ties=True))
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=150)
 def test_deciding_together_is_deciding_one_by_one(trace: Trace) -> None:
     assert_same_decisions(trace)
 
