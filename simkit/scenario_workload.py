@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from simkit.scenario_types import (
+    Flag,
     Ints,
     Lengths,
     PositiveFloat,
@@ -20,6 +21,7 @@ from simkit.scenario_types import (
     Rate,
     RateOrZero,
     Seconds,
+    Share,
     Strict,
     Text,
     Weights,
@@ -244,19 +246,48 @@ class Prefix(Strict):
 
 
 class Trace(Strict):
-    """Replay of a log instead of arrivals and lengths; `speed` 2 plays it twice as fast."""
+    """Replay of a log instead of arrivals and lengths.
+
+    Read: `format`, `map` (canonical name to column of a home-grown file), `time_unit`, `hash_block_tokens` (what an
+    entry of hash_ids stands for; null: what the format says), `failed` (requests that were not served: left out, kept
+    for their prompt alone, or an error), `on_restart` (a file of several runs), `allow_bad` (more than 1 % of the rows
+    may be unreadable). Cut, in trace time: `start_s`, `end_s`, `warmup_s` (what comes so long before `start_s` is
+    served to warm the caches and not measured), `max_requests`, `keep_share` (that share of the sessions, drawn),
+    `idle_gap_cap_s` (longer gaps are shortened to it), `spread_ties` (equal times over the clock's tick). Played:
+    `speed` 2 is twice as fast (gaps halved, lengths kept) or `rate_per_s`, `repeat` times, `sessions` open (recorded
+    times) or closed (a turn starts when the one before has ended and the think time is over); prompts that leave no
+    room under max_model_len are handled by `too_long`.
+    """
 
     path: Text
     format: Text = "auto"
+    map: dict[Text, Text] = Field(default_factory=dict)
+    time_unit: Literal["auto", "s", "ms", "us", "ns"] = "auto"
+    hash_block_tokens: PositiveInt | None = None
+    failed: Literal["skip", "prefill", "error"] = "skip"
+    on_restart: Literal["sort", "append", "error"] = "sort"
+    allow_bad: Flag = False
     start_s: Seconds = 0.0
     end_s: PositiveSeconds | None = None
-    speed: PositiveFloat = 1.0
+    warmup_s: Seconds = 0.0
     max_requests: PositiveInt | None = None
+    keep_share: Share = 1.0
+    idle_gap_cap_s: PositiveSeconds | None = None
+    spread_ties: Literal["none", "uniform", "even"] = "none"
+    speed: PositiveFloat = 1.0
+    rate_per_s: Rate | None = None
+    repeat: PositiveInt = 1
+    sessions: Literal["open", "closed"] = "open"
+    too_long: Literal["reject", "truncate", "drop"] = "reject"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.end_s is not None and self.end_s <= self.start_s:
             raise conflict(("end_s", "start_s"), f"end_s > start_s ({self.start_s:g})", f"{self.end_s:g}")
+        if self.rate_per_s is not None and self.speed != 1:
+            raise conflict(("rate_per_s", "speed"), "either speed or rate_per_s", "both")
+        if self.warmup_s > self.start_s:
+            raise conflict(("warmup_s", "start_s"), f"warmup_s <= start_s ({self.start_s:g})", f"{self.warmup_s:g}")
         return self
 
 

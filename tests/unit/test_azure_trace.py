@@ -14,8 +14,8 @@ import pytest
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.workload import Workload, build_workload
-from simkit.workload.traces import READERS
-from simkit.workload.traces.azure import parse_time_ns
+from simkit.workload.traces.formats import FORMATS as READERS
+from simkit.workload.traces.stamps import wall_ns as parse_time_ns
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"

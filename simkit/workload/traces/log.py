@@ -1,13 +1,11 @@
-"""What a trace reader reports: the kept requests and, by line number, what it left out and why.
+"""What a reader left out and why, by line number: nothing is dropped, clipped or guessed in silence.
 
 Imports `errors` only.
 """
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from simkit.errors import InputError
 
@@ -15,65 +13,57 @@ MAX_BAD_SHARE = 0.01
 NUM_NAMED_LINES = 5
 
 
-class Row(NamedTuple):
-    """One line of a delimited file: its number in the file (1 = header) and its cells."""
+class BadCell(ValueError):
+    """A value that cannot be read: `text` names the column, shows the value and says what was expected."""
 
-    line: int
-    cells: list[str]
-
-
-@dataclass(slots=True)
-class Columns:
-    """Kept requests in file order, 8 bytes a value: ns since 1970 UTC, prompt tokens, output tokens (both >= 1)."""
-
-    time_ns: array[int] = field(default_factory=lambda: array("q"))
-    prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
-    output_tokens: array[int] = field(default_factory=lambda: array("q"))
-
-    def add(self, time_ns: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Append one request."""
-        self.time_ns.append(time_ns)
-        self.prompt_tokens.append(prompt_tokens)
-        self.output_tokens.append(output_tokens)
-
-    def __len__(self) -> int:
-        return len(self.time_ns)
+    def __init__(self, column: str, value: object, expected: str) -> None:
+        shown = repr(value)
+        super().__init__(f"{column} {shown if len(shown) <= 60 else shown[:57] + '...'}, expected {expected}")
 
 
 @dataclass(slots=True)
 class RowLog:
-    """Rows that were not kept. *Bad* rows cannot be read; *skipped* rows can, and are no served request (0 tokens).
+    """Rows that were not kept. *Bad* rows cannot be read; *skipped* rows can, and are no served request.
 
-    Only the first few of each kind are kept with their line, so memory does not grow with the file.
+    Only the first few of each kind are kept with their line, so memory does not grow with the file. `remarks` are what
+    was detected or decided beside. `line` is where reading is at, for errors that have no row.
     """
 
     where: str
+    allow_bad: bool = False
     num_rows: int = 0
     num_bad: int = 0
+    line: int = 0
     bad: list[str] = field(default_factory=list)
     skipped: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     _cut_line: int | None = None
 
-    def add_bad(self, line: int, problem: str, *, short: bool = False) -> None:
-        """Count a row that cannot be read. `short`: it has fewer cells than the header, as a cut last line has."""
+    def remark(self, text: str) -> None:
+        """Note something that was detected or decided; the same text is noted once."""
+        note = f"{self.where}: {text}"
+        if note not in self.remarks:
+            self.remarks.append(note)
+
+    def add_bad(self, line: int, problem: str, *, cut: bool = False) -> None:
+        """Count a row that cannot be read. `cut`: it looks like a last line that was cut short."""
         self.num_bad += 1
         if len(self.bad) < NUM_NAMED_LINES:
             self.bad.append(f"line {line}: {problem}")
-        if short:
+        if cut:
             self._cut_line = line
 
-    def add_skipped(self, line: int, reason: str) -> None:
-        """Count a readable row that is no served request."""
-        count, lines = self.skipped.setdefault(reason, (0, []))
+    def add_skipped(self, line: int, reason: str, count: int = 1) -> None:
+        """Count a readable row that is no served request; `count` rows of which `line` is the first."""
+        known, lines = self.skipped.setdefault(reason, (0, []))
         if len(lines) < NUM_NAMED_LINES:
             lines.append(line)
-        self.skipped[reason] = (count + 1, lines)
+        self.skipped[reason] = (known + count, lines)
 
     def finish(self, last_line: int) -> list[str]:
-        """Notes on everything left out. InputError when more than 1 % of the rows are bad.
+        """Notes on everything left out. InputError when more than 1 % of the rows are bad, unless that is allowed.
 
-        A last line with too few cells is what a copy in progress leaves: noted, not counted as bad.
+        A last line that cannot be read because it is too short is what a copy in progress leaves: noted, not bad.
         """
         notes = list(self.remarks)
         if self._cut_line is not None and self._cut_line == last_line:
@@ -81,9 +71,9 @@ class RowLog:
             cut = f"line {last_line}: "
             self.bad = [problem for problem in self.bad if not problem.startswith(cut)]
             notes.append(f"{self.where}: the last line ({last_line}) is cut short and was left out")
-        if self.num_bad > MAX_BAD_SHARE * self.num_rows:
+        if self.num_bad > MAX_BAD_SHARE * self.num_rows and not self.allow_bad:
             found = f"{self.num_bad} of {self.num_rows} rows cannot be read, more than 1 %"
-            raise InputError(f"{self.where}: {found}: {'; '.join(self.bad)}")
+            raise InputError(f"{self.where}: {found} (allow_bad reads the rest): {'; '.join(self.bad)}")
         if self.num_bad:
             share = 100 * self.num_bad / self.num_rows
             notes.append(

@@ -1,0 +1,173 @@
+"""One request of a log, and columns of many: what every reader gives and everything after it takes.
+
+Owns how "the log does not say" is written. Imports `types` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simkit.types import Ints
+
+UNKNOWN = -1
+"""In a column of values that are never negative: the log does not say."""
+
+NO_TIME = -(2**63)
+"""In `time_ns`: the log gives no time, the request follows its predecessor."""
+
+Ids = npt.NDArray[np.uint64]
+Strings = tuple[str | None, ...]
+
+
+class Record(NamedTuple):
+    """One request as its log has it; None: the log does not say.
+
+    `line` is the line in the file (1 = the first), or the number of the row or element where there are no lines.
+    `time_ns` is the arrival on the log's own clock; None: when its predecessor has ended and `delay_ns` are over. The
+    predecessor is the request whose `id` is `parent`, else the one before it in the same `session`. `delay_ns` is think
+    or tool time. `block_ids` are identities of consecutive prompt blocks, unsigned 64 bits. `failed` says why it was
+    not served. `ttft_ns` and `e2e_ns` are what the log measured, from arrival; `cached_tokens` what its cache held.
+    """
+
+    line: int
+    time_ns: int | None
+    prompt_tokens: int
+    output_tokens: int
+    id: str | None = None
+    session: str | None = None
+    turn: int | None = None
+    parent: str | None = None
+    delay_ns: int | None = None
+    block_ids: Sequence[int] | None = None
+    model: str | None = None
+    failed: str | None = None
+    ttft_ns: int | None = None
+    e2e_ns: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Ragged prompt block identities: row i has ``ids[offsets[i]:offsets[i + 1]]``, empty where the log has none."""
+
+    ids: Ids
+    offsets: Ints
+
+    def of(self, row: int) -> Ids:
+        """Those of one row."""
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+    def take(self, rows: Ints) -> Blocks:
+        """Those of some rows, in the order given."""
+        counts = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        at = np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Blocks(self.ids[at], offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Requests as columns of equal length. An optional column is None where no row has a value.
+
+    Ints are int64 with UNKNOWN (`time_ns`: NO_TIME) where a row has none; strings are tuples with None.
+    """
+
+    line: Ints
+    time_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    id: Strings | None = None
+    session: Strings | None = None
+    turn: Ints | None = None
+    parent: Strings | None = None
+    delay_ns: Ints | None = None
+    blocks: Blocks | None = None
+    model: Strings | None = None
+    failed: Strings | None = None
+    ttft_ns: Ints | None = None
+    e2e_ns: Ints | None = None
+    cached_tokens: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def take(self, rows: Ints) -> Columns:
+        """Some rows, in the order given."""
+        return Columns(**{field.name: _take(getattr(self, field.name), rows) for field in fields(self)})
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Columns:
+        """The columns of some records."""
+        by_name = dict(zip(Record._fields, zip(*records, strict=True), strict=True)) if records else {}
+        columns: dict[str, Any] = {}
+        for field in fields(cls):
+            values = by_name.get("block_ids" if field.name == "blocks" else field.name, ())
+            if field.name in _ALWAYS:
+                columns[field.name] = _ints(values, NO_TIME if field.name == "time_ns" else UNKNOWN)
+            elif all(value is None for value in values):
+                columns[field.name] = None
+            elif field.name == "blocks":
+                columns[field.name] = _blocks(values)
+            else:
+                columns[field.name] = tuple(values) if field.name in _STRINGS else _ints(values, UNKNOWN)
+        return cls(**columns)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Columns]) -> Columns:
+        """The rows of all parts, one after the other."""
+        if not parts:
+            return cls.of(())
+        if len(parts) == 1:
+            return parts[0]
+        return cls(**{field.name: _join(field.name, parts) for field in fields(cls)})
+
+
+_ALWAYS = ("line", "time_ns", "prompt_tokens", "output_tokens")
+_STRINGS = ("id", "session", "parent", "model", "failed")
+
+
+def _ints(values: Sequence[int | None], missing: int) -> Ints:
+    return np.array([missing if value is None else value for value in values], dtype=np.int64)
+
+
+def _blocks(values: Sequence[Sequence[int] | None]) -> Blocks:
+    counts = [len(value) if value is not None else 0 for value in values]
+    flat = [number for value in values if value is not None for number in value]
+    return Blocks(np.array(flat, dtype=np.uint64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+
+def _take(column: Any, rows: Ints) -> Any:
+    if column is None:
+        return None
+    if isinstance(column, tuple):
+        return tuple(column[row] for row in rows.tolist())
+    return column.take(rows) if isinstance(column, Blocks) else column[rows]
+
+
+def _join(name: str, parts: Sequence[Columns]) -> Any:
+    columns = [getattr(part, name) for part in parts]
+    if all(column is None for column in columns):
+        return None
+    filled = [
+        _missing(name, len(part)) if column is None else column for part, column in zip(parts, columns, strict=True)
+    ]
+    if name in _STRINGS:
+        return tuple(value for column in filled for value in column)
+    if name == "blocks":
+        counts = np.concatenate([np.diff(column.offsets) for column in filled])
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Blocks(np.concatenate([column.ids for column in filled]), offsets)
+    return np.concatenate(filled)
+
+
+def _missing(name: str, count: int) -> Any:
+    if name in _STRINGS:
+        return (None,) * count
+    if name == "blocks":
+        return Blocks(np.zeros(0, dtype=np.uint64), np.zeros(count + 1, dtype=np.int64))
+    return np.full(count, UNKNOWN, dtype=np.int64)
