@@ -105,6 +105,7 @@ class Sequence:
             self.prefix_group,
             self.prefix_tokens,
             self.samples,
+            _shared,
         ) = request
         self.siblings: tuple[Sequence, ...] = ()
         self.reserve_tokens = reserve_tokens

@@ -25,8 +25,8 @@ class Request(NamedTuple):
 
     `arrival_ns` is absolute for open-loop requests; the engine replaces it for closed-loop ones.
     `prefix_group` is -1 when the prompt shares nothing, else requests of one group share their first `prefix_tokens`.
-    `shared` says the same of a prompt that begins as those of earlier requests: pairs (request id, upto_tokens) of rising
-    `upto_tokens`; the prompt is equal to that of the request from its first token up to there.
+    `shared` says the same of a prompt that begins as those of earlier requests: pairs (request id, upto_tokens) of
+    rising `upto_tokens`; the prompt is equal to that of the request from its first token up to there.
     """
 
     id: int

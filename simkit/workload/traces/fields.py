@@ -18,11 +18,13 @@ MAX_ID = 2**64 - 1
 def tokens(row: Mapping[str, Any], name: str) -> int:
     """A count of tokens >= 0: an int, a float without fraction, or the text of one."""
     value = row.get(name)
-    found = value
-    is_text = isinstance(value, str) and value.isascii() and value.strip().isdecimal() and len(value) <= 12
-    if is_text or (isinstance(value, float) and value.is_integer()):
-        found = int(value)
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MAX_TOKENS:
+    if type(value) is int:
+        found = value
+    elif isinstance(value, str):
+        found = int(value) if value.isascii() and value.strip().isdecimal() and len(value) <= 12 else -1
+    else:
+        found = int(value) if isinstance(value, float) and value.is_integer() else -1
+    if not 0 <= found <= MAX_TOKENS:
         raise BadCell(name, value, "a number of tokens >= 0")
     return found
 
