@@ -1,9 +1,14 @@
-"""Which block size prefix block identities fit: ceil(prompt tokens / block size) of them a prompt. Imports nothing."""
+"""Which block size prefix block identities fit: ceil(prompt tokens / block size) of them a prompt.
+
+Imports its own siblings only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from simkit.workload.traces.fields import MAX_TOKENS
 
 
 def fitting_block_tokens(
@@ -18,7 +23,7 @@ def fitting_block_tokens(
     least, below = 1, None
     for row in rows:
         tokens, blocks = row.get(prompt), row.get(ids)
-        if type(tokens) is not int or not isinstance(blocks, list) or not blocks or tokens < 1:
+        if type(tokens) is not int or not isinstance(blocks, list) or not 0 < tokens < MAX_TOKENS or not blocks:
             continue
         least = max(least, -(-tokens // len(blocks)))
         if len(blocks) > 1:

@@ -62,33 +62,43 @@ def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
 
 
 def _usage(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = first_of(row, USAGE)
-    if name is not None and not isinstance(row[name], dict):
-        raise BadCell(name, row[name], "an object of token counts")
-    return row[name] if name is not None else {}
+    """The first usage that says anything."""
+    for name in USAGE:
+        found = row.get(name)
+        if found and not isinstance(found, dict):
+            raise BadCell(name, found, "an object of token counts")
+        if found and found.get("unit") not in (None, "TOKENS"):
+            raise BadCell(f"unit of {name}", found["unit"], "TOKENS")
+        if found:
+            return found
+    return {}
 
 
 def _lengths(usage: Mapping[str, Any], failed: str | None, source: Source) -> tuple[int, int]:
-    """(prompt, output) tokens. Parts of the prompt may be split out of `input` or named again beside it: `total` tells.
+    """(prompt, output) tokens; 0 where a failed generation has none.
 
-    Without a total that fits, all keys that begin with input (output) are added.
+    Parts of the prompt, as cached tokens, may be split out of `input` or named again beside it: `total` tells. Without
+    a total that fits, all parts are added.
     """
-    if failed is None and not ("input" in usage and "output" in usage):
-        raise BadCell("usage_details", usage, "input and output tokens")
-    sums = [
-        sum(tokens(usage, name) for name in usage if name.startswith(part) and usage[name] is not None)
-        for part in ("input", "output")
-    ]
-    own = [tokens(usage, part) if usage.get(part) is not None else 0 for part in ("input", "output")]
-    if max(sums) > MAX_TOKENS:
-        raise BadCell("usage_details", usage, f"at most {MAX_TOKENS} tokens")
+    prompts, outputs = _readings(usage, "input", failed), _readings(usage, "output", failed)
     total = usage.get("total")
-    for prompt in (sums[0], own[0]):
-        for output in (sums[1], own[1]):
+    for prompt in prompts:
+        for output in outputs:
             if total is None or prompt + output == total:
                 return prompt, output
     source.log.remark("some rows have a total that is not the sum of their input and output tokens")
-    return sums[0], sums[1]
+    return prompts[0], outputs[0]
+
+
+def _readings(usage: Mapping[str, Any], part: str, failed: str | None) -> list[int]:
+    """What `part` can mean: the sum of it and all its parts, or it alone."""
+    names = [name for name in usage if (name == part or name.startswith(f"{part}_")) and usage[name] is not None]
+    if not names and failed is None:
+        raise BadCell(f"usage.{part}", None, "a number of tokens >= 0")
+    whole = sum(tokens(usage, name) for name in names)
+    if whole > MAX_TOKENS:
+        raise BadCell(f"usage.{part}", whole, f"at most {MAX_TOKENS} tokens")
+    return [whole, tokens(usage, part)] if part in names else [whole]
 
 
 def read(source: Source) -> Iterator[Columns]:
