@@ -110,12 +110,13 @@ def _waits_for(row: Mapping[str, Any]) -> str | None:
 
 
 def check_unit(source: Source) -> None:
-    """InputError where the first stamps cannot be ms: they have fractions, and more than MAX_PER_S came in a second."""
+    """InputError where the first stamps cannot be ms: most have fractions, and more than MAX_PER_S come in a second."""
     if source.spec.time_unit != "auto":
         return
     stamps = [row[name] for row in source.head.objects if (name := first_of(row, TIME)) is not None]
-    numbers = [float(stamp) for stamp in stamps if isinstance(stamp, float) and abs(stamp) < 2**53]
-    if len(numbers) < 2 or all(number.is_integer() for number in numbers):
+    numbers = [float(stamp) for stamp in stamps if type(stamp) in (int, float) and abs(stamp) < 2**53]
+    num_fractions = sum(not number.is_integer() for number in numbers)
+    if num_fractions < 2 or 2 * num_fractions < len(numbers):
         return
     span_ms = max(numbers) - min(numbers)
     if span_ms > 0 and (len(numbers) - 1) / span_ms * 1000 > MAX_PER_S:
