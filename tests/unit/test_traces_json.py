@@ -186,6 +186,16 @@ def test_an_element_longer_than_the_buffer_is_read_whole(tmp_path: Path) -> None
     assert notes == ["t: left out 1 of 3 rows (33 %) that cannot be read: line 2: 12345, expected an object"]
 
 
+def test_the_rows_of_an_answer_of_an_api_are_unwrapped(tmp_path: Path) -> None:
+    page = json.dumps({"data": [{"a": 0}, {"a": 1}], "meta": {"page": 1}}, indent=1)
+    found, notes = rows_of(tmp_path, page + "\n" + page)
+    assert [row["a"] for _, row in found] == [0, 1, 0, 1]
+    assert {line for line, _ in found} == {1, 1 + len(page.splitlines())}
+    assert notes == ["t: the rows are those of data, as an API wraps them"]
+    for row in ({"data": [{"a": 0}], "prompt": 1}, {"data": [7]}, {"data": {"a": 0}}):
+        assert rows_of(tmp_path, json.dumps(row))[0] == [(1, row)]
+
+
 def test_few_objects_are_read_ahead_when_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_rows, "HEAD_CHARACTERS", 100)
     path = written(tmp_path, *({"a": "x" * 40, "b": number} for number in range(9)))
@@ -546,6 +556,11 @@ def test_aiperf(tmp_path: Path) -> None:
         ([{"0": {"input_tokens": "{45: 0.1}"}}], "ServeGen client data", "workload source"),
         ([{"experiments": []}], "genai-perf profile export", "AIPerf"),
         ([{"input_length": 5, "output_length": 6}], "lengths without arrivals", "arrivals of your own"),
+        (
+            [{"prompt": "hi", "prompt_tokens": 5, "completion_tokens": 6}],
+            "lengths without arrivals",
+            "--map time=FIELD",
+        ),
         ('INFO:  127.0.0.1:4 - "POST /v1/completions HTTP/1.1" 200 OK\n', "vLLM console or access log", "OTLP spans"),
         ("INFO 11-29 [logger.py:42] Received request cmpl-1: prompt: 'x'\n", "vLLM console or access log", "OTLP"),
     ],
@@ -564,6 +579,12 @@ def test_a_format_that_is_named_says_what_it_misses(tmp_path: Path) -> None:
     )
     message = refusal(tmp_path, "a,b\n1,2\n", format="otlp")
     assert message == "trace t.jsonl: format otlp reads JSON objects, and this file has none"
+
+
+def test_a_unit_that_is_not_used_is_said(tmp_path: Path) -> None:
+    row = {"input_toks": 1, "output_toks": 2, "arrival_time_ns": 3}
+    assert read(tmp_path, row, time_unit="ms").notes == ["time_unit ms is not used: arrival_time_ns is in ns"]
+    assert read(tmp_path, row, time_unit="ns").notes == []
 
 
 def test_bad_cells_are_named_by_line_and_field(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ NUM_HEAD_OBJECTS = 50
 HEAD_CHARACTERS = 4 * 2**20
 """The beginning of a file is at most so many objects, and ends with the one that passes so many characters."""
 
+PAGING = ("meta", "object", "has_more", "first_id", "last_id", "total", "page", "limit", "next_cursor", "pagination")
+
 _CHUNK = 2**20
 _SPACE = re.compile(r"[ \t\r\n]*")
 _LONGEST_WORD = 16  # an escape or -Infinity: where text ends inside one, the error lies this close to the end
@@ -60,10 +62,23 @@ def _sized_objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, dict[str, 
         if problem is None and not isinstance(value, dict):
             problem = f"{shown(value)}, expected an object"
         if problem is None:
-            yield line, value, size
+            rows = _wrapped(value)
+            if rows is None:
+                yield line, value, size
+                continue
+            log.remark("the rows are those of data, as an API wraps them")
+            yield from ((line, row, size) for row in rows)
         else:
             log.num_rows += 1
             log.add_bad(line, problem, cut=problem == _CUT)
+
+
+def _wrapped(value: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of an API's answer, which is no row itself: objects under `data`, and nothing but paging beside them."""
+    rows = value.get("data")
+    if not isinstance(rows, list) or not value.keys() <= {"data", *PAGING}:
+        return None
+    return rows if all(isinstance(row, dict) for row in rows) else None
 
 
 _CUT = "cut short"

@@ -12,6 +12,7 @@ from simkit.errors import InputError
 from simkit.workload.traces.format import Source
 from simkit.workload.traces.log import BadCell
 from simkit.workload.traces.record import Columns, Record
+from simkit.workload.traces.stamps import Unit
 
 ROWS_A_PART = 8192
 BLOCKS_A_PART = 2**22
@@ -51,6 +52,12 @@ def require(source: Source, name: str, needs: Iterable[str]) -> None:
             f"{source.log.where}: format {name} needs field {missing[0]!r}, the first objects have "
             f"{_named(source.head.keys)}"
         )
+
+
+def note_unit(source: Source, name: str, unit: Unit) -> None:
+    """Say that a time unit the user names is not used: field `name` is in `unit` whatever it says."""
+    if source.spec.time_unit not in ("auto", unit):
+        source.log.remark(f"time_unit {source.spec.time_unit} is not used: {name} is in {unit}")
 
 
 def note_unused(source: Source, used: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from simkit.workload.traces.fields import count, duration, text, time, tokens
 from simkit.workload.traces.format import Format, Head, Source
 from simkit.workload.traces.log import BadCell
 from simkit.workload.traces.moments import first_of, took
-from simkit.workload.traces.objects import read_objects, require
+from simkit.workload.traces.objects import note_unit, read_objects, require
 from simkit.workload.traces.record import Columns, Record
 from simkit.workload.traces.stamps import NS_PER
 
@@ -90,6 +90,7 @@ def _time(metrics: Mapping[str, Any], name: str) -> int | None:
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
     require(source, "aiperf", NEEDS)
+    note_unit(source, "request_start_ns", "ns")
     return read_objects(source, record)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from simkit.workload.traces.fields import duration, text, time, tokens
 from simkit.workload.traces.format import Format, Head, Source
 from simkit.workload.traces.log import BadCell
-from simkit.workload.traces.objects import note_unused, read_objects, require
+from simkit.workload.traces.objects import note_unit, note_unused, read_objects, require
 from simkit.workload.traces.record import Columns, Record
 
 NEEDS = ("arrival_time_ns",)
@@ -86,6 +86,7 @@ def _turns(line: int, row: dict[str, Any], source: Source) -> Iterator[tuple[int
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
     require(source, "llmservingsim", NEEDS)
+    note_unit(source, "arrival_time_ns", "ns")
     note_unused(source, USED)
     return read_objects(replace(source, rows=_requests(source)), record)
 

@@ -14,7 +14,7 @@ from simkit.workload.traces.format import Format, Head
 _CONSOLE = re.compile(
     r"Received request [^\s:]+|Avg prompt throughput: |\"(?:GET|POST) /[^\s\"]* HTTP/[\d.]+\" \d{3}", re.ASCII
 )
-_TIME = re.compile(r"time|start|arriv|created|date|_ts$|_at$", re.IGNORECASE)
+_TIME = re.compile(r"time|start|arriv|created|date|epoch|(?:^|_)(?:ts|t|at|when)$", re.IGNORECASE)
 _LENGTHS = (
     ("input_length", "output_length"),
     ("input_toks", "output_toks"),
@@ -74,6 +74,14 @@ FORMATS = (
         advice="it has no token counts; record OTLP spans (vLLM --otlp-traces-endpoint) or per-request records instead",
     ),
     Format("sharegpt", "ShareGPT conversations", _by_keys("conversations"), None, advice=_NEEDS_TOKENIZER),
+    Format(
+        "lengths",
+        "lengths without arrivals",
+        _lengths,
+        None,
+        advice="no field is a time, so there is nothing to replay; if one is, name it (--map time=FIELD,...), else use "
+        "the lengths as an empirical distribution with arrivals of your own",
+    ),
     Format("prompts", "prompts without arrivals (vLLM custom dataset)", _prompts, None, advice=_NEEDS_TOKENIZER),
     Format(
         "applied-compute",
@@ -104,13 +112,5 @@ FORMATS = (
         _by_keys("experiments"),
         None,
         advice="it has texts and no token counts; AIPerf's profile_export.jsonl has both",
-    ),
-    Format(
-        "lengths",
-        "lengths without arrivals",
-        _lengths,
-        None,
-        advice="no field is a time, so there is nothing to replay: use the lengths as an empirical distribution, with "
-        "arrivals of your own",
     ),
 )

@@ -14,7 +14,7 @@ from simkit.units import ns_to_s
 from simkit.workload.traces.fields import text, time, tokens
 from simkit.workload.traces.format import Format, Head, Source
 from simkit.workload.traces.moments import took
-from simkit.workload.traces.objects import note_unused, read_objects, require
+from simkit.workload.traces.objects import note_unit, note_unused, read_objects, require
 from simkit.workload.traces.record import Columns, Record
 
 NEEDS = ("input_toks", "output_toks", "arrival_time")
@@ -46,6 +46,7 @@ class _Range:
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order; at the end a remark on how far the two clocks agree."""
     require(source, "vllm-records", NEEDS)
+    note_unit(source, "arrival_time", "s")
     note_unused(source, (*NEEDS, *ENGINE, "request_id", "model"))
     arrivals, queued, apart = _Range(), _Range(), _Range()
 
