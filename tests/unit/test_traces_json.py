@@ -563,6 +563,7 @@ def test_aiperf(tmp_path: Path) -> None:
         ),
         ('INFO:  127.0.0.1:4 - "POST /v1/completions HTTP/1.1" 200 OK\n', "vLLM console or access log", "OTLP spans"),
         ("INFO 11-29 [logger.py:42] Received request cmpl-1: prompt: 'x'\n", "vLLM console or access log", "OTLP"),
+        ("[2025-11-29 16:00:00] Received request cmpl-1: prompt: 'x'\n", "vLLM console or access log", "OTLP"),
     ],
 )
 def test_files_without_tokens_or_arrivals_are_refused_with_advice(

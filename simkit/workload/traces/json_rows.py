@@ -28,7 +28,14 @@ _CHUNK = 2**20
 _SPACE = re.compile(r"[ \t\r\n]*")
 _LONGEST_WORD = 16  # an escape or -Infinity: where text ends inside one, the error lies this close to the end
 
+_BEGINNING = re.compile(r"\s*(?:\{|\[\s*(?:[\[{\]]|$))")
+
 Found = tuple[int, dict[str, Any]]
+
+
+def begins_json(text: str) -> bool:
+    """Whether the beginning of a file is an object or an array of them: [ alone also begins the lines of some logs."""
+    return _BEGINNING.match(text) is not None
 
 
 def objects(text: IO[str], log: RowLog) -> Iterator[Found]:

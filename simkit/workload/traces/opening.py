@@ -14,7 +14,7 @@ from typing import IO, Any
 from simkit.errors import InputError
 from simkit.workload.files import open_text, reading
 from simkit.workload.traces.format import Head
-from simkit.workload.traces.json_rows import head_and_objects
+from simkit.workload.traces.json_rows import begins_json, head_and_objects
 from simkit.workload.traces.log import RowLog
 
 HEAD_CHARACTERS = 4096
@@ -26,7 +26,7 @@ def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, 
     """(beginning, rows) of a file; rows that cannot be told apart go to `log`, whose `line` follows them."""
     with reading(f"trace {path}"), open_text(path) as text:
         first = _first_text(text)
-        if first[:1] in ("{", "["):
+        if begins_json(first):
             found, objects = head_and_objects(text, log)
             yield Head("json", objects=found, text=first), objects
             return
