@@ -1,58 +1,21 @@
-"""Readers of JSON logs: what the rows of each format become, how dirt is named, and any file is read or refused."""
+"""Readers of JSON logs: what the rows of each format become, how dirt is named, and what is refused."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from json_logs import EPOCH_S, LITELLM, MOONCAKE, MS, VLLM_SPAN, Read, S, genai_span, langfuse, otlp_span, written
 
-from simkit import scenario
 from simkit.errors import InputError
-from simkit.workload.traces import json_rows
 from simkit.workload.traces.block_size import fitting_block_tokens
 from simkit.workload.traces.formats import FORMATS
-from simkit.workload.traces.json_rows import objects
-from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.record import NO_TIME, UNKNOWN, Columns
-from simkit.workload.traces.scan import scanning
+from simkit.workload.traces.record import NO_TIME, UNKNOWN
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")
-
-MS, S = 10**6, 10**9
-EPOCH_S = 1_764_432_000  # 2025-11-29 16:00:00 UTC
-
-
-class Read:
-    """A log as it was read: its columns, its notes without the name of the file, its format."""
-
-    def __init__(self, path: Path, **trace: Any) -> None:
-        with scanning(scenario.Trace(path=path.name, **trace), path.parent) as scan:
-            self.columns = Columns.concatenate(list(scan.parts))
-            self.notes = [note.removeprefix(f"trace {path.name}: ") for note in scan.notes()]
-        self.format = scan.format.name
-        self.why = scan.why
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.columns, name)
-        return found.tolist() if isinstance(found, np.ndarray) else found
-
-    def block_ids(self, row: int) -> list[int]:
-        assert self.columns.blocks is not None
-        return [int(number) for number in self.columns.blocks.of(row)]
-
-
-def written(tmp_path: Path, *rows: Any, name: str = "t.jsonl") -> Path:
-    """A file of JSON lines."""
-    path = tmp_path / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def read(tmp_path: Path, *rows: Any, **trace: Any) -> Read:
@@ -69,145 +32,7 @@ def refusal(tmp_path: Path, content: str | bytes | list[Any], **trace: Any) -> s
     return str(caught.value)
 
 
-# --- rows of a JSON file ---------------------------------------------------------------------------------------------
-
-
-def rows_of(tmp_path: Path, text: str) -> tuple[list[tuple[int, Any]], list[str]]:
-    """((line, object) of a text, notes), with too many bad rows allowed."""
-    path = tmp_path / "t.json"
-    path.write_bytes(text.encode())
-    log = RowLog("t", allow_bad=True)
-    with path.open(encoding="utf-8", newline="") as file:
-        found = list(objects(file, log))
-    log.num_rows += len(found)
-    return found, log.finish(log.line)
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ('{"a": 0}\n{"a": 1}\n', [1, 2]),
-        ('\n\n{"a": 0}\r\n\r\n{"a": 1}', [3, 5]),
-        ('[{"a": 0}, {"a": 1}]', [1, 1]),
-        ('[\n{"a": 0},\n\n{"a": 1}\n]\n', [2, 4]),
-        ('[{"a": 0}]\n[{"a": 1}]', [1, 2]),
-        ('[\n {\n  "a": 0\n },\n {\n  "a": 1\n }\n]', [2, 5]),
-        ('{\n "a": 0\n}\n{\n "a": 1\n}\n', [1, 4]),
-        ("[]", []),
-    ],
-)
-def test_objects_come_with_their_lines_from_any_layout(tmp_path: Path, text: str, lines: list[int]) -> None:
-    found, notes = rows_of(tmp_path, text)
-    assert found == [(line, {"a": number}) for number, line in enumerate(lines)]
-    assert notes == []
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ('{"a": NaN}', "no JSON: NaN is no number"),
-        ('{"a": 1, "b": -Infinity}', "no JSON: -Infinity is no number"),
-        ('{"a": 1, "a": 2}', "no JSON: the name 'a' twice in one object"),
-        ('{"b": {"a": 1, "a": 2}}', "no JSON: the name 'a' twice in one object"),
-        ("7", "7, expected an object"),
-        ('["x"]', "['x'], expected an object"),
-    ],
-)
-@pytest.mark.parametrize("layout", ["{}\n{}\n{}\n", "[{},\n{},\n{}]"])
-def test_a_row_that_is_no_proper_object_is_bad_and_the_next_is_read(
-    tmp_path: Path, row: str, problem: str, layout: str
-) -> None:
-    found, notes = rows_of(tmp_path, layout.format('{"a": 0}', row, '{"a": 1}'))
-    assert found == [(1, {"a": 0}), (3, {"a": 1})]
-    assert notes == [f"t: left out 1 of 3 rows (33 %) that cannot be read: line 2: {problem}"]
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ('{"a": ' + "9" * 5000 + "}", "an integer of more than 4,300 digits"),
-        ('{"a": ' + "[" * 100_000 + "}", "nested too deeply"),
-        ('{"a": 1} {"a": 2}', "no JSON: Extra data (character 10)"),
-        ('{"a": tru}', "no JSON: Expecting value (character 7)"),
-    ],
-)
-def test_a_line_that_is_no_json_is_bad_and_the_next_is_read(tmp_path: Path, row: str, problem: str) -> None:
-    found, notes = rows_of(tmp_path, f'{{"a": 0}}\n{row}\n{{"a": 1}}\n')
-    assert found == [(1, {"a": 0}), (3, {"a": 1})]
-    assert len(notes) == 1
-    assert f"line 2: {problem}" in notes[0] or f"line 2: no JSON that can be read: {problem}" in notes[0]
-
-
-@pytest.mark.parametrize("text", ['{"a": 0}\n{"a": 1', '[{"a": 0},\n{"a": 1', '[{"a": 0},\n', '[{"a": 0},\n{"a": "x\\'])
-def test_a_cut_end_is_a_note(tmp_path: Path, text: str) -> None:
-    found, notes = rows_of(tmp_path, text)
-    assert found == [(1, {"a": 0})]
-    assert notes == ["t: the last line (2) is cut short and was left out"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{\n "a": 1,\n "b": [\n', "line 1: the JSON that begins here is cut short"),
-        ('{\n "a": 1\n "b": 2,\n "c": 1234567890123456\n}', "line 3: no JSON: Expecting ',' delimiter"),
-        ('[{"a": 0}\n {"a": 1}, {"a": 2}]', "line 2: no JSON: expected , or ] behind an element"),
-        ('[{"a": 0},\n' + "[" * 100_000, "line 2: no JSON that can be read: nested too deeply"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=r"^t: ") as caught:
-        rows_of(tmp_path, text)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"a": "' + "x" * 3_000 + '"}\n', "line 1 is longer than"),
-        ('[{"a": "' + "x" * 3_000_000 + '"}]', "line 1: more than"),
-        ('{\n "a": "' + "x" * 3_000_000 + '"}', "line 1: more than"),
-        ('[{"a": 0},\n"' + "x" * 3_000_000, "line 2: more than"),
-    ],
-)
-def test_pieces_that_are_too_long_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    monkeypatch.setattr(json_rows, "MAX_LINE_CHARACTERS", 2_000)
-    monkeypatch.setattr(json_rows, "MAX_DOCUMENT_CHARACTERS", 2_000)
-    with pytest.raises(InputError) as caught:
-        rows_of(tmp_path, text)
-    assert message in str(caught.value)
-
-
-def test_an_element_longer_than_the_buffer_is_read_whole(tmp_path: Path) -> None:
-    long = "x" * (3 * 2**20)
-    found, notes = rows_of(tmp_path, f'[{{"a": "{long}"}},\n{{"a": 1}}, 12345]')
-    assert found == [(1, {"a": long}), (2, {"a": 1})]
-    assert notes == ["t: left out 1 of 3 rows (33 %) that cannot be read: line 2: 12345, expected an object"]
-
-
-def test_the_rows_of_an_answer_of_an_api_are_unwrapped(tmp_path: Path) -> None:
-    page = json.dumps({"data": [{"a": 0}, {"a": 1}], "meta": {"page": 1}}, indent=1)
-    found, notes = rows_of(tmp_path, page + "\n" + page)
-    assert [row["a"] for _, row in found] == [0, 1, 0, 1]
-    assert {line for line, _ in found} == {1, 1 + len(page.splitlines())}
-    assert notes == ["t: the rows are those of data, as an API wraps them"]
-    for row in ({"data": [{"a": 0}], "prompt": 1}, {"data": [7]}, {"data": {"a": 0}}):
-        assert rows_of(tmp_path, json.dumps(row))[0] == [(1, row)]
-
-
-def test_few_objects_are_read_ahead_when_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_rows, "HEAD_CHARACTERS", 100)
-    path = written(tmp_path, *({"a": "x" * 40, "b": number} for number in range(9)))
-    with path.open(newline="") as file:
-        head, rows = json_rows.head_and_objects(file, RowLog("t"))
-        assert len(head) == 2
-        assert [row["b"] for _, row in rows] == list(range(9))
-
-
 # --- formats ---------------------------------------------------------------------------------------------------------
-
-MOONCAKE = {"timestamp": 27_482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}
 
 
 def test_mooncake(tmp_path: Path) -> None:
@@ -355,32 +180,6 @@ def test_vllm_records_never_mix_their_two_clocks(tmp_path: Path) -> None:
     assert "they span 3.000 and 3.250 s, and their difference varies by up to 0.250 s" in note
 
 
-def otlp_span(number: int, attributes: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A span as OTLP writes it: 64-bit integers as text."""
-    kinds = {int: "intValue", float: "doubleValue", str: "stringValue"}
-    return {
-        "spanId": f"{number:016x}",
-        "name": "llm_request",
-        "startTimeUnixNano": str(EPOCH_S * S + number),
-        "endTimeUnixNano": str(EPOCH_S * S + number + 3 * S),
-        "attributes": [
-            {"key": key, "value": {kinds[type(value)]: str(value) if type(value) is int else value}}
-            for key, value in attributes.items()
-        ],
-        **more,
-    }
-
-
-VLLM_SPAN = {
-    "gen_ai.request.id": "c-1",
-    "gen_ai.response.model": "m",
-    "gen_ai.usage.prompt_tokens": 1021,
-    "gen_ai.usage.completion_tokens": 87,
-    "gen_ai.latency.time_to_first_token": 0.201,
-    "gen_ai.latency.e2e": 1.9,
-}
-
-
 @pytest.mark.parametrize("layout", ["document", "line"])
 def test_otlp(tmp_path: Path, layout: str) -> None:
     spans = [
@@ -409,11 +208,6 @@ def test_otlp_of_another_shape_is_bad(tmp_path: Path) -> None:
     good = {"resourceSpans": [{"scopeSpans": [{"spans": [otlp_span(1, VLLM_SPAN)]}]}]}
     message = refusal(tmp_path, [good, {"resourceSpans": [{"scopeSpans": [{"spans": [7]}]}]}])
     assert "line 2: spans has 7, expected objects" in message
-
-
-def genai_span(attributes: dict[str, Any], **more: Any) -> dict[str, Any]:
-    times = {"start_time": "2025-11-29T16:00:00.120Z", "end_time": "2025-11-29T17:00:02+01:00"}
-    return {"trace_id": "a", "span_id": "b", **times, "attributes": attributes, **more}
 
 
 def test_opentelemetry_model_calls_under_their_old_and_new_names(tmp_path: Path) -> None:
@@ -447,9 +241,6 @@ def test_a_model_call_without_token_counts_is_bad(tmp_path: Path) -> None:
     assert "line 1: gen_ai.usage.input_tokens None, expected a number of tokens >= 0" in message
 
 
-LITELLM = {"call_type": "acompletion", "model": "m", "prompt_tokens": 1021, "completion_tokens": 87}
-
-
 def test_litellm_payloads_and_spend_rows(tmp_path: Path) -> None:
     payload = {**LITELLM, "id": "p", "trace_id": "t", "status": "success", "startTime": EPOCH_S + 0.12,
                "endTime": EPOCH_S + 2.02, "completionStartTime": EPOCH_S + 0.42, "stream": True, "cache_hit": None,
@@ -475,12 +266,6 @@ def test_litellm_payloads_and_spend_rows(tmp_path: Path) -> None:
         "call_type is no text generation (line 5)",
         "status failure (line 3)",
     ]
-
-
-def langfuse(usage: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"id": "o", "trace_id": "t", "type": "GENERATION", "start_time": "2025-11-29 16:00:04.000000",
-            "end_time": "2025-11-29 16:00:05.000000", "completion_start_time": "2025-11-29 16:00:04.300000",
-            "session_id": "s", "usage_details": usage, **more}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -677,137 +462,3 @@ def test_the_example_files(name: str, format: str, prompts: list[int], skipped: 
 def test_the_example_files_that_are_no_logs(name: str) -> None:
     with pytest.raises(InputError, match="token"):
         Read(TRACES / "format_examples" / name)
-
-
-# --- any bytes -------------------------------------------------------------------------------------------------------
-
-EXAMPLES: dict[str, list[dict[str, Any]]] = {
-    "mooncake": [MOONCAKE, {"session_id": "a", "delay": 5.0, "input_length": 7, "output_length": 3}],
-    "mooncake-delta": [{**MOONCAKE, "session_id": "a"}, {"wait_for": ["a"], "tool_wait_ms": 1, "delay_ms": 2}],
-    "guidellm": [{**MOONCAKE, "conversation_id": "c"}],
-    "bailian": [{**MOONCAKE, "chat_id": 1, "parent_chat_id": -1, "turn": 1}],
-    "ragpulse": [{**MOONCAKE, "timestamp": "3", "hash_ids": {"history": [1]}, "session_id": "s"}],
-    "llmservingsim": [
-        {"input_toks": 1, "output_toks": 2, "arrival_time_ns": 3},
-        {"session_id": "s", "arrival_time_ns": 3,
-         "sub_requests": [{"input_toks": 1, "output_toks": 2, "tool_duration_ns": 5}, {"input_toks": 1}]},
-    ],
-    "vllm-records": [
-        {"request_id": "r", "input_toks": 1, "output_toks": 2, "arrival_time": EPOCH_S + 0.5, "queued_ts": 1.5,
-         "first_token_ts": 2.5, "last_token_ts": 3.5},
-    ],
-    "otlp": [{"resourceSpans": [{"scopeSpans": [{"spans": [otlp_span(1, VLLM_SPAN, status={"code": 0})]}]}]}],
-    "otel": [genai_span({"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 9,
-                         "gen_ai.usage.output_tokens": 8, "gen_ai.usage.cache_read.input_tokens": 4})],
-    "litellm": [{**LITELLM, "id": "p", "startTime": EPOCH_S + 0.5, "endTime": "2025-11-29 16:00:04", "stream": True,
-                 "completionStartTime": EPOCH_S, "status": "success", "cache_hit": None}],
-    "langfuse": [langfuse({"input": 1, "input_cached_tokens": 1, "output": 3, "total": 5}, level="DEFAULT")],
-    "aiperf": [{"metadata": {"request_start_ns": EPOCH_S * S, "request_end_ns": EPOCH_S * S + 5, "turn_index": 0},
-                "metrics": {"input_sequence_length": {"value": 1, "unit": "tokens"},
-                            "output_sequence_length": {"value": 1, "unit": "tokens"},
-                            "request_latency": {"value": 1.5, "unit": "ms"}}, "error": None}],
-}  # fmt: skip
-
-ODD_VALUES = (
-    [0, -1, 2**31, 2**63, 2**64, -(2**63), 10**400, 1e308, -0.0, 1e-320, "", "1", "-1", "1e9", "x" * 2000, "\ud800",
-     "9999-12-31 23:59:59", "0001-01-01T00:00:00Z", "2025-02-30 00:00:00", [], {}, [[]], [None], {"": None}, True,
-     float("inf"), float("nan")]
-)  # fmt: skip
-ODD = st.sampled_from(ODD_VALUES)
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | ODD
-VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-)
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything inside a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in list(items):
-        yield value, key
-        yield from places(inner)
-
-
-@st.composite
-def damaged_logs(draw: st.DrawFn) -> tuple[str, bytes]:
-    """(format, file): rows of a format with values replaced or taken away, and then bytes."""
-    name = draw(st.sampled_from(sorted(EXAMPLES)))
-    rows = json.loads(json.dumps(EXAMPLES[name] * draw(st.integers(1, 3))))
-    for _ in range(draw(st.integers(0, 4))):
-        spots = list(places(rows))
-        if not spots:
-            break
-        container, key = draw(st.sampled_from(spots))
-        if draw(st.integers(0, 5)):
-            container[key] = draw(VALUES)
-        else:
-            del container[key]
-    indent = draw(st.sampled_from([None, None, 1]))
-    as_array = draw(st.booleans())
-    text = json.dumps(rows, indent=indent) if as_array else "\n".join(json.dumps(row, indent=indent) for row in rows)
-    content = bytearray(text.encode())
-    for _ in range(draw(st.sampled_from([0, 0, 1, 3]))):
-        at = draw(st.integers(0, len(content)))
-        content[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
-    return name, bytes(content)
-
-
-def read_or_refuse(path: Path, **trace: Any) -> bool:
-    """What must hold of any file: one line that says why not, or columns that fit together. Whether it has requests."""
-    found, message = None, ""
-    try:
-        found = Read(path, **trace)
-    except InputError as error:
-        message = str(error)
-    assert "\n" not in message
-    if found is None:
-        return False
-    columns = found.columns
-    assert ((columns.prompt_tokens > 0) & (columns.output_tokens > 0)).all()
-    for values in (columns.id, columns.session, columns.parent, columns.model):
-        assert values is None or len(values) == len(columns)
-        assert all(value is None or value.encode() for value in values or ())
-    assert all("\n" not in note for note in found.notes)
-    return len(columns) > 0
-
-
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_every_field_with_every_odd_value_is_read_or_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    num_places = len(list(places(EXAMPLES[name])))
-    for number in range(num_places):
-        rows: list[Any] = []
-        for odd in ODD_VALUES:
-            damaged = json.loads(json.dumps(EXAMPLES[name]))
-            container, key = list(places(damaged))[number]
-            container[key] = odd
-            rows += damaged
-        # Python writes an infinite number as no JSON does; this is how JSON can.
-        text = "\n".join(json.dumps(row).replace("Infinity", "1e999") for row in [*EXAMPLES[name], *rows])
-        path = tmp_path / "t.json"
-        path.write_text(text)
-        for trace in ({}, {"time_unit": "ns"}):
-            assert read_or_refuse(path, format=name, allow_bad=True, **trace), "the good rows must be read"
-
-
-@settings(
-    max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(log=damaged_logs(), is_named=st.booleans(), allow_bad=st.booleans(), unit=st.sampled_from(["auto", "s", "ns"]))
-def test_a_damaged_log_is_read_or_refused_in_one_line(
-    tmp_path: Path, log: tuple[str, bytes], is_named: bool, allow_bad: bool, unit: str
-) -> None:
-    name, content = log
-    path = tmp_path / "t.json"
-    path.write_bytes(content)
-    read_or_refuse(path, format=name if is_named else "auto", allow_bad=allow_bad, time_unit=unit)
-
-
-@settings(
-    max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(name=st.sampled_from(sorted(FORMATS)), start=st.sampled_from(["{", "[", ""]), content=st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused_in_one_line(tmp_path: Path, name: str, start: str, content: bytes) -> None:
-    path = tmp_path / "t.json"
-    path.write_bytes(start.encode() + content)
-    read_or_refuse(path)
-    read_or_refuse(path, format=name, allow_bad=True)
