@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from simkit.workload.traces.format import Format
-from simkit.workload.traces.formats import azure, mooncake
+from simkit.workload.traces.formats import azure, canonical, mooncake
 
 FORMATS: dict[str, Format] = {
     found.name: found
     for found in (
+        canonical.FORMAT,
         azure.FORMAT,
         mooncake.FORMAT,
     )
