@@ -196,10 +196,10 @@ def _arrow(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeError, OverflowError) as error:
         raise InputError(f"trace {path}: not a readable parquet file: {_line(error)}") from None
     except OSError as error:
-        raise InputError(f"trace {path}: {_line(error)}") from None
+        raise InputError(f"trace {path}: {error.strerror or _line(error)}") from None
 
 
 def _line(error: Exception) -> str:

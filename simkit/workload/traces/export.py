@@ -29,7 +29,7 @@ from simkit.workload.traces.jsonl import MooncakeWriter
 from simkit.workload.traces.load import Log, load_log
 from simkit.workload.traces.record import NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
-from simkit.workload.traces.stats import Stats, session_roots
+from simkit.workload.traces.stats import Stats
 
 SUFFIXES = (".parquet", ".jsonl")
 
@@ -128,9 +128,6 @@ def _write(
 ) -> Exported:
     """Write some rows of a log that was read whole."""
     columns = log.columns.take(rows)
-    if path.suffix == ".jsonl":
-        columns, more = _with_sessions(columns, log, rows)
-        notes = notes + more
     timed = columns.time_ns[columns.time_ns != NO_TIME]
     shift = int(timed[0]) if timed.size else 0
     columns = replace(columns, time_ns=np.where(columns.time_ns == NO_TIME, NO_TIME, columns.time_ns - shift))
@@ -142,22 +139,6 @@ def _write(
         writer.add(columns)
         stats.add(columns)
         return _finish(writer, meta, stats)
-
-
-def _with_sessions(columns: Columns, log: Log, rows: Ints) -> tuple[Columns, list[str]]:
-    """Columns whose sessions have names, for a format that knows predecessors by session alone."""
-    if columns.session is not None or not np.any(log.after >= 0):
-        return columns, []
-    roots = session_roots(log.columns, log.after)
-    several = np.bincount(roots, minlength=len(log)) > 1
-    ids = log.columns.id
-    names = [
-        None if not several[root] else str(root) if ids is None or ids[root] is None else ids[root]
-        for root in roots[rows].tolist()
-    ]
-    children = np.bincount(log.after[log.after >= 0])
-    branch = ["requests with the same parent become turns one after the other"] if np.any(children > 1) else []
-    return replace(columns, session=tuple(names)), branch
 
 
 def _meta(

@@ -1,26 +1,29 @@
-"""Mooncake JSONL, written: times and delays in ms to the nanosecond, hash ids, sessions. Imports `units`, siblings.
+"""Mooncake JSONL, written: times and delays in ms to the nanosecond, hash ids, sessions.
 
-Format: kvcache-ai/Mooncake FAST25-release/traces, and the session fields that aiperf and dynamo add to it.
+Imports `types`, `units` and its own siblings.
+
+Format: kvcache-ai/Mooncake FAST25-release/traces, and what aiperf and dynamo add to it: request_id, session_id, delay,
+wait_for (the request that one follows); turn and model are beside them for who reads them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise, repeat
 from pathlib import Path
+from typing import Any
 
+from simkit.types import Ints
 from simkit.units import NS_PER_MS
 from simkit.workload.traces.canonical import Meta
-from simkit.workload.traces.record import NO_TIME, Columns
+from simkit.workload.traces.record import NO_TIME, UNKNOWN, Columns
 
 MOONCAKE_BLOCK_TOKENS = 512
 """What a reader of Mooncake files takes a hash id for, unless it is told otherwise."""
 
 # What the format has no field for, in words.
 _NOT_HELD = {
-    "turn": "turn numbers",
-    "parent": "parents of requests",
-    "model": "models",
     "failed": "reasons of failure",
     "ttft_ns": "measured TTFT",
     "e2e_ns": "measured E2E",
@@ -59,26 +62,35 @@ class MooncakeWriter:
 
 
 def _lines(columns: Columns) -> Iterator[str]:
-    times, prompts, outputs = (
-        column.tolist() for column in (columns.time_ns, columns.prompt_tokens, columns.output_tokens)
+    """One JSON object a request; what the log does not say is left out."""
+    ids = [] if columns.blocks is None else columns.blocks.ids.tolist()
+    ends = [0] * (len(columns) + 1) if columns.blocks is None else columns.blocks.offsets.tolist()
+    cells = zip(
+        _fields("request_id", columns.id, json.dumps),
+        _fields("session_id", columns.session, json.dumps),
+        _fields("turn", _known(columns.turn), str),
+        _fields("wait_for", columns.parent, json.dumps),
+        _fields("timestamp", _known(columns.time_ns, NO_TIME), _ms),
+        _fields("delay", _known(columns.delay_ns), _ms),
+        _fields("input_length", columns.prompt_tokens.tolist(), str),
+        _fields("output_length", columns.output_tokens.tolist(), str),
+        _fields("hash_ids", [ids[first:end] or None for first, end in pairwise(ends)], str),
+        _fields("model", columns.model, json.dumps),
+        strict=False,
     )
-    delays = columns.delay_ns.tolist() if columns.delay_ns is not None else None
-    blocks = columns.blocks
-    ids, offsets = (blocks.ids.tolist(), blocks.offsets.tolist()) if blocks is not None else ([], [])
-    for row, time_ns in enumerate(times):
-        parts = []
-        if columns.id is not None and columns.id[row] is not None:
-            parts.append(f'"request_id": {json.dumps(columns.id[row])}')
-        if columns.session is not None and columns.session[row] is not None:
-            parts.append(f'"session_id": {json.dumps(columns.session[row])}')
-        if time_ns != NO_TIME:
-            parts.append(f'"timestamp": {_ms(time_ns)}')
-        if delays is not None and delays[row] >= 0:
-            parts.append(f'"delay": {_ms(delays[row])}')
-        parts += [f'"input_length": {prompts[row]}', f'"output_length": {outputs[row]}']
-        if blocks is not None and offsets[row + 1] > offsets[row]:
-            parts.append(f'"hash_ids": {ids[offsets[row] : offsets[row + 1]]}')
-        yield "{" + ", ".join(parts) + "}\n"
+    for row in islice(cells, len(columns)):
+        yield "{" + ", ".join(cell for cell in row if cell is not None) + "}\n"
+
+
+def _known(column: Ints | None, missing: int = UNKNOWN) -> list[int | None] | None:
+    return None if column is None else [None if value == missing else value for value in column.tolist()]
+
+
+def _fields(name: str, values: Sequence[Any] | None, text: Callable[[Any], str]) -> Iterator[str | None]:
+    """``"name": value`` of every row, None where it has none."""
+    if values is None:
+        return repeat(None)
+    return (None if value is None else f'"{name}": {text(value)}' for value in values)
 
 
 def _ms(time_ns: int) -> str:
