@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import LogNorm
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from simkit.report import style
@@ -24,7 +25,8 @@ NICE_BINS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
     7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800,
 )  # fmt: skip
-MIN_BINS = 60
+MIN_BINS, ENOUGH_BINS = 5, 60
+REQUESTS_A_BIN = 5
 CELLS_PER_DECADE = 12
 TIME_UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
 
@@ -48,19 +50,23 @@ def draw(info: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
     return fig
 
 
-def rate_bins(arrivals_per_bin: Ints, bin_s: float, span_s: float) -> tuple[Floats, float]:
-    """(requests/s in equal bins, their width in s): a round width of whole bins, at least `MIN_BINS` over the span.
+def rate_bins(arrivals_per_bin: Ints, bin_s: float, span_s: float) -> tuple[Floats, Floats, float]:
+    """(requests/s in each bin, the ends of the bins in s, their width in s): a round width of whole given bins.
 
-    The last bin is left out when the log ends inside of it and it is not the only one.
+    At least `ENOUGH_BINS` of them where each then has some requests, fewer where not. The last ends with the log;
+    if that is less than half a bin, it is one with the bin before.
     """
-    fitting = [width for width in NICE_BINS_S if width >= bin_s * 0.999 and width * MIN_BINS <= span_s]
+    num_bins = min(ENOUGH_BINS, max(MIN_BINS, int(arrivals_per_bin.sum()) // REQUESTS_A_BIN))
+    fitting = [width for width in NICE_BINS_S if width >= bin_s * 0.999 and width * num_bins <= span_s]
     factor = max(1, round(fitting[-1] / bin_s)) if fitting else 1
     padded = np.concatenate([arrivals_per_bin, np.zeros(-len(arrivals_per_bin) % factor, dtype=np.int64)])
     counts = padded.reshape(-1, factor).sum(axis=1)
-    width = factor * bin_s
-    if len(counts) > 1 and span_s < len(counts) * width:
-        counts = counts[:-1]
-    return counts / width, width
+    width_s = factor * bin_s
+    edges = np.append(np.arange(len(counts)) * width_s, max(span_s, (len(counts) - 1) * width_s))
+    if len(counts) > 1 and edges[-1] - edges[-2] < width_s / 2:
+        counts = np.append(counts[:-2], counts[-2:].sum())
+        edges = np.delete(edges, -2)
+    return counts / np.diff(edges), edges, width_s
 
 
 def _rate(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
@@ -69,9 +75,9 @@ def _rate(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
     if not span_s:
         _empty(ax, "all arrive at one time")
         return
-    rates, width_s = rate_bins(curves["arrivals_per_bin"], curves["bin_s"], span_s)
+    rates, edges, width_s = rate_bins(curves["arrivals_per_bin"], curves["bin_s"], span_s)
     name, unit_s = next(((name, s) for name, s in TIME_UNITS if span_s >= 3 * s), ("s", 1.0))
-    edges = np.arange(len(rates) + 1) * width_s / unit_s
+    edges = edges / unit_s
     ax.stairs(rates, edges, fill=True, color=style.SKY, alpha=0.55, linewidth=0)
     ax.stairs(rates, edges, color=style.BLUE, linewidth=0.8, label=f"in bins of {_duration(width_s)}")
     mean = info["rate_per_s"]
@@ -94,7 +100,7 @@ def _gaps(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
     mean_s = 1 / info["rate_per_s"]
     tied = info["num_same_time"]
     low = min(float(gap_s[0]), mean_s / 1000) if not tied else min(float(gap_s[0]) / 30, mean_s / 1000)
-    low, high = max(low, float(gap_s[-1]) * 1e-9), max(float(gap_s[-1]), 12 * mean_s)
+    low, high = max(low, float(gap_s[-1]) * 1e-9), max(1.5 * float(gap_s[-1]), 12 * mean_s)
     x = np.geomspace(low, high, 400)
     ax.plot(
         np.concatenate([[low], gap_s, [high]]),
@@ -120,27 +126,45 @@ def _lengths(fig: Figure, ax: Axes, curves: Mapping[str, Any]) -> None:
     prompts, outputs = (np.maximum(curves[key], 1) for key in ("prompt_tokens", "output_tokens"))
     cells = np.stack([np.floor(np.log10(column) * CELLS_PER_DECADE) for column in (prompts, outputs)], axis=1)
     _, at, counts = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
-    near = counts[at.ravel()] * curves["sample_stride"]
+    stride = curves["sample_stride"]
+    near = counts[at.ravel()] * stride
     order = np.argsort(near, kind="stable")
-    top = max(10, int(near.max()))
+    top = max(10 * stride, int(near.max()))
+    size = 5 if len(near) > 300 else 18
     dots = ax.scatter(
-        prompts[order], outputs[order], c=near[order], s=5, cmap="cividis_r", norm=LogNorm(1, top), linewidths=0,
+        prompts[order], outputs[order], c=near[order], s=size, cmap=_colors(), norm=LogNorm(stride, top), linewidths=0,
         rasterized=True,
     )  # fmt: skip
-    stride = curves["sample_stride"]
     thinned = "" if stride == 1 else f", 1 request in {stride}"
     ax.set_title(f"Lengths{thinned}")
     ax.set_xscale("log")
     ax.set_yscale("log")
+    ax.set_xlim(_decades(prompts))
+    ax.set_ylim(_decades(outputs))
     _plain_log(ax)
     _plain_log(ax, "y")
     ax.set_xlabel("prompt [tokens]")
     ax.set_ylabel("output [tokens]")
     bar = fig.colorbar(dots, ax=ax, pad=0.02)
     bar.set_label(f"requests in 1/{CELLS_PER_DECADE} decade square")
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top > 100 * stride else (1.0, 2.0, 5.0)))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
     style.grid(ax)
+
+
+def _colors() -> ListedColormap:
+    """From sand to dark blue: cividis without its palest part, which is lost on white."""
+    return ListedColormap(colormaps["cividis_r"](np.linspace(0.2, 1, 256)))
+
+
+def _decades(values: Ints) -> tuple[float, float]:
+    """Ends of a logarithmic axis: a little around the values, and never less than a decade."""
+    low, high = float(values.min()), float(values.max())
+    if high / low >= 10:
+        return low / 1.3, high * 1.3
+    first = np.floor(np.log10(low))
+    return 10**first / 1.1, 10 ** max(first + 1, np.ceil(np.log10(high))) * 1.1
 
 
 def _plain_log(ax: Axes, axis: str = "x") -> None:

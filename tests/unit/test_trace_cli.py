@@ -208,3 +208,26 @@ def test_real_logs(name: str, tmp_path: Path) -> None:
     result = trace("info", str(TRACES / name), "--out", "real")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "real/trace.svg").stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("counts", "span_s", "rates", "edges", "width_s"),
+    [
+        ([3, 1, 0, 0, 0, 2], 5.6, [3, 1, 0, 0, 0, 2 / 0.6], [0, 1, 2, 3, 4, 5, 5.6], 1),
+        ([3, 1, 0, 0, 0, 2], 5.1, [3, 1, 0, 0, 2 / 1.1], [0, 1, 2, 3, 4, 5.1], 1),
+        ([5] * 12, 12.0, [5] * 12, list(range(13)), 1),
+        ([1] * 12, 12.0, [1] * 6, [0, 2, 4, 6, 8, 10, 12], 2),
+    ],
+)
+def test_rates_of_the_picture_count_every_request(
+    counts: list[int], span_s: float, rates: list[float], edges: list[float], width_s: float
+) -> None:
+    import numpy as np
+
+    from simkit.report.trace_figure import rate_bins
+
+    found, ends, width = rate_bins(np.array(counts), 1.0, span_s)
+    assert found.tolist() == pytest.approx(rates)
+    assert ends.tolist() == pytest.approx(edges)
+    assert width == width_s
+    assert float(found @ np.diff(ends)) == pytest.approx(sum(counts))
