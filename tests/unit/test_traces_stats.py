@@ -35,7 +35,7 @@ REAL: dict[str, tuple[str, dict[str, Any]]] = {
     "vidur_splitwise_conv_head1000.csv": ("vidur", {}),
     "llmservingsim_mixed.jsonl": ("llmservingsim", {}),
     "sharegpt300_blk16_seconds.jsonl": ("mooncake", {"time_unit": "s", "hash_block_tokens": 16}),
-    "vllm_requests_rtxpro6000_llama31_8b.jsonl": ("vllm_records", {}),
+    "vllm_requests_rtxpro6000_llama31_8b.jsonl": ("vllm-records", {}),
 }
 
 
@@ -90,7 +90,7 @@ def test_a_coarse_clock_is_named() -> None:
     info = describe(scenario.Trace(path="mooncake_conversation_0-20min.jsonl"), TRACES).info
     assert info["clock"]["tick_s"] == 3.0
     assert info["clock"]["resolution_s"] == 0.001
-    assert "the clock ticks every 3 s" in " ".join(info["notes"])
+    assert "it ticks every 3 s" in " ".join(info["notes"])
     fine = describe(scenario.Trace(path="mooncake_synthetic_0-8min.jsonl"), TRACES).info
     assert fine["clock"]["tick_s"] is None
     assert "ticks" not in " ".join(fine["notes"])

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simkit import scenario
+from simkit.types import Ints
 from simkit.units import NS_PER_S
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.load import Log, load_log
 from simkit.workload.traces.log import RowLog
+from simkit.workload.traces.record import NO_TIME
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sharing import unlimited_hits
 from simkit.workload.traces.stats import Stats, session_stats
@@ -67,6 +71,12 @@ def plain_notes(notes: list[str] | tuple[str, ...], where: str) -> tuple[str, ..
     return tuple(note.removeprefix(f"{where}: ") for note in notes)
 
 
+def own_times(log: Log) -> Ints:
+    """The times that the log itself gives, from the earliest; NO_TIME where it gives none."""
+    placed = getattr(log, "untimed", None)
+    return log.columns.time_ns if placed is None else np.where(placed, NO_TIME, log.columns.time_ns)
+
+
 def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report | None = None) -> Description:
     """Statistics of a log, what was detected and decided, and the dirt in it.
 
@@ -78,6 +88,7 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
     log: Log | None = None
     if not (stats.streams and stats.num_requests):
         log = load_log(spec, base_dir)
+        log = replace(log, columns=replace(log.columns, time_ns=own_times(log)))
         stats = Stats()
         stats.add(log.columns)
         # The first says what the file was read as.
@@ -87,7 +98,7 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
     if log is not None and block_tokens is not None:
         block_tokens = spec.hash_block_tokens or log.hash_block_tokens or block_tokens
         hits = unlimited_hits(log.columns, block_tokens)
-    notes += _warnings(stats)
+    notes += _warnings(stats, notes)
     info = {
         "num_requests": stats.num_requests,
         "num_rows": found.rows.num_rows,
@@ -133,17 +144,19 @@ def _utc(time_ns: int) -> str:
     return f"{start.isoformat()}.{nanos:09d}".rstrip("0").rstrip(".") + "Z"
 
 
-def _warnings(stats: Stats) -> list[str]:
+def _warnings(stats: Stats, told: list[str]) -> list[str]:
+    """What to beware of, unless it is `told` already."""
     times, notes = stats.times, []
-    if times.tick_s is not None:
+    if times.tick_s is not None and not any("neighbours have equal times" in note for note in told):
         notes.append(
-            f"coarse clock: {times.tied_share:.0%} of the arrivals have the time of the one before, the clock ticks "
-            f"every {times.tick_s:g} s; replayed as it is, each tick is a burst that was none (spread_ties)"
+            f"coarse clock: {100 * times.tied_share:.0f} % of neighbours have equal times, it ticks every "
+            f"{times.tick_s:.4g} s, so each tick is a burst (spread_ties spreads them)"
         )
-    if times.rate_per_s is not None and times.rate_per_s > ABSURD_RATE_PER_S:
+    rate = times.rate_per_s
+    if rate is not None and rate > ABSURD_RATE_PER_S and not any("too fast to be true" in note for note in told):
         notes.append(
-            f"{times.rate_per_s:,.0f} requests/s over {times.span_s:.3g} s is more than most services see: are "
-            "the times in another unit (--time-unit)?"
+            f"{times.count} requests over {times.span_s:.6g} s are {rate:,.0f} requests/s: if that is too fast to be "
+            "true, set time_unit"
         )
     if stats.num_without_time:
         notes.append(

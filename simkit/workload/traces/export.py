@@ -23,7 +23,7 @@ from simkit.workload.files import resolve
 from simkit.workload.traces import canonical
 from simkit.workload.traces.canonical import CanonicalWriter, Meta
 from simkit.workload.traces.cut import Cut, kept_rows
-from simkit.workload.traces.describe import Report, plain_notes
+from simkit.workload.traces.describe import Report, own_times, plain_notes
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.jsonl import MooncakeWriter
 from simkit.workload.traces.load import Log, load_log
@@ -127,7 +127,7 @@ def _write(
     notes: list[str],
 ) -> Exported:
     """Write some rows of a log that was read whole."""
-    columns = log.columns.take(rows)
+    columns = replace(log.columns, time_ns=own_times(log)).take(rows)
     timed = columns.time_ns[columns.time_ns != NO_TIME]
     shift = int(timed[0]) if timed.size else 0
     columns = replace(columns, time_ns=np.where(columns.time_ns == NO_TIME, NO_TIME, columns.time_ns - shift))
