@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from simkit.errors import InputError
 from simkit.workload.files import open_text, reading
+from simkit.workload.traces import canonical
 from simkit.workload.traces.format import Head
 from simkit.workload.traces.json_rows import begins_json, head_and_objects
 from simkit.workload.traces.log import RowLog
@@ -24,6 +25,11 @@ DELIMITERS = (",", ";", "\t")
 @contextmanager
 def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, Any]]]]:
     """(beginning, rows) of a file; rows that cannot be told apart go to `log`, whose `line` follows them."""
+    with reading(f"trace {path}"):
+        parquet = is_parquet(path)
+    if parquet:
+        yield canonical.head_of(path), iter(())
+        return
     with reading(f"trace {path}"), open_text(path) as text:
         first = _first_text(text)
         if begins_json(first):
@@ -32,6 +38,12 @@ def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, 
             return
         header, rows = _cells(text, log)
         yield Head("csv", columns=header, text=first), rows
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file begins as parquet does. OSError passes through."""
+    with path.open("rb") as raw:
+        return raw.read(4) == b"PAR1"
 
 
 def _first_text(text: IO[str]) -> str:

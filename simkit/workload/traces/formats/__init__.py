@@ -7,6 +7,7 @@ from simkit.workload.traces.formats import (
     aiperf,
     azure,
     bailian,
+    canonical,
     guidellm,
     langfuse,
     litellm,
@@ -23,6 +24,7 @@ from simkit.workload.traces.formats import (
 FORMATS: dict[str, Format] = {
     found.name: found
     for found in (
+        canonical.FORMAT,
         azure.FORMAT,
         aiperf.FORMAT,
         otlp.FORMAT,
