@@ -192,14 +192,15 @@ def test_the_clock_of_the_log_is_kept(tmp_path: Path) -> None:
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 def test_a_window_counts_from_its_first_request(tmp_path: Path) -> None:
-    done = export.sample(csv(tmp_path / "a.csv"), tmp_path / "w.parquet", Cut(start_s=5, end_s=8))
+    spec = csv(tmp_path / "a.csv")
+    done = export.sample(spec, tmp_path / "w.parquet", Cut(start_s=5, end_s=8))
     columns, _ = read(tmp_path / "w.parquet")
     assert columns.prompt_tokens.tolist() == [105, 106, 107]
     assert pq.read_table(tmp_path / "w.parquet")["arrival_ns"].to_pylist() == [0, 10**9, 2 * 10**9]
     assert (done.num_requests, done.span_s) == (3, 2.0)
     assert "cut from 5 s to 8 s: 3 of 20 requests" in done.notes
     with pytest.raises(InputError, match=r"nothing is left .*; the log lasts 19 s"):
-        export.sample(csv(tmp_path / "a.csv"), tmp_path / "n.parquet", Cut(start_s=30))
+        export.sample(spec, tmp_path / "n.parquet", Cut(start_s=30))
     assert not (tmp_path / "n.parquet").exists()
 
 

@@ -159,7 +159,8 @@ def _meta(
         meta,
         start_ns=(start or 0) + shift_ns,
         hash_block_tokens=tokens if first.stats.has_blocks else None,
-        notes=(*meta.notes, *notes),
+        # What is told of every reading is not told twice: a copy of a copy has the same bytes.
+        notes=(*meta.notes, *(note for note in notes if note not in meta.notes)),
     )
 
 
