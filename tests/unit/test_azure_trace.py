@@ -216,8 +216,9 @@ def test_other_formats_and_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_a_further_format_is_one_entry_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from simkit.workload.traces import Reader
     from simkit.workload.traces.rows import Columns
+
+    from simkit.workload.traces import Reader
 
     def read(header: Any, lines: Any, log: Any) -> Columns:
         columns = Columns()
