@@ -21,6 +21,7 @@ from simkit.workload.traces.stamps import MAX_NS, NS_PER, Unit, number_ns, wall_
 NAIVE = "times name no zone and are read as UTC"
 
 _MAX_DIGITS = 12
+_STRETCH = 128
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,12})(\.0*)?", re.ASCII)
 _ZONE = re.compile(r"(Z|UTC|[+-]\d\d:?\d\d)?$", re.ASCII)
@@ -30,6 +31,8 @@ _NUM_TO_SECONDS = 19
 _DIGITS_AT = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
 _MARKS_AT = {4: "-", 7: "-", 10: " T", 13: ":", 16: ":"}
 _DATE_WEIGHTS = 10 ** np.arange(7, -1, -1)
+_FRACTION_WEIGHTS = 10 ** np.arange(8, -1, -1)
+_TWO_DIGITS = np.array([10, 1])
 _MAX_STAMP = 64
 _MAX_LOOKS = 20
 
@@ -71,15 +74,22 @@ def _counts(cells: Sequence[str]) -> Column:
 
 def _digits(cells: Sequence[str], most: int) -> tuple[Ints, Sequence[int]]:
     """(values, odd) of cells of 1 to `most` decimal digits; anything else is odd and 0."""
-    joined = "".join(cells)
     odd: list[int] = []
-    if not (joined.isascii() and joined.isdecimal()) or "" in cells or max(map(len, cells)) > most:
-        odd = [at for at, cell in enumerate(cells) if not cell.isdecimal() or len(cell) > most or not cell.isascii()]
+    if not _all_digits(cells, most):
+        # Few cells are odd: look for them only where some are.
+        for first in range(0, len(cells), _STRETCH):
+            if not _all_digits(stretch := cells[first : first + _STRETCH], most):
+                odd.extend(at for at, cell in enumerate(stretch, first) if not _all_digits((cell,), most))
         usual = list(cells)
         for at in odd:
             usual[at] = "0"
         cells = usual
     return np.fromiter(map(int, cells), np.int64, len(cells)), odd
+
+
+def _all_digits(cells: Sequence[str], most: int) -> bool:
+    joined = "".join(cells)
+    return joined.isascii() and joined.isdecimal() and "" not in cells and max(map(len, cells)) <= most
 
 
 def _text(cell: str) -> str | None:
@@ -169,19 +179,20 @@ def _zone_of(cells: Sequence[str]) -> str:
 
 def _stamps(table: Any, end: int, zone: str) -> tuple[Ints, Any]:
     """(ns, which rows are known) of stamps, a row each and a column a character; `end` is where their zone begins."""
-    digits = table.astype(np.int64) - ord("0")
+    # Unsigned, so that characters before "0" become large too.
+    digits = table - np.uint8(ord("0"))
     places = [*_DIGITS_AT, *range(_NUM_TO_SECONDS + 1, end)]
-    known = ((digits[:, places] >= 0) & (digits[:, places] <= 9)).all(axis=1)
+    known = (digits[:, places] <= 9).all(axis=1)
     for at, allowed in _MARKS_AT.items():
         known &= np.isin(table[:, at], list(allowed.encode()))
     if end > _NUM_TO_SECONDS:
         known &= np.isin(table[:, _NUM_TO_SECONDS], list(b".,"))
     known &= (table[:, end:] == np.frombuffer(zone.encode(), dtype=np.uint8)).all(axis=1)
-    hour, minute, second = (digits[:, at] * 10 + digits[:, at + 1] for at in (11, 14, 17))
+    hour, minute, second = (digits[:, at : at + 2] @ _TWO_DIGITS for at in (11, 14, 17))
     known &= (hour <= 23) & (minute <= 59) & (second <= 59)
-    fraction = np.zeros(len(table), dtype=np.int64)
-    for place, at in enumerate(range(_NUM_TO_SECONDS + 1, min(end, _NUM_TO_SECONDS + 10)), start=1):
-        fraction += digits[:, at] * 10 ** (9 - place)
+    # Digits beyond 1 ns are cut.
+    to_ns = digits[:, _NUM_TO_SECONDS + 1 : min(end, _NUM_TO_SECONDS + 10)]
+    fraction = to_ns @ _FRACTION_WEIGHTS[: to_ns.shape[1]]
     date = np.where(known, digits[:, _DIGITS_AT[:8]] @ _DATE_WEIGHTS, 0)
     dates, day_of = np.unique(date, return_inverse=True)
     days = [_day_ns(day, zone) for day in dates.tolist()]

@@ -6,7 +6,7 @@ Memory does not grow with the file unless whoever takes the parts keeps them. Im
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, nearest
-from simkit.types import Ints
 from simkit.workload.files import resolve
 from simkit.workload.traces.format import Format, Head, Source
 from simkit.workload.traces.formats import FORMATS
@@ -124,20 +123,21 @@ def _served(part: Columns, failed: str, log: RowLog) -> Columns:
         return replace(part, failed=None)
     # Without a prompt there is nothing to prefill either.
     left_out = no_prompt if failed == "prefill" else lost
-    rows_of: dict[str, Sequence[int] | Ints] = {
-        "zero prompt and output": np.flatnonzero(left_out & ~said & no_prompt & no_output),
-        "zero prompt": np.flatnonzero(left_out & ~said & no_prompt & ~no_output),
-        "zero output": np.flatnonzero(left_out & ~said & ~no_prompt & no_output),
+    rows_of: dict[str, list[int]] = {
+        "zero prompt and output": np.flatnonzero(left_out & ~said & no_prompt & no_output).tolist(),
+        "zero prompt": np.flatnonzero(left_out & ~said & no_prompt & ~no_output).tolist(),
+        "zero output": np.flatnonzero(left_out & ~said & ~no_prompt & no_output).tolist(),
     }
-    of_reason: dict[str, list[int]] = {}
     for row in np.flatnonzero(left_out & said).tolist():
         assert part.failed is not None
-        of_reason.setdefault(part.failed[row] or "", []).append(row)
-    for reason, rows in (*rows_of.items(), *of_reason.items()):
-        if len(rows) and failed == "error":
-            expected = "expected requests that were served (failed: skip leaves the others out)"
-            raise InputError(f"{log.where}: line {part.line[rows[0]]}: {listed([reason])}; {expected}")
-        log.add_skipped_rows(part.line[np.array(rows, dtype=np.int64)].tolist(), reason)
+        rows_of.setdefault(part.failed[row] or "", []).append(row)
+    found = [(part.line[np.array(rows, dtype=np.int64)].tolist(), reason) for reason, rows in rows_of.items()]
+    if failed == "error":
+        line, reason = min((lines[0], reason) for lines, reason in found if lines)
+        expected = "expected requests that were served (failed: skip leaves the others out)"
+        raise InputError(f"{log.where}: line {line}: {listed([reason])}; {expected}")
+    for lines, reason in found:
+        log.add_skipped_rows(lines, reason)
     if failed != "prefill":
         return replace(part.take(np.flatnonzero(~lost)), failed=None)
     log.num_prefills += int(np.count_nonzero(lost & ~no_prompt))
