@@ -19,10 +19,11 @@ from simkit.workload.files import MAX_LINE_BYTES, MAX_LINE_MIB, Refusal
 
 DELIMITERS = (",", ";", "\t")
 MAX_COLUMNS = 50_000
+MAX_PREAMBLE_LINES = 10_000
 BLOCK_CHARACTERS = 2**18
 """Lines are taken in blocks of about so many characters: some thousand usual ones, one that is longer."""
 
-_YAML = re.compile(r"---\s*|\s*(- )?[\w.-]+:(\s.*)?|\s*- .*", re.DOTALL)
+_PREAMBLE = re.compile(r"---\s*|sep=.\s*|\s*(- )?[\w.-]+:(\s.*)?|\s*- .*", re.DOTALL)
 _MAX_WORDS = 5
 
 
@@ -44,7 +45,7 @@ class CsvRows:
     """The rows after the header as (line, cells), or as blocks; `header` has the names without blanks around them.
 
     `looks_like_one`: the first line can be a header, or a row of values, rather than running text. Lines before the
-    header that begin with `#`, and a block of YAML there, are not part of the table.
+    header that begin with `#`, a block of YAML and what Excel puts there (`sep=;`) are not part of the table.
     """
 
     def __init__(self, text: IO[str]) -> None:
@@ -108,8 +109,8 @@ class CsvRows:
 
     def _after_preamble(self) -> str:
         """The first line of the table, or "" where there is none."""
-        while line := self._text.readline():
-            if line.strip() and not line.startswith("#") and not _YAML.fullmatch(line):
+        while self._line < MAX_PREAMBLE_LINES and (line := self._text.readline()):
+            if line.strip() and not line.startswith("#") and not _PREAMBLE.fullmatch(line):
                 return line
             self._line += 1
         return ""

@@ -133,6 +133,8 @@ def _settled(field: Field, at: int, block: Block, log: RowLog) -> Parse:
         except ValueError:
             pass
         else:
+            if field.unit is not None:
+                log.remark(f"{listed([field.column])} is a wall clock: no unit of time is used")
             return WALL
         try:
             size = number("ns").one(cell)

@@ -28,7 +28,7 @@ class BadCell(ValueError):
     """A value that cannot be read: `text` names the column, shows the value and says what was expected."""
 
     def __init__(self, column: str, value: object, expected: str) -> None:
-        shown = repr(value)
+        shown = repr(value[:100] if isinstance(value, str) else value)
         super().__init__(f"{column} {shown if len(shown) <= 60 else shown[:57] + '...'}, expected {expected}")
 
 

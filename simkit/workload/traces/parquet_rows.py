@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simkit.workload.files import Refusal
+from simkit.workload.files import BOMB_BYTES, BOMB_RATIO, Refusal
 from simkit.workload.traces.log import RowLog
 
 PARQUET_MAGIC = b"PAR1"
@@ -26,8 +26,17 @@ def open_parquet(path: Path, log: RowLog) -> Iterator[tuple[tuple[str, ...], Par
         with _refused():
             file = pyarrow.parquet.ParquetFile(raw)
             columns = tuple(file.schema_arrow.names)
+            _check_size(file.metadata, path.stat().st_size)
         with file:
             yield columns, ParquetRows(file, columns, log)
+
+
+def _check_size(metadata: Any, num_bytes: int) -> None:
+    """Refuse what is far larger than its file; a value counts for at least a byte, since equal ones pack to nothing."""
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    unpacked = max(metadata.num_rows, sum(group.total_byte_size for group in groups))
+    if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * num_bytes:
+        raise Refusal(f"unpacks to more than {BOMB_RATIO} times its size: not a log")
 
 
 class ParquetRows:

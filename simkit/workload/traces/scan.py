@@ -95,7 +95,8 @@ def _unknown(head: Head) -> str:
     near = max(FORMATS.values(), key=lambda found: _likeness(found, head))
     if _likeness(near, head) >= 0.5:
         missing = [name for name in near.needs if name not in head.keys]
-        text += f"; nearest is {near.title}, which also needs {listed(missing)}" if missing else ""
+        also = f"which also needs {listed(missing)}" if missing else "which is another kind of file"
+        text += f"; nearest is {near.title}, {also}"
     readable = ", ".join(name for name in FORMATS if FORMATS[name].read is not None and name != GENERIC)
     return (
         f"{text}; expected arrival, prompt tokens and output tokens of each request. This version reads {readable}, "
