@@ -403,6 +403,27 @@ def test_maps_reach_into_objects(tmp_path: Path) -> None:
     assert log.columns.id == ("0", "1", "2")
 
 
+def test_parquet_columns_with_dots_and_of_one_name(tmp_path: Path) -> None:
+    table = pa.table({"a.b": [3, 4], "a": [1, 1], "o": ["5", None], "t": [1.7e9, 1.7e9 + 0.25]})
+    pq.write_table(table, tmp_path / "t")
+    spec = scenario.Trace(path="t", map={"prompt": "a.b", "output": "o", "time": "t"}, allow_bad=True)
+    log = load_log(spec, tmp_path)
+    assert log.columns.prompt_tokens.tolist() == [3]
+    assert "line 2: o '', expected a number of tokens >= 0" in notes(log)
+    pq.write_table(table.rename_columns(["a.b", "o", "o", "t"]), tmp_path / "t")
+    assert "column 'o' appears more than once" in refusal(tmp_path, (tmp_path / "t").read_bytes(), map=spec.map)
+
+
+def test_one_long_text_in_every_parquet_row_is_held_once(tmp_path: Path) -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["x" * 2**20])
+    pq.write_table(
+        pa.table({"p": [1] * 100_000, "o": [1] * 100_000, "t": [1.7e9] * 100_000, "s": text}), tmp_path / "t"
+    )
+    log = load_log(scenario.Trace(path="t", map=MAP | {"session": "s"}), tmp_path)
+    assert log.columns.session is not None
+    assert len(set(map(len, log.columns.session))) == 1
+
+
 def test_maps_read_parquet_by_batches(tmp_path: Path) -> None:
     count = 20_000
     stamps = pa.array([1_700_000_000_000_000 + i for i in range(count)], pa.timestamp("us", "UTC"))

@@ -88,8 +88,10 @@ def _digits(cells: Sequence[str], most: int) -> tuple[Ints, Sequence[int]]:
 
 
 def _all_digits(cells: Sequence[str], most: int) -> bool:
+    if max(map(len, cells)) > most or "" in cells:
+        return False
     joined = "".join(cells)
-    return joined.isascii() and joined.isdecimal() and "" not in cells and max(map(len, cells)) <= most
+    return joined.isascii() and joined.isdecimal()
 
 
 def _text(cell: str) -> str | None:
@@ -117,13 +119,12 @@ def number(unit: Unit) -> Parse:
         return number_ns(cell, unit)
 
     def many(cells: Sequence[str]) -> Column:
-        joined = "".join(cells)
-        if joined.isascii() and joined.isdecimal():
-            whole, odd = _digits(cells, 18)
-            above = np.flatnonzero(whole > MAX_NS // NS_PER[unit])
-            whole[above] = 0
-            return Column(whole * NS_PER[unit], [*odd, *above.tolist()])
-        return _decimals(cells, places)
+        if not _all_digits(cells, 18):
+            return _decimals(cells, places)
+        whole, _ = _digits(cells, 18)
+        above = np.flatnonzero(whole > MAX_NS // NS_PER[unit])
+        whole[above] = 0
+        return Column(whole * NS_PER[unit], above.tolist())
 
     return Parse(f"a time in {unit}", one, many)
 

@@ -202,9 +202,12 @@ def _read(block: Block, width: int, readers: Sequence[Reader], log: RowLog) -> V
         found = {name: column.values for name, column in read}
         odd = sorted(set().union(*(column.odd for _, column in read)))
         lost = _read_exactly(rows, odd, readers, found, log)
-        if len(odd) < len(rows):
-            usual = next((row for row, at in enumerate(odd) if row != at), len(odd))
-            _remark(rows[usual], readers, log)
+        # The cells of a column that are not odd are all of one form: one of them tells of all.
+        were_odd = set(odd)
+        for reader in readers:
+            if reader.parse.remark is not None:
+                usual = (cell for row, cell in enumerate(cells_of[reader.at]) if row not in were_odd and cell)
+                _remark(reader, next(usual, ""), log)
     kept = np.array([row for row in range(len(rows)) if row not in lost], dtype=np.int64) if lost else None
     found["line"] = block.lines if len(at_of) == len(block.rows) else block.lines[np.array(at_of, dtype=np.int64)]
     if kept is not None:
@@ -228,15 +231,15 @@ def _read_exactly(
                 break
             found[name][row] = UNKNOWN if value is None and isinstance(found[name], np.ndarray) else value
         else:
-            _remark(rows[row], readers, log)
+            for reader in readers:
+                _remark(reader, rows[row][reader.at], log)
     return lost
 
 
-def _remark(cells: Sequence[str], readers: Sequence[Reader], log: RowLog) -> None:
-    """What a readable row tells of how all are read."""
-    for reader in readers:
-        if reader.parse.remark is not None and (text := reader.parse.remark(cells[reader.at])) is not None:
-            log.remark(text)
+def _remark(reader: Reader, cell: str, log: RowLog) -> None:
+    """What a readable cell tells of how all are read."""
+    if reader.parse.remark is not None and cell and (text := reader.parse.remark(cell)) is not None:
+        log.remark(text)
 
 
 def _log_problems(block: Block, problems: dict[int, str], width: int, log: RowLog) -> None:

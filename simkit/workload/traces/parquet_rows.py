@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simkit.workload.files import BOMB_BYTES, BOMB_RATIO, Refusal
 from simkit.workload.traces.log import RowLog
 
@@ -24,11 +26,18 @@ def open_parquet(path: Path, log: RowLog) -> Iterator[tuple[tuple[str, ...], Par
 
     with path.open("rb") as raw:
         with _refused():
-            file = pyarrow.parquet.ParquetFile(raw)
+            texts = _texts(pyarrow.parquet.read_metadata(raw))
+            file = pyarrow.parquet.ParquetFile(raw, read_dictionary=texts)
             columns = tuple(file.schema_arrow.names)
             _check_size(file.metadata, path.stat().st_size)
         with file:
             yield columns, ParquetRows(file, columns, log)
+
+
+def _texts(metadata: Any) -> list[str]:
+    """The columns of texts, which stay codes into a dictionary: one long text in every row is held once."""
+    columns = [metadata.schema.column(at) for at in range(metadata.num_columns)]
+    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY" and "." not in column.path]
 
 
 def _check_size(metadata: Any, num_bytes: int) -> None:
@@ -85,8 +94,13 @@ def plain_values(column: Any) -> list[Any]:
     with _refused():
         if pyarrow.types.is_timestamp(column.type):
             column = column.cast(pyarrow.timestamp("ns", column.type.tz)).cast(pyarrow.int64())
-        values: list[Any] = column.to_pylist()
-    return values
+        if not pyarrow.types.is_dictionary(column.type):
+            values: list[Any] = column.to_pylist()
+            return values
+        codes = column.indices.fill_null(-1).to_numpy()
+        known, at = np.unique(codes, return_inverse=True)
+        texts = column.dictionary.take(pyarrow.array(known, mask=known < 0)).to_pylist()
+    return [texts[place] for place in at.tolist()]
 
 
 @contextmanager

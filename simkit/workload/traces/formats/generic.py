@@ -5,7 +5,6 @@ Imports `errors` and its siblings.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,6 +91,8 @@ def _checked(source: Source) -> Mapping[str, str]:
                 f"{where}: map {name}={column}: no column {column!r} among {listed(names)!r}"
                 f"{nearest(column, names[:1000])}"
             )
+        if max(head.columns.count(column), head.columns.count(column.split(".")[0])) > 1:
+            raise InputError(f"{where}: column {column!r} appears more than once")
     return column_of
 
 
@@ -122,17 +123,21 @@ def _unit(text: str) -> Unit:
 def _object_blocks(
     rows: Iterator[tuple[int, Any]], getters: Sequence[Callable[[Any], Any]], log: RowLog
 ) -> Iterator[Block]:
-    while chunk := list(itertools.islice(rows, BLOCK_ROWS)):
-        kept = []
-        for line, found in chunk:
-            if isinstance(found, dict):
-                kept.append((line, found))
-            else:
-                log.num_rows += 1
-                log.add_bad(line, f"{type(found).__name__}, expected an object")
-        if kept:
-            cells = [[_cell(get(found)) for get in getters] for _, found in kept]
-            yield Block(np.array([line for line, _ in kept], dtype=np.int64), cells)
+    lines: list[int] = []
+    cells: list[list[str]] = []
+    for line, found in rows:
+        if not isinstance(found, dict):
+            log.num_rows += 1
+            log.add_bad(line, f"{type(found).__name__}, expected an object")
+            continue
+        # Only what is mapped is kept: the rest of an object can be a long prompt.
+        lines.append(line)
+        cells.append([_cell(get(found)) for get in getters])
+        if len(lines) == BLOCK_ROWS:
+            yield Block(np.array(lines, dtype=np.int64), cells)
+            lines, cells = [], []
+    if lines:
+        yield Block(np.array(lines, dtype=np.int64), cells)
 
 
 def _parquet_blocks(rows: ParquetRows, paths: Sequence[str]) -> Iterator[Block]:
