@@ -20,7 +20,7 @@ from simkit.workload.traces.played import Trace
 from simkit.workload.traces.record import UNKNOWN
 from simkit.workload.traces.repeat import repeated
 from simkit.workload.traces.ticks import spread
-from simkit.workload.traces.trie import Shared, shared_prompts
+from simkit.workload.traces.trie import Shared, walk
 from simkit.workload.traces.window import cut
 
 
@@ -137,7 +137,7 @@ def _lengths(
 def _shared(log: Log, rows: Ints, prompts: Ints) -> Shared:
     if log.hash_block_tokens is None or log.columns.blocks is None:
         return Shared.nothing(len(rows))
-    return shared_prompts(log.columns.blocks.take(rows), prompts, log.hash_block_tokens)
+    return walk(log.columns.blocks.take(rows), prompts, log.hash_block_tokens)[1]
 
 
 def _of(column: Ints | None, rows: Ints) -> Ints:

@@ -18,7 +18,7 @@ class Shared:
     """Ragged: the prompt of request i equals that of request ``owner[k]`` up to token ``upto_tokens[k]``.
 
     k runs from ``offsets[i]`` to ``offsets[i + 1]``; owners come before i and `upto_tokens` rises. Each token belongs
-    to the first request that has the same tokens up to its block, so equal beginnings have equal owners.
+    to the first request that has the same beginning and reaches it, so equal beginnings have equal owners.
     """
 
     owner: Ints
@@ -37,61 +37,57 @@ class Shared:
         return cls(none, none, np.zeros(num_requests + 1, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """`num_known[i]`: how many leading blocks of request i an earlier one has, too.
+def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, Shared]:
+    """All prompts in order through one trie: (how many leading blocks an earlier one has, too; what is shared).
 
-    They belong to `num_runs[i]` owners one after the other: run k, of ``owner[k]``, ends before block ``end_block[k]``.
+    A token belongs to the first request that has its block behind the same blocks and reaches it: one that ends inside
+    the block owns no more than it has, and the first that goes further owns the rest.
     """
-
-    num_known: Ints
-    num_runs: Ints
-    owner: Ints
-    end_block: Ints
-
-
-def walk(blocks: Blocks, counts: Ints) -> Paths:
-    """Walk all requests in order through one trie; of request i the first ``counts[i]`` blocks are looked at."""
+    counts = np.minimum(np.diff(blocks.offsets), -(-prompt_tokens // block_tokens))
     codes, names = np.unique(blocks.ids, return_inverse=True)
     num_codes = max(1, len(codes))
     all_names: list[int] = names.reshape(-1).tolist()
     children: dict[int, int] = {}
-    owners = [-1]
-    known, runs, run_owner, run_end = [], [], [], []
-    for row, (start, count) in enumerate(zip(blocks.offsets[:-1].tolist(), counts.tolist(), strict=True)):
+    owners, reach = [-1], [0]  # by node, the root first: who came first, and up to which token anybody has it
+    further: dict[int, list[tuple[int, int]]] = {}  # by node, owners beyond the first, each with its end
+    known: list[int] = []
+    num_segments: list[int] = []
+    owner: list[int] = []
+    upto: list[int] = []
+    rows = zip(blocks.offsets[:-1].tolist(), counts.tolist(), prompt_tokens.tolist(), strict=True)
+    for row, (start, count, prompt) in enumerate(rows):
         path = all_names[start : start + count]
-        node = depth = 0
-        last, num_runs = -1, 0
+        node = depth = end = 0
+        first_segment, last = len(owner), -1
         for name in path:
             child = children.get(node * num_codes + name)
             if child is None:
                 break
-            node = child
-            if owners[node] != last:
-                if last >= 0:
-                    run_end.append(depth)
-                last = owners[node]
-                run_owner.append(last)
-                num_runs += 1
-            depth += 1
-        if last >= 0:
-            run_end.append(depth)
+            node, depth = child, depth + 1
+            end = min(depth * block_tokens, prompt)
+            several = further.get(node)
+            for found, ends in ((owners[node], end),) if several is None else several:
+                if found != last:
+                    owner.append(found)
+                    upto.append(0)
+                    last = found
+                upto[-1] = min(ends, end)
+                if ends >= end:
+                    break
+        if reach[node] < end:
+            # This request goes on where all before it end; whatever is deeper is new.
+            if node not in further:
+                upto[-1] = reach[node]
+                further[node] = [(owners[node], reach[node])]
+            further[node].append((row, end))
+            reach[node] = end
         known.append(depth)
-        runs.append(num_runs)
-        # Below a node that is new, all are.
+        num_segments.append(len(owner) - first_segment)
         for name in path[depth:]:
+            depth += 1
             children[node * num_codes + name] = node = len(owners)
             owners.append(row)
-    columns = (np.array(values, dtype=np.int64) for values in (known, runs, run_owner, run_end))
-    return Paths(*columns)
-
-
-def shared_prompts(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> Shared:
-    """What each prompt has in common with those before it, never beyond its own or the owner's end."""
-    num_blocks = np.minimum(np.diff(blocks.offsets), -(-prompt_tokens // block_tokens))
-    paths = walk(blocks, num_blocks)
-    row = np.repeat(np.arange(len(prompt_tokens)), paths.num_runs)
-    upto = np.minimum(paths.end_block * block_tokens, np.minimum(prompt_tokens[row], prompt_tokens[paths.owner]))
-    # These rise: the owner of a run has a block that begins where the run before ended.
-    offsets = np.concatenate([[0], np.cumsum(paths.num_runs)]).astype(np.int64)
-    return Shared(paths.owner, upto, offsets)
+            reach.append(min(depth * block_tokens, prompt))
+    offsets = np.concatenate([[0], np.cumsum(np.array(num_segments, dtype=np.int64))]).astype(np.int64)
+    shared = Shared(np.array(owner, dtype=np.int64), np.array(upto, dtype=np.int64), offsets)
+    return np.array(known, dtype=np.int64), shared
