@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simkit.planner.compare import Comparison
     from simkit.planner.sweep import Sweep
 
-__all__ = ["Result", "load", "run", "write", "write_comparison", "write_memory", "write_sweep"]
+__all__ = ["Result", "load", "run", "write", "write_comparison", "write_memory", "write_sweep", "write_trace_info"]
 
 MAX_FOLDER_BYTES = 200
 """Of a folder named after an arm or a point; file systems refuse names longer than 255."""
@@ -144,6 +144,20 @@ def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool
         write_figure(memory, directory)
         name = f"memory of {memory['model']} on {memory['gpu']}"
         (directory / "manifest.json").write_bytes(canonical_json({"name": name, "created_by": CREATED_BY}))
+    return Path(out_dir)
+
+
+def write_trace_info(
+    info: Mapping[str, Any], curves: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False
+) -> Path:
+    """Write what `simkit.workload.traces.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
+    from simkit.report.trace_figure import write_figure
+
+    with _replacing(Path(out_dir), overwrite) as directory:
+        (directory / "info.json").write_bytes(canonical_json(info))
+        write_figure(info, curves, directory)
+        manifest = {"name": f"log of {info['num_requests']} requests", "created_by": CREATED_BY}
+        (directory / "manifest.json").write_bytes(canonical_json(manifest))
     return Path(out_dir)
 
 

@@ -5,6 +5,7 @@ Imports its own siblings only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from simkit.workload.traces.stamps import Unit, number_ns, wall_ns
 
 MAX_TOKENS = 2**31 - 1
 MAX_ID = 2**64 - 1
+MAX_TEXT = 1000
+
+_HALF = re.compile(r"[\ud800-\udfff]")  # half a character, which JSON can name and no file can hold
 
 
 def tokens(row: Mapping[str, Any], name: str) -> int:
@@ -58,12 +62,27 @@ def block_ids(row: Mapping[str, Any], name: str) -> Sequence[int] | None:
 
 
 def text(row: Mapping[str, Any], name: str) -> str | None:
-    """A text, or the text of a number; None where the field is missing, null or empty."""
+    """A text that Unicode can write, or the text of a number; None where the field is missing, null or empty."""
     value = row.get(name)
     if value is None or value == "":
         return None
-    if isinstance(value, str):
+    if isinstance(value, str) and len(value) <= MAX_TEXT and (value.isascii() or not _HALF.search(value)):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise BadCell(name, value, "a text")
+    raise BadCell(name, value, f"a text of at most {MAX_TEXT} characters")
+
+
+def count(row: Mapping[str, Any], name: str) -> int | None:
+    """A number >= 0 as `tokens` reads it; None where the field is missing, null or empty."""
+    return None if row.get(name) in (None, "") else tokens(row, name)
+
+
+def duration(row: Mapping[str, Any], name: str, unit: Unit) -> int | None:
+    """A time >= 0 in `unit`, in ns; None where the field is missing or null."""
+    if row.get(name) is None:
+        return None
+    found = time(row, name, unit)
+    if found < 0:
+        raise BadCell(name, row[name], f"a time >= 0 in {unit}")
+    return found

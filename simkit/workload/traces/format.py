@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from simkit import scenario
@@ -23,13 +24,14 @@ class Head:
 
     `kind` is how it is built: `csv` (delimited, `columns` is the header), `json` (one object a line, an array, or one
     document; `objects` are the first of them), `parquet` (`columns` are the names of its schema) or `text` (neither).
-    `text` is the first few kB.
+    `text` is the first few kB. `hash_block_tokens` is what the file says that its block ids stand for.
     """
 
     kind: Kind
     columns: tuple[str, ...] = ()
     objects: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
+    hash_block_tokens: int | None = None
 
     @property
     def keys(self) -> frozenset[str]:
@@ -42,13 +44,15 @@ class Source:
     """An open file as a format reads it: where it is at, and its rows.
 
     `rows` gives (line, cells) of a CSV file, header left out, or (line, object) of JSON. `spec` holds what the user
-    decided (`time_unit`, `failed`, `map`); `log` takes what is left out.
+    decided (`time_unit`, `failed`, `map`); `log` takes what is left out. `path` is for formats that read the file in a
+    way of their own.
     """
 
     head: Head
     rows: Iterator[tuple[int, Any]]
     spec: scenario.Trace
     log: RowLog
+    path: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Imports `errors` only.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field
 
 from simkit.errors import InputError
@@ -13,12 +14,22 @@ MAX_BAD_SHARE = 0.01
 NUM_NAMED_LINES = 5
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
+_SHORT.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: on one line, at most 60 characters, at no cost that grows with the value."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 class BadCell(ValueError):
     """A value that cannot be read: `text` names the column, shows the value and says what was expected."""
 
     def __init__(self, column: str, value: object, expected: str) -> None:
-        shown = repr(value)
-        super().__init__(f"{column} {shown if len(shown) <= 60 else shown[:57] + '...'}, expected {expected}")
+        super().__init__(f"{column} {shown(value)}, expected {expected}")
 
 
 @dataclass(slots=True)

@@ -6,8 +6,6 @@ Imports `errors`, `workload.files` and its own siblings; knows no format.
 from __future__ import annotations
 
 import csv
-import itertools
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +13,11 @@ from typing import IO, Any
 
 from simkit.errors import InputError
 from simkit.workload.files import open_text, reading
+from simkit.workload.traces import canonical
 from simkit.workload.traces.format import Head
+from simkit.workload.traces.json_rows import begins_json, head_and_objects
 from simkit.workload.traces.log import RowLog
 
-NUM_HEAD_OBJECTS = 50
 HEAD_CHARACTERS = 4096
 DELIMITERS = (",", ";", "\t")
 
@@ -26,16 +25,25 @@ DELIMITERS = (",", ";", "\t")
 @contextmanager
 def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, Any]]]]:
     """(beginning, rows) of a file; rows that cannot be told apart go to `log`, whose `line` follows them."""
+    with reading(f"trace {path}"):
+        parquet = is_parquet(path)
+    if parquet:
+        yield canonical.head_of(path), iter(())
+        return
     with reading(f"trace {path}"), open_text(path) as text:
         first = _first_text(text)
-        if first[:1] in ("{", "["):
-            objects = _objects(text, log)
-            peeked = list(itertools.islice(objects, NUM_HEAD_OBJECTS))
-            found = tuple(item for _, item in peeked)
-            yield Head("json", objects=found, text=first), itertools.chain(peeked, objects)
+        if begins_json(first):
+            found, objects = head_and_objects(text, log)
+            yield Head("json", objects=found, text=first), objects
             return
         header, rows = _cells(text, log)
         yield Head("csv", columns=header, text=first), rows
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file begins as parquet does. OSError passes through."""
+    with path.open("rb") as raw:
+        return raw.read(4) == b"PAR1"
 
 
 def _first_text(text: IO[str]) -> str:
@@ -58,17 +66,3 @@ def _cells(text: IO[str], log: RowLog) -> tuple[tuple[str, ...], Iterator[tuple[
                 yield lines.line_num, cells
 
     return tuple(cell.strip() for cell in header), rows()
-
-
-def _objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text, start=1):
-        if not line.strip():
-            continue
-        log.line = number
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            log.num_rows += 1
-            log.add_bad(number, f"no JSON: {error}", cut=not line.endswith("\n"))
-            continue
-        yield number, found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,10 @@ def scanning(spec: scenario.Trace, base_dir: Path | None = None) -> Iterator[Sca
         found, why = recognise(head, spec.format, log.where)
         if found.read is None:
             raise InputError(f"{log.where}: {found.title}: {found.advice}")
-        parts = found.read(Source(head, rows, spec, log))
+        if head.hash_block_tokens is not None:
+            found = replace(found, hash_block_tokens=head.hash_block_tokens)
+        assert found.read is not None
+        parts = found.read(Source(head, rows, spec, log, path))
         yield Scan(found, why, log, (_served(part, spec.failed, log) for part in parts))
 
 

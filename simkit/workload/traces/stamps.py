@@ -35,7 +35,8 @@ def _day_s(date: str) -> int:
 def wall_ns(text: str) -> tuple[int, bool]:
     """A wall-clock time as (ns since 1970 UTC, whether it names its zone). Exact; digits beyond 1 ns are cut.
 
-    ValueError when it is not of the form `YYYY-MM-DD hh:mm:ss[.fraction][Z|UTC|+hh:mm]`, with `T` or a space.
+    ValueError when it is not of the form `YYYY-MM-DD hh:mm:ss[.fraction][Z|UTC|+hh:mm]`, with `T` or a space, and
+    beyond 146 years either side of 1970.
     """
     match = _WALL.fullmatch(text)
     if match is None:
@@ -49,6 +50,8 @@ def wall_ns(text: str) -> tuple[int, bool]:
         digits = zone[1:].replace(":", "").ljust(4, "0")
         seconds -= sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
     nanos = int((fraction or "").ljust(9, "0")[:9])
+    if abs(seconds) > MAX_NS // NS_PER_S:
+        raise ValueError(text)
     return seconds * NS_PER_S + nanos, zone is not None
 
 

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from simkit.workload.traces.format import Format
-from simkit.workload.traces.formats import azure, mooncake
+from simkit.workload.traces.formats import (
+    aiperf,
+    azure,
+    bailian,
+    canonical,
+    guidellm,
+    langfuse,
+    litellm,
+    llmservingsim,
+    mooncake,
+    mooncake_delta,
+    otel,
+    otlp,
+    ragpulse,
+    refusals,
+    vllm_records,
+)
 
 FORMATS: dict[str, Format] = {
     found.name: found
     for found in (
+        canonical.FORMAT,
         azure.FORMAT,
+        aiperf.FORMAT,
+        otlp.FORMAT,
+        otel.FORMAT,
+        langfuse.FORMAT,
+        litellm.FORMAT,
+        vllm_records.FORMAT,
+        llmservingsim.FORMAT,
+        ragpulse.FORMAT,
+        bailian.FORMAT,
+        guidellm.FORMAT,
         mooncake.FORMAT,
+        mooncake_delta.FORMAT,
+        *refusals.FORMATS,
     )
 }

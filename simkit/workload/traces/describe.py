@@ -1,0 +1,183 @@
+"""What a log holds, as the content of info.json and the curves of its picture.
+
+Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simkit import scenario
+from simkit.types import Ints
+from simkit.units import NS_PER_S
+from simkit.workload.traces.format import Format
+from simkit.workload.traces.load import Log, load_log
+from simkit.workload.traces.log import RowLog
+from simkit.workload.traces.record import NO_TIME
+from simkit.workload.traces.scan import scanning
+from simkit.workload.traces.sharing import unlimited_hits
+from simkit.workload.traces.stats import Stats, session_stats
+from simkit.workload.traces.times import Times
+
+ABSURD_RATE_PER_S = 1000.0
+EPOCH_NS = 10**17
+"""Later times count from 1970, earlier ones from an origin of their own."""
+
+Report = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A first pass over a log: its statistics as far as they can be had in file order, and what was left out."""
+
+    format: Format
+    why: str
+    hash_block_tokens: int | None
+    rows: RowLog
+    stats: Stats
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """`info` is the content of info.json; `curves` are the arrays that its picture draws."""
+
+    info: dict[str, Any]
+    curves: dict[str, Any]
+
+
+def survey(spec: scenario.Trace, base_dir: Path | None = None, report: Report | None = None) -> Survey:
+    """Read a log once, in memory that does not grow with it. InputError, one line, for anything unreadable."""
+    stats = Stats()
+    with scanning(spec, base_dir) as scan:
+        for part in scan.parts:
+            stats.add(part)
+            if report is not None:
+                report(0.0, f"{stats.num_requests:,} requests read")
+        notes = scan.notes()
+        rows, found = scan.log, scan.format
+    block_tokens = spec.hash_block_tokens or found.hash_block_tokens
+    return Survey(found, scan.why, block_tokens, rows, stats, plain_notes(notes, rows.where))
+
+
+def plain_notes(notes: list[str] | tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Notes without the name of the log in front."""
+    return tuple(note.removeprefix(f"{where}: ") for note in notes)
+
+
+def own_times(log: Log) -> Ints:
+    """The times that the log itself gives, from the earliest; NO_TIME where it gives none."""
+    placed = getattr(log, "untimed", None)
+    return log.columns.time_ns if placed is None else np.where(placed, NO_TIME, log.columns.time_ns)
+
+
+def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report | None = None) -> Description:
+    """Statistics of a log, what was detected and decided, and the dirt in it.
+
+    In memory that does not grow with the log when it is in order and its requests do not depend on each other, else
+    the log is read a second time, whole. InputError, one line, for anything unreadable and a log without requests.
+    """
+    found = survey(spec, base_dir, report)
+    stats, notes = found.stats, list(found.notes)
+    log: Log | None = None
+    if not (stats.streams and stats.num_requests):
+        log = load_log(spec, base_dir)
+        log = replace(log, columns=replace(log.columns, time_ns=own_times(log)))
+        stats = Stats()
+        stats.add(log.columns)
+        # The first says what the file was read as.
+        notes = list(plain_notes(log.notes[1:], found.rows.where))
+    hits = None
+    block_tokens = found.hash_block_tokens
+    if log is not None and block_tokens is not None:
+        block_tokens = spec.hash_block_tokens or log.hash_block_tokens or block_tokens
+        hits = unlimited_hits(log.columns, block_tokens)
+    notes += _warnings(stats, notes)
+    info = {
+        "num_requests": stats.num_requests,
+        "num_rows": found.rows.num_rows,
+        "format": found.format.name,
+        "title": found.format.title,
+        "why": found.why,
+        **stats.times.summary(),
+        "prompt_tokens": stats.prompts.summary(),
+        "output_tokens": stats.outputs.summary(),
+        "prefix": None
+        if hits is None
+        else {"hash_block_tokens": block_tokens, "block_hit_share": hits[0], "token_hit_share": hits[1]},
+        "sessions": None if log is None else session_stats(log.columns, log.after),
+        "clock": _clock(found.stats, stats),
+        "measured": stats.measured(),
+        "models": stats.models(),
+        "skipped": [
+            {"reason": reason, "count": count, "lines": list(lines)}
+            for reason, (count, lines) in found.rows.skipped.items()
+        ],
+        "bad": {"count": found.rows.num_bad, "lines": list(found.rows.bad)},
+        "notes": notes,
+    }
+    return Description(info, _curves(stats))
+
+
+def _clock(own: Stats, ordered: Stats) -> dict[str, Any]:
+    """`own` has the times as the log has them, `ordered` the same in order and from 0."""
+    first = own.least_ns
+    return {
+        "start_utc": _utc(first) if first > EPOCH_NS else None,
+        "tick_s": ordered.times.tick_s,
+        "tied_share": ordered.times.tied_share,
+        "resolution_s": ordered.times.resolution_s,
+        "in_order": own.times.in_order,
+        "num_without_time": ordered.num_without_time,
+    }
+
+
+def _utc(time_ns: int) -> str:
+    seconds, nanos = divmod(time_ns, NS_PER_S)
+    start = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=seconds)
+    return f"{start.isoformat()}.{nanos:09d}".rstrip("0").rstrip(".") + "Z"
+
+
+def _warnings(stats: Stats, told: list[str]) -> list[str]:
+    """What to beware of, unless it is `told` already."""
+    times, notes = stats.times, []
+    if times.tick_s is not None and not any("neighbours have equal times" in note for note in told):
+        notes.append(
+            f"coarse clock: {100 * times.tied_share:.0f} % of neighbours have equal times, it ticks every "
+            f"{times.tick_s:.4g} s, so each tick is a burst (spread_ties spreads them)"
+        )
+    rate = times.rate_per_s
+    if rate is not None and rate > ABSURD_RATE_PER_S and not any("too fast to be true" in note for note in told):
+        notes.append(
+            f"{times.count} requests over {times.span_s:.6g} s are {rate:,.0f} requests/s: if that is too fast to be "
+            "true, set time_unit"
+        )
+    if stats.num_without_time:
+        notes.append(
+            f"{stats.num_without_time} of {stats.num_requests} requests have no time of their own and follow the one "
+            "before in their session; span, rate and burstiness are those of the others"
+        )
+    if not stats.has_blocks:
+        notes.append("no identities of prompt blocks: how much prompts share is unknown, not 0")
+    return notes
+
+
+def _curves(stats: Stats) -> dict[str, Any]:
+    times: Times = stats.times
+    num_bins = 0 if not times.count else (times.last_ns - times.first_ns) // times.bins.width_ns + 1
+    gap_s, share = times.gap_curve()
+    return {
+        "bin_s": times.bins.width_ns / NS_PER_S,
+        "arrivals_per_bin": times.bins.counts[:num_bins],
+        "gap_s": gap_s,
+        "gap_share": share,
+        "prompt_tokens": stats.sample.rows[:, 0],
+        "output_tokens": stats.sample.rows[:, 1],
+        "sample_stride": stats.sample.stride,
+    }
