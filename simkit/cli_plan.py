@@ -106,7 +106,7 @@ def _check_axes(axes: dict[str, list[Any]]) -> None:
     for key in axes:
         if key == "slo" or key.startswith("slo."):
             raise InputError(f"--axis {key}: expected a setting to choose, got the objective that it is chosen by")
-        if key.startswith(("workload.arrivals", "workload.trace.speed")):
+        if key.startswith(("workload.arrivals", "workload.trace.speed", "workload.trace.rate_per_s")):
             raise InputError(f"--axis {key}: expected another key: the planner itself looks for the rate")
 
 

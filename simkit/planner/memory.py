@@ -82,7 +82,7 @@ def _drawn_lengths(scenario: Scenario, notes: list[str]) -> dict[str, float]:
         max_model_len=longest,
         base_dir=scenario.base_dir,
     )
-    requests = list(islice(drawn.requests, MAX_DRAWN))
+    requests = list(islice(drawn.everyone(), MAX_DRAWN))
     tokens = [min(r.prompt_tokens + r.output_tokens, longest) for r in requests if r.prompt_tokens < longest]
     if len(tokens) < len(requests):
         notes.append(

@@ -14,7 +14,7 @@ from simkit.errors import InputError
 from simkit.scenario import AllAtOnce, ClosedLoop, PiecewiseArrivals, Scenario, apply_sets
 from simkit.types import Request
 from simkit.units import NS_PER_S
-from simkit.workload.build import build_workload
+from simkit.workload.build import Workload, build_workload
 
 WARMUP_SHARE = 5
 """Where a scenario leaves nothing out, one in so many requests is left out at the start: the engine starts empty."""
@@ -49,7 +49,11 @@ def base_rate(scenario: Scenario) -> float:
     """Requests per second that the scenario offers. Raises InputError where arrivals have no rate of their own."""
     workload = scenario.workload
     if workload.trace is not None:
-        times = [request.arrival_ns for request in _requests(scenario, None)]
+        played = _workload(scenario)
+        if played.successors is not None:
+            what = "expected open: requests that wait for an answer come as fast as they are served, at no rate"
+            raise InputError(scenario.blame(f"workload.trace.sessions: {what}"))
+        times = [request.arrival_ns for request in played.requests if request.id >= played.num_warm]
         if len(times) < 2 or times[-1] == times[0]:
             raise InputError(scenario.blame("workload.trace: expected requests at different times: no rate to change"))
         return (len(times) - 1) * NS_PER_S / (times[-1] - times[0])
@@ -82,7 +86,8 @@ def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenari
     """The same customers, `rate_per_s` of them a second where the scenario has `base_per_s`."""
     workload, factor = scenario.workload, rate_per_s / base_per_s
     if workload.trace is not None:
-        return apply_sets(scenario, {"workload.trace.speed": workload.trace.speed * factor}, label="rate")
+        key = "speed" if workload.trace.rate_per_s is None else "rate_per_s"
+        return apply_sets(scenario, {f"workload.trace.{key}": getattr(workload.trace, key) * factor}, label="rate")
     if isinstance(workload.arrivals, PiecewiseArrivals):
         # The whole profile is played faster: more customers in the same segments would be others.
         segments = [
@@ -107,7 +112,7 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     if count is not None and can_grow and scenario.replicas != base_replicas:
         count = max(1, round(count * scenario.replicas / base_replicas))
         changes["workload.num_requests"] = count
-    if scenario.warmup == "none":
+    if scenario.warmup == "none" and not (workload.trace is not None and workload.trace.warmup_s):
         if count is None and workload.trace is not None:
             count = sum(1 for _ in _requests(scenario, None))
         if count is not None:
@@ -132,14 +137,18 @@ def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
 
 def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
     """The first requests of replication 0; all of them for a `count` of None."""
+    return list(islice(_workload(scenario, max_model_len).everyone(), count))
+
+
+def _workload(scenario: Scenario, max_model_len: int = 2**31 - 1) -> Workload:
+    """The workload of replication 0."""
     try:
-        workload = build_workload(
+        return build_workload(
             scenario.workload,
             seed=scenario.seed,
             replication=0,
             max_model_len=max_model_len,
             base_dir=scenario.base_dir,
         )
-        return list(islice(workload.requests, count))
     except InputError as error:
         raise InputError(scenario.blame(str(error))) from None

@@ -142,8 +142,9 @@ def _simulate(setup: Setup, replication: int) -> tuple[RunFacts, Outcome]:
 
 
 def _finds_nothing(setup: Setup) -> bool:
-    """Whether prefix caching is on and no prompt shares anything with another."""
-    return setup.prefix_caching and setup.scenario.workload.prefix is None and setup.samples == 1
+    """Whether prefix caching is on and no prompt is known to share anything with another; a trace's prompts may."""
+    workload = setup.scenario.workload
+    return setup.prefix_caching and workload.prefix is None and workload.trace is None and setup.samples == 1
 
 
 def _margin(term: Term, summary: Mapping[str, Any]) -> float:

@@ -6,13 +6,11 @@ Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; kn
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from simkit import scenario
 from simkit.errors import InputError
@@ -21,10 +19,9 @@ from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
 from simkit.workload.lengths import Lengths, build_lengths
 from simkit.workload.prefixes import Labels
-from simkit.workload.streams import CHUNK, Streams
+from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, trace_chunks
+from simkit.workload.streams import Streams
 from simkit.workload.traces import Trace, read_trace
-
-Bools = npt.NDArray[np.bool_]
 
 COUNTERS = (
     "outputs_cut_by_max_tokens",
@@ -46,6 +43,11 @@ class Workload:
     from the iterator so far: drawn outputs that `max_tokens` cut (stop: eos), drawn lengths moved to `min` or `max`
     (an implied min of 1 included), prefixes shortened to the prompt, and requests that `num_requests` asked for but the
     last `piecewise` segment ended before.
+
+    Of a replayed trace: the requests with ids below `num_warm` are served and not measured. `prefix_known` is False
+    when its log says nothing of prompts, so that what they share is unknown. In closed sessions `requests` has only
+    those that follow no other, and `successors` those that the end of a request causes; ids are ranks in the recorded
+    order all the same, `num_requests` and `counters` are of all requests. `measured` is what the log measured.
     """
 
     requests: Iterator[Request]
@@ -55,20 +57,17 @@ class Workload:
     think_time_ns: int
     notes: tuple[str, ...]
     counters: dict[str, int]
+    num_warm: int = 0
+    prefix_known: bool = True
+    successors: Successors | None = None
+    measured: MeasuredTimes | None = None
 
-
-class _Chunk(NamedTuple):
-    """Columns of some consecutive requests, and by counter name which of them count."""
-
-    arrival_ns: Ints
-    prompt_tokens: Ints
-    output_tokens: Ints
-    flags: dict[str, Bools]
-
-    def head(self, n: int) -> _Chunk:
-        """The first `n` requests."""
-        flags = {name: flag[:n] for name, flag in self.flags.items()}
-        return _Chunk(self.arrival_ns[:n], self.prompt_tokens[:n], self.output_tokens[:n], flags)
+    def everyone(self) -> Iterator[Request]:
+        """All requests in order of their ids, those that the end of another causes as the log has them. Takes them."""
+        if self.successors is None:
+            return self.requests
+        followers = (request for caused_by in self.successors.values() for request, _ in caused_by)
+        return iter(sorted([*self.requests, *followers], key=lambda request: request.id))
 
 
 def build_workload(
@@ -85,11 +84,15 @@ def build_workload(
     duration_ns = None if workload.duration_s is None else s_to_ns(workload.duration_s)
     arrivals = workload.arrivals
     closed = arrivals if isinstance(arrivals, scenario.ClosedLoop) else None
+    trace: Trace | None = None
     if workload.trace is not None:
-        trace = read_trace(workload.trace, base_dir)
+        trace = read_trace(workload.trace, base_dir, streams=streams, max_model_len=max_model_len)
         notes.extend(trace.notes)
         num_requests = len(trace)
-        chunks = _trace_chunks(trace)
+        if workload.prefix is not None and trace.has_blocks:
+            notes.append(f"trace {workload.trace.path}: workload.prefix stands in place of what its prompts share")
+            trace = replace(trace, has_blocks=False)
+        chunks = trace_chunks(trace)
     else:
         assert arrivals is not None
         assert workload.prompt_tokens is not None
@@ -98,26 +101,28 @@ def build_workload(
         outputs = build_lengths(workload.output_tokens, "output_tokens", base_dir, notes)
         chunks = _synthetic_chunks(arrivals, prompts, outputs, streams)
     bounded = _bounded(chunks, num_requests, duration_ns if closed is None else None, counters)
+    requests = _requests(bounded, workload, Labels(workload, streams), max_model_len, counters)
+    successors = None
+    if trace is not None and trace.closed:
+        requests, successors = caused(requests, trace)
     return Workload(
-        requests=_requests(bounded, workload, Labels(workload, streams), max_model_len, counters),
+        requests=requests,
         num_requests=None if isinstance(arrivals, scenario.PiecewiseArrivals) else num_requests,
         duration_ns=duration_ns,
         concurrency=None if closed is None else closed.concurrency,
         think_time_ns=0 if closed is None else s_to_ns(closed.think_time_s),
         notes=tuple(notes),
         counters=counters,
+        num_warm=0 if trace is None else trace.num_warm,
+        prefix_known=trace is None or trace.has_blocks or workload.prefix is not None,
+        successors=successors,
+        measured=None if trace is None else measured_times(trace),
     )
-
-
-def _trace_chunks(trace: Trace) -> Iterator[_Chunk]:
-    for first in range(0, len(trace), CHUNK):
-        part = slice(first, first + CHUNK)
-        yield _Chunk(trace.arrival_ns[part], trace.prompt_tokens[part], trace.output_tokens[part], {})
 
 
 def _synthetic_chunks(
     arrivals: scenario.Arrivals, prompts: Lengths, outputs: Lengths, streams: Streams
-) -> Iterator[_Chunk]:
+) -> Iterator[Chunk]:
     prompt_stream, output_stream = streams("prompt_tokens"), streams("output_tokens")
     first = 0
     for arrival_ns in arrival_chunks(arrivals, streams("arrivals")):
@@ -125,13 +130,13 @@ def _synthetic_chunks(
         prompt, prompt_clipped = prompts.tokens(first, prompt_stream.uniforms(n))
         output, output_clipped = outputs.tokens(first, output_stream.uniforms(n))
         flags = {"prompt_tokens_clipped": prompt_clipped, "output_tokens_clipped": output_clipped}
-        yield _Chunk(arrival_ns, prompt, output, flags)
+        yield Chunk(arrival_ns, prompt, output, flags)
         first += n
 
 
 def _bounded(
-    chunks: Iterator[_Chunk], num_requests: int | None, duration_ns: int | None, counters: dict[str, int]
-) -> Iterator[_Chunk]:
+    chunks: Iterator[Chunk], num_requests: int | None, duration_ns: int | None, counters: dict[str, int]
+) -> Iterator[Chunk]:
     """The first `num_requests` requests, and of these the ones that arrive before `duration_ns`."""
     num_sent = 0
     for chunk in chunks:
@@ -150,29 +155,34 @@ def _bounded(
 
 
 def _requests(
-    chunks: Iterator[_Chunk], spec: scenario.Workload, labels: Labels, max_model_len: int, counters: dict[str, int]
+    chunks: Iterator[Chunk], spec: scenario.Workload, labels: Labels, max_model_len: int, counters: dict[str, int]
 ) -> Iterator[Request]:
     first = 0
-    for arrival_ns, prompt, drawn, flags in chunks:
-        n = len(arrival_ns)
+    for chunk in chunks:
+        prompt, drawn = chunk.prompt_tokens, chunk.output_tokens
+        n = len(prompt)
         max_tokens = _max_tokens(spec, prompt, drawn, max_model_len)
-        group, shared = labels.prefixes(prompt)
-        flags = {**flags, "outputs_cut_by_max_tokens": drawn > max_tokens}
+        group, shared_tokens = labels.prefixes(prompt)
+        flags = {**chunk.flags, "outputs_cut_by_max_tokens": drawn > max_tokens}
         if spec.prefix is not None:
-            flags["prefixes_cut_to_prompt"] = shared < spec.prefix.tokens
+            flags["prefixes_cut_to_prompt"] = shared_tokens < spec.prefix.tokens
+        elif chunk.session is not None:
+            # For routers that keep sessions together; what prompts share is in `shared`.
+            group = chunk.session
         columns = (
             np.arange(first, first + n),
-            arrival_ns,
+            chunk.arrival_ns,
             prompt,
             np.minimum(drawn, max_tokens),
             max_tokens,
             labels.priorities(n),
             labels.tenants(n),
             group,
-            shared,
+            shared_tokens,
         )
         # As Python ints: faster one by one than numpy's, and without overflow.
-        requests = map(Request, *(column.tolist() for column in columns), repeat(spec.samples))
+        shared = repeat(()) if chunk.shared is None else chunk.shared
+        requests = map(Request, *(column.tolist() for column in columns), repeat(spec.samples), shared)
         yield from _counting(requests, flags, counters)
         first += n
 

@@ -6,6 +6,7 @@ is a module of `formats`. Imports `errors`, `scenario` (schema), `types`, `units
 
 from __future__ import annotations
 
-from simkit.workload.traces.play import Trace, read_trace
+from simkit.workload.traces.play import read_trace
+from simkit.workload.traces.played import Trace
 
 __all__ = ["Trace", "read_trace"]

@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.types import Ints
-from simkit.units import NS_PER_S, ns_to_s
+from simkit.units import ns_to_s, s_to_ns
+from simkit.workload.traces.block_check import checked_blocks
 from simkit.workload.traces.format import Format
-from simkit.workload.traces.record import Columns
+from simkit.workload.traces.log import RowLog
+from simkit.workload.traces.order import straighten
+from simkit.workload.traces.record import NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
+from simkit.workload.traces.sessions import place_untimed, predecessors, session_codes
+from simkit.workload.traces.ticks import CoarseClock, coarse_clock
+
+Bools = npt.NDArray[np.bool_]
+
+ABSURD_RATE_PER_S = 1000
+ABSURD_REQUESTS = 100
+
+KEEP_ALL_ROWS = 1 << 20
+"""Rows that are kept wherever they lie; beyond them, those that `end_s` leaves out for certain are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
     """The requests of a log in arrival order; `columns.time_ns` counts from the earliest of them.
 
-    `after` is the row of the predecessor that a request waits for, -1 for the first of a session and where there are no
-    sessions. A request without a time of its own comes right behind its predecessor. `hash_block_tokens` is None where
-    the log has no prompt block identities. `notes` tell all that was detected, decided and left out, first what the
-    file was read as.
+    `after` is the row of the predecessor that a request follows (an earlier row), -1 for the first of a session and
+    where there are no sessions. `session` numbers the sessions from 0, -1 for none; it is None where the log has none.
+    Where `untimed`, the log gives no time: the request is placed its delay after its predecessor's time.
+    `hash_block_tokens` is None where nothing is known of prompts; else only rows whose identities fit have any.
+    `clock` tells of a coarse clock. `notes` tell all that was detected, decided and left out, first what the file was
+    read as.
     """
 
     columns: Columns
     after: Ints
+    session: Ints | None
+    untimed: Bools
     format: Format
     why: str
     hash_block_tokens: int | None
+    clock: CoarseClock | None
     notes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -40,35 +60,82 @@ class Log:
 def load_log(spec: scenario.Trace, base_dir: Path | None = None) -> Log:
     """Read `spec.path` whole. InputError, one line, for anything unreadable and for a log without requests."""
     with scanning(spec, base_dir) as scan:
-        columns = Columns.concatenate([part for part in scan.parts if len(part)])
-        notes = scan.notes()
-    where = scan.log.where
-    if not len(columns):
-        raise InputError(f"{where}: no requests" + (f" ({'; '.join(notes)})" if scan.log.num_rows else ""))
-    if (note := _jumps_note(columns.time_ns)) is not None:
-        notes.append(f"{where}: {note}")
-        columns = columns.take(np.argsort(columns.time_ns, kind="stable"))
-    columns = replace(columns, time_ns=columns.time_ns - columns.time_ns[0])
-    notes.insert(0, f"{where}: read as {scan.format.title}, {_describe(columns.time_ns)}")
-    after = np.full(len(columns), -1, dtype=np.int64)
-    block_tokens = scan.format.hash_block_tokens if columns.blocks is not None else None
-    return Log(columns, after, scan.format, scan.why, block_tokens, tuple(notes))
+        columns = Columns.concatenate(list(_within(scan.parts, spec, scan.log)))
+        return arrange(columns, spec, scan.log, scan.format, scan.why)
 
 
-def _jumps_note(time_ns: Ints) -> str | None:
-    """A note when times fall from one row to the next, None when the file is in order."""
-    back_s = -np.diff(time_ns) / NS_PER_S
-    back_s = back_s[back_s > 0]
-    if not back_s.size:
-        return None
-    plural = "s are" if back_s.size > 1 else " is"
-    note = (
-        f"{back_s.size} row{plural} earlier than the row before (by up to {back_s.max():.6g} s): sorted by time, equal "
-        "times keep the order of the file"
-    )
-    if np.any((back_s >= 3590) & (back_s <= 3600)):
-        note += "; a fall by an hour looks like a clock change, so the times may not be what they say"
-    return note
+def arrange(columns: Columns, spec: scenario.Trace, log: RowLog, format: Format, why: str) -> Log:
+    """A log from the requests of a file in its order. `log` knows what was left out, and takes what cannot be placed.
+
+    InputError for a log without requests, and for what `spec` says is an error.
+    """
+    where = log.where
+    timed = np.flatnonzero(columns.time_ns != NO_TIME)
+    naive = any("name no zone" in remark for remark in log.remarks)
+    times, found = columns.time_ns.copy(), []
+    times[timed], order_notes = straighten(columns.time_ns[timed], spec, naive=naive)
+    times, depth, before, placed = place_untimed(columns, times, log)
+    notes = log.finish(log.line)
+    rows = np.flatnonzero(placed)
+    if not rows.size:
+        raise InputError(f"{where}: no requests" + (f" ({'; '.join(notes)})" if log.num_rows else ""))
+    # At equal times the file's order, but a request without a time is never before the one that it follows.
+    rows = rows[np.lexsort((rows, depth[rows], times[rows]))]
+    columns = columns.take(rows) if np.any(np.diff(rows) != 1) or len(rows) < len(columns) else columns
+    time_ns, before = times[rows], _moved(before, rows)
+    untimed = columns.time_ns == NO_TIME
+    columns = replace(columns, time_ns=time_ns - time_ns[0])
+    after, session_notes = predecessors(columns, before)
+    columns, block_tokens, block_notes = checked_blocks(columns, spec, format.hash_block_tokens)
+    clock = coarse_clock(columns.time_ns[~untimed])
+    found += [*order_notes, *session_notes, *block_notes]
+    found += [clock.note()] if clock is not None else []
+    found += _absurd_rate(columns.time_ns)
+    notes.insert(0, f"{where}: read as {format.title}, {_describe(columns.time_ns)}")
+    notes += [f"{where}: {note}" for note in found]
+    session = session_codes(columns, after)
+    return Log(columns, after, session, untimed, format, why, block_tokens, clock, tuple(notes))
+
+
+def _within(parts: Iterator[Columns], spec: scenario.Trace, log: RowLog) -> Iterator[Columns]:
+    """The parts that have rows. In a large file rows that lie beyond `end_s` whatever follows are not kept.
+
+    The log begins at the earliest of its times, so what is `end_s` after any of them is outside.
+    """
+    held = num_dropped = 0
+    earliest, all_timed = None, True
+    for part in parts:
+        if not len(part):
+            continue
+        all_timed = all_timed and not np.any(part.time_ns == NO_TIME)
+        if all_timed and spec.end_s is not None:
+            least = int(part.time_ns.min())
+            earliest = least if earliest is None else min(earliest, least)
+            if held >= KEEP_ALL_ROWS:
+                inside = np.flatnonzero(part.time_ns - earliest < s_to_ns(spec.end_s))
+                num_dropped += len(part) - len(inside)
+                part = part.take(inside) if len(inside) < len(part) else part
+        held += len(part)
+        yield part
+    if num_dropped:
+        log.remark(f"{num_dropped} requests beyond end_s were not kept")
+
+
+def _moved(before: Ints, rows: Ints) -> Ints:
+    """Row numbers of the file as numbers of the chosen `rows`; -1 where a row is not among them."""
+    at = np.full(len(before) + 1, -1, dtype=np.int64)
+    at[rows] = np.arange(len(rows))
+    return at[before[rows]]
+
+
+def _absurd_rate(arrival: Ints) -> list[str]:
+    """A warning when the rate is so high that the unit of times may be another."""
+    span_s = ns_to_s(int(arrival[-1]))
+    count = len(arrival)
+    if count <= ABSURD_REQUESTS or count - 1 <= ABSURD_RATE_PER_S * span_s:
+        return []
+    rate = f"{(count - 1) / span_s:,.0f} requests/s" if span_s > 0 else "all at once"
+    return [f"{count} requests over {span_s:.6g} s are {rate}: if that is too fast to be true, set time_unit"]
 
 
 def _describe(arrival: Ints) -> str:

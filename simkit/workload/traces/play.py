@@ -1,64 +1,144 @@
-"""What is played of a log, and how: the window, the gaps. Imports `errors`, `scenario` (schema), `units`, siblings."""
+"""What is played of a log, and how: the window, the gaps, the sessions, the prompts in common.
+
+Imports `errors`, `scenario` (schema), `types`, `workload.streams` and its own siblings.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from simkit import scenario
-from simkit.errors import InputError
 from simkit.types import Ints
-from simkit.units import NS_PER_S, ns_to_s, s_to_ns
+from simkit.units import ns_to_s
+from simkit.workload.streams import Streams
 from simkit.workload.traces.load import Log, load_log
+from simkit.workload.traces.pace import scaled, speed_of, think_times, without_idle
+from simkit.workload.traces.played import Trace
+from simkit.workload.traces.record import UNKNOWN
+from simkit.workload.traces.repeat import repeated
+from simkit.workload.traces.ticks import spread
+from simkit.workload.traces.trie import Shared, walk
+from simkit.workload.traces.window import cut
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Requests as they are played, in arrival order; `arrival_ns` counts from the start of the window."""
-
-    arrival_ns: Ints
-    prompt_tokens: Ints
-    output_tokens: Ints
-    notes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.arrival_ns)
+def read_trace(
+    spec: scenario.Trace, base_dir: Path | None, *, streams: Streams | None = None, max_model_len: int | None = None
+) -> Trace:
+    """Read `spec.path` and play it. InputError, one line, for anything unreadable and for an empty window."""
+    return play(load_log(spec, base_dir), spec, streams=streams, max_model_len=max_model_len)
 
 
-def read_trace(spec: scenario.Trace, base_dir: Path | None) -> Trace:
-    """Read `spec.path`, cut the window [start_s, end_s), which becomes time 0, and scale the gaps.
+def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_model_len: int | None = None) -> Trace:
+    """What `spec` plays of a log. `streams` draw what is drawn; prompts are held against `max_model_len` if given."""
+    where, notes = f"trace {spec.path}", list(log.notes)
+    streams = streams or Streams(0, 0)
+    window = cut(log, _spread(log, spec, streams, notes), spec, streams, max_model_len, notes)
+    rows, columns = window.rows, log.columns
+    arrival = without_idle(window.time_ns, spec, notes)
+    after = _nearest_played(log.after, rows)
+    closed = spec.sessions == "closed" and bool(np.any(after >= 0))
+    think = np.zeros(len(rows), dtype=np.int64)
+    if closed:
+        think = think_times(log, rows, after, arrival, spec, notes)
+    elif spec.sessions == "closed":
+        notes.append(f"{where}: no request follows another: all arrive at their recorded times")
+    elif untimed := int(np.count_nonzero(log.untimed[rows])):
+        notes.append(
+            f"{where}: {untimed} requests have no time of their own and arrive their delay after the one before them "
+            "arrived, without its service time (sessions: closed waits for it)"
+        )
+    speed = speed_of(arrival[window.num_warm :], spec, notes)
+    prompts, outputs = _lengths(log, rows, spec, max_model_len, notes)
+    trace = Trace(
+        arrival_ns=scaled(arrival, speed, spec),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        after=after,
+        think_ns=scaled(think, speed, spec),
+        session=_of(log.session, rows),
+        shared=_shared(log, rows, prompts),
+        ttft_ns=_of(columns.ttft_ns, rows),
+        e2e_ns=_of(columns.e2e_ns, rows),
+        row=rows,
+        line=columns.line[rows],
+        num_warm=window.num_warm,
+        closed=closed,
+        has_blocks=log.hash_block_tokens is not None,
+        notes=(),
+    )
+    warm = window.num_warm
+    # What comes again is not the warm-up, so what it has in common with that counts once.
+    part = trace.shared if warm == 0 or spec.repeat == 1 else _shared(log, rows[warm:], prompts[warm:])
+    trace = repeated(trace, part, spec, notes)
+    return replace(trace, notes=tuple(notes))
 
-    `speed: 2` replays twice as fast: every gap is halved, lengths stay. InputError, one line, for anything unreadable.
-    """
-    return play(load_log(spec, base_dir), spec)
+
+def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) -> Ints:
+    """The times of the log, ties spread over the clock's tick when asked for."""
+    time_ns = log.columns.time_ns
+    if spec.spread_ties == "none":
+        return time_ns
+    tick_ns = None if log.clock is None else log.clock.tick_ns
+    if tick_ns is None:
+        notes.append(f"trace {spec.path}: spread_ties has no effect: the clock has no coarse tick")
+        return time_ns
+    timed = np.flatnonzero(~log.untimed)
+    moved = time_ns.copy()
+    moved[timed] = spread(time_ns[timed], tick_ns, spec.spread_ties, streams("trace_ties"))
+    # A request without a time keeps its distance to the one before it, which is an earlier row.
+    for row in np.flatnonzero(log.untimed).tolist():
+        moved[row] += moved[log.after[row]] - time_ns[log.after[row]]
+    notes.append(
+        f"trace {spec.path}: requests of a tick are spread over its {ns_to_s(tick_ns):.4g} s ({spec.spread_ties})"
+    )
+    return moved
 
 
-def play(log: Log, spec: scenario.Trace) -> Trace:
-    """What `spec` plays of a log."""
+def _nearest_played(after: Ints, rows: Ints) -> Ints:
+    """For each of `rows` the position of the nearest request before it in its session that is played, else -1."""
+    position = np.full(len(after) + 1, -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows))
+    before = after[rows]
+    if np.all(position[before] >= 0, where=before >= 0):
+        return position[before]
+    # A predecessor is an earlier row, so one pass over the log knows the nearest for each.
+    nearest: list[int] = []
+    for at, previous in zip(position.tolist(), after.tolist(), strict=False):
+        nearest.append(at if at >= 0 or previous < 0 else nearest[previous])
+    return np.where(before >= 0, np.array(nearest, dtype=np.int64)[before], -1)
+
+
+def _lengths(
+    log: Log, rows: Ints, spec: scenario.Trace, max_model_len: int | None, notes: list[str]
+) -> tuple[Ints, Ints]:
+    """Prompt and output tokens: an output at least, and prompts cut short with `too_long: truncate`."""
+    prompts, outputs = log.columns.prompt_tokens[rows], log.columns.output_tokens[rows]
     where = f"trace {spec.path}"
-    notes = list(log.notes)
-    arrival = log.columns.time_ns
-    window = _window(arrival, spec, where)
-    if window != slice(0, len(arrival)):
-        notes.append(f"{where}: requests {window.start + 1} to {window.stop} of {len(arrival)} are replayed")
-    arrival = arrival[window] - s_to_ns(spec.start_s)
-    if spec.speed != 1:
-        arrival = np.rint(arrival / spec.speed).astype(np.int64)
-        notes.append(f"{where}: gaps divided by {spec.speed:g}")
-    return Trace(arrival, log.columns.prompt_tokens[window], log.columns.output_tokens[window], tuple(notes))
+    if empty := int(np.count_nonzero(outputs == 0)):
+        many = "s" if empty > 1 else ""
+        notes.append(f"{where}: {empty} request{many} with 0 output tokens played for the prompt alone, with 1 token")
+        outputs = np.maximum(outputs, 1)
+    if spec.too_long == "truncate" and max_model_len is not None:
+        room = np.maximum(max_model_len - outputs, 1)
+        if cut_short := int(np.count_nonzero(prompts > room)):
+            many = "s are" if cut_short > 1 else " is"
+            lost = int(np.maximum(prompts - room, 0).sum())
+            notes.append(
+                f"{where}: {cut_short} prompt{many} cut at the end, by {lost} tokens in all, so that prompt and output "
+                f"fit max_model_len ({max_model_len})"
+            )
+            prompts = np.minimum(prompts, room)
+    return prompts, outputs
 
 
-def _window(arrival: Ints, spec: scenario.Trace, where: str) -> slice:
-    """The rows of [start_s, end_s), at most `max_requests` of them."""
-    start_ns = s_to_ns(spec.start_s)
-    first = int(np.searchsorted(arrival, start_ns, side="left"))
-    last = len(arrival) if spec.end_s is None else int(np.searchsorted(arrival, s_to_ns(spec.end_s), side="left"))
-    if spec.max_requests is not None:
-        last = min(last, first + spec.max_requests)
-    if last <= first:
-        end = "the end" if spec.end_s is None else f"{spec.end_s:g} s"
-        span_s = ns_to_s(int(arrival[-1]))
-        raise InputError(f"{where}: no requests from {start_ns / NS_PER_S:g} s to {end}; the trace lasts {span_s:g} s")
-    return slice(first, last)
+def _shared(log: Log, rows: Ints, prompts: Ints) -> Shared:
+    if log.hash_block_tokens is None or log.columns.blocks is None:
+        return Shared.nothing(len(rows))
+    return walk(log.columns.blocks.take(rows), prompts, log.hash_block_tokens)[1]
+
+
+def _of(column: Ints | None, rows: Ints) -> Ints:
+    return np.full(len(rows), UNKNOWN, dtype=np.int64) if column is None else column[rows]

@@ -1,0 +1,91 @@
+"""From a played trace to what a workload needs of it: chunks, who follows whom, measured times.
+
+Imports `types`, `workload.traces` and its own siblings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simkit.types import Ints, Request
+from simkit.workload.streams import CHUNK
+from simkit.workload.traces import Trace
+from simkit.workload.traces.record import UNKNOWN
+
+Bools = npt.NDArray[np.bool_]
+Segments = tuple[tuple[int, int], ...]
+
+Successors = Mapping[int, tuple[tuple[Request, int], ...]]
+"""Request id to the requests that its departure causes, each with its think time in ns."""
+
+
+class Chunk(NamedTuple):
+    """Columns of some consecutive requests, and by counter name which of them count.
+
+    `session` and `shared` are for replayed traces: the number of the session, -1 for none, and `Request.shared`.
+    """
+
+    arrival_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    flags: dict[str, Bools]
+    session: Ints | None = None
+    shared: list[Segments] | None = None
+
+    def head(self, n: int) -> Chunk:
+        """The first `n` requests."""
+        return Chunk(
+            self.arrival_ns[:n],
+            self.prompt_tokens[:n],
+            self.output_tokens[:n],
+            {name: flag[:n] for name, flag in self.flags.items()},
+            None if self.session is None else self.session[:n],
+            None if self.shared is None else self.shared[:n],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """What the log of a replayed trace measured, by request id; -1 where it says nothing."""
+
+    ttft_ns: Ints
+    e2e_ns: Ints
+
+
+def trace_chunks(trace: Trace) -> Iterator[Chunk]:
+    """The requests of a trace, `CHUNK` at a time; their ids are their positions in it."""
+    for first in range(0, len(trace), CHUNK):
+        part = slice(first, min(first + CHUNK, len(trace)))
+        shared = [trace.shared.of(request) for request in range(part.start, part.stop)] if trace.has_blocks else None
+        yield Chunk(
+            trace.arrival_ns[part],
+            trace.prompt_tokens[part],
+            trace.output_tokens[part],
+            {},
+            trace.session[part],
+            shared,
+        )
+
+
+def measured_times(trace: Trace) -> MeasuredTimes | None:
+    """The times that the log measured, None when it has none at all."""
+    if np.all(trace.ttft_ns == UNKNOWN) and np.all(trace.e2e_ns == UNKNOWN):
+        return None
+    return MeasuredTimes(trace.ttft_ns, trace.e2e_ns)
+
+
+def caused(requests: Iterator[Request], trace: Trace) -> tuple[Iterator[Request], Successors]:
+    """(requests that follow no other, in order of arrival; those that do). Makes all of them at once."""
+    first: list[Request] = []
+    found: dict[int, list[tuple[Request, int]]] = {}
+    for request, after, think_ns in zip(requests, trace.after.tolist(), trace.think_ns.tolist(), strict=True):
+        if after < 0:
+            first.append(request)
+        else:
+            found.setdefault(after, []).append((request, think_ns))
+    return iter(first), {after: tuple(followers) for after, followers in found.items()}

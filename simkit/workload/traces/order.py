@@ -1,0 +1,112 @@
+"""The order of a log: jumps back, runs joined in one file, clock changes.
+
+Owns how times that fall are told apart, and what `on_restart` does. Imports `errors`, `scenario` (schema), `units`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from simkit import scenario
+from simkit.errors import InputError
+from simkit.types import Ints
+from simkit.units import NS_PER_S, ns_to_s
+
+CLOCK_CHANGE_S = (3590, 3600)
+"""A naive wall clock that falls by so much was set back by an hour."""
+
+RESTART_SHARE = 0.5
+"""A restart falls by at least this share of the log's whole span ..."""
+
+NEAR_START_SHARE = 0.05
+"""... to within this share of the span from the first time."""
+
+Fall = Literal["row", "restart", "clock change"]
+
+
+def straighten(time_ns: Ints, spec: scenario.Trace, *, naive: bool) -> tuple[Ints, list[str]]:
+    """The times of a file in its order, and notes on how they fall; the caller sorts.
+
+    `on_restart: append` moves a run that starts again behind the one before, after the mean gap of that, and adds the
+    hour of a clock change to all that follows; `sort` leaves times as they are. `naive`: the clock names no zone.
+    InputError with `on_restart: error` for either.
+    """
+    falls = np.flatnonzero(np.diff(time_ns) < 0) + 1
+    if not falls.size:
+        return time_ns, []
+    kinds = [_kind(time_ns, row, naive=naive) for row in falls.tolist()]
+    notes = []
+    for kind, told in (("restart", _restarts), ("clock change", _clock_changes)):
+        rows = [row for row, found in zip(falls.tolist(), kinds, strict=True) if found == kind]
+        if rows:
+            note = told(time_ns, rows, append=spec.on_restart == "append")
+            if spec.on_restart == "error":
+                raise InputError(f"trace {spec.path}: {note} (on_restart: sort or append reads it)")
+            notes.append(note)
+    if spec.on_restart == "append":
+        time_ns = _appended(time_ns, falls.tolist(), kinds)
+    back_s = -np.diff(time_ns) / NS_PER_S
+    back_s = back_s[back_s > 0]
+    if back_s.size:
+        are = "rows are" if back_s.size > 1 else "row is"
+        notes.insert(
+            0,
+            f"{back_s.size} {are} earlier than the row before (by up to {back_s.max():.6g} s): sorted by time, equal "
+            "times keep the order of the file",
+        )
+    return time_ns, notes
+
+
+def _kind(time_ns: Ints, row: int, *, naive: bool) -> Fall:
+    back_ns = int(time_ns[row - 1] - time_ns[row])
+    if naive and CLOCK_CHANGE_S[0] * NS_PER_S <= back_ns <= CLOCK_CHANGE_S[1] * NS_PER_S:
+        return "clock change"
+    span_ns = int(time_ns.max() - time_ns.min())
+    if back_ns < RESTART_SHARE * span_ns or abs(int(time_ns[row] - time_ns[0])) > NEAR_START_SHARE * span_ns:
+        return "row"
+    # A single late row falls back as far; after a restart most of what follows is earlier, too.
+    rest = time_ns[row:]
+    goes_on = len(rest) > 1 and row > 1 and 2 * np.count_nonzero(rest < time_ns[row - 1]) >= len(rest)
+    return "restart" if goes_on else "row"
+
+
+def _restarts(time_ns: Ints, rows: list[int], *, append: bool) -> str:
+    counts = np.diff([0, *rows, len(time_ns)]).tolist()
+    runs = f"{len(counts)} runs are joined in this file ({' and '.join(map(str, counts))} requests)"
+    row = rows[0]
+    fell = f"times fall from {_after_s(time_ns, row - 1):.6g} s after the first row to {_after_s(time_ns, row):.6g} s"
+    if not append:
+        return f"{runs}: {fell}; they are played together (on_restart: append puts one behind the other)"
+    runs_ns = np.split(time_ns, rows)[:-1]
+    gaps = ", ".join(f"{ns_to_s(_mean_gap(run_ns)):.6g} s" for run_ns in runs_ns)
+    return f"{runs}: {fell}; each is put behind the one before, after its mean gap of {gaps}"
+
+
+def _clock_changes(time_ns: Ints, rows: list[int], *, append: bool) -> str:
+    falls = ", ".join(f"{ns_to_s(int(time_ns[row - 1] - time_ns[row])):.6g} s" for row in rows)
+    done = "the hour is added to what follows" if append else "on_restart: append adds the hour to what follows"
+    return f"a fall by an hour looks like a clock change ({falls}), so the times may not be what they say; {done}"
+
+
+def _after_s(time_ns: Ints, row: int) -> float:
+    return ns_to_s(int(time_ns[row] - time_ns[0]))
+
+
+def _mean_gap(run_ns: Ints) -> int:
+    return int(run_ns.max() - run_ns.min()) // max(1, len(run_ns) - 1)
+
+
+def _appended(time_ns: Ints, falls: list[int], kinds: list[Fall]) -> Ints:
+    """Times with each run behind the one before and clock changes undone."""
+    moved = time_ns.copy()
+    first = 0
+    for row, kind in zip(falls, kinds, strict=True):
+        if kind == "clock change":
+            moved[row:] += 3600 * NS_PER_S
+        elif kind == "restart":
+            run = moved[first:row]
+            moved[row:] += int(run.max()) + _mean_gap(run) - int(moved[row:].min())
+            first = row
+    return moved

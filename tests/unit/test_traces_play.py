@@ -1,0 +1,589 @@
+"""What is played of a log: order, sessions, prompt blocks, window, pace, repetitions, on logs written here by hand."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simkit import scenario
+from simkit.errors import InputError
+from simkit.units import NS_PER_S
+from simkit.workload import Workload, build_workload
+from simkit.workload.streams import Streams
+from simkit.workload.traces.formats import FORMATS
+from simkit.workload.traces.load import Log, arrange, load_log
+from simkit.workload.traces.log import RowLog
+from simkit.workload.traces.play import play
+from simkit.workload.traces.played import Trace
+from simkit.workload.traces.record import Columns, Record
+from simkit.workload.traces.sharing import unlimited_hits
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")
+
+
+def spec(**keys: Any) -> scenario.Trace:
+    return scenario.Trace.model_validate({"path": "t.log", **keys})
+
+
+def request(time_s: float | None, prompt: int = 10, output: int = 5, **keys: Any) -> dict[str, Any]:
+    ns = {f"{key[:-2]}_ns": round(value * NS_PER_S) for key, value in keys.items() if key.endswith("_s")}
+    rest = {key: value for key, value in keys.items() if not key.endswith("_s")}
+    when = None if time_s is None else round(time_s * NS_PER_S)
+    return {"time_ns": when, "prompt_tokens": prompt, "output_tokens": output, **ns, **rest}
+
+
+def log_of(*rows: dict[str, Any], naive: bool = False, format: str = "mooncake", **keys: Any) -> Log:
+    records = [Record(line=line, **row) for line, row in enumerate(rows, start=1)]
+    log = RowLog("trace t.log", bool(keys.get("allow_bad", False)), num_rows=len(records))
+    if naive:
+        log.remark("times name no zone and are read as UTC")
+    return arrange(Columns.of(records), spec(**keys), log, FORMATS[format], "by hand")
+
+
+def played(*rows: dict[str, Any], max_model_len: int | None = None, **keys: Any) -> Trace:
+    return play(log_of(*rows, **keys), spec(**keys), max_model_len=max_model_len)
+
+
+def seconds(times_ns: np.ndarray) -> list[float]:
+    return (times_ns / NS_PER_S).tolist()
+
+
+def told(notes: tuple[str, ...], *parts: str) -> bool:
+    return any(all(part in note for part in parts) for note in notes)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+def test_rows_are_sorted_by_time_and_ties_keep_the_order_of_the_file() -> None:
+    log = log_of(*(request(t, prompt) for prompt, t in enumerate([11, 12, 12, 10.5, 12], start=1)))
+    assert log.columns.prompt_tokens.tolist() == [4, 1, 2, 3, 5]
+    assert seconds(log.columns.time_ns) == [0, 0.5, 1.5, 1.5, 1.5]
+    assert told(log.notes, "1 row is earlier than the row before (by up to 1.5 s): sorted by time")
+    assert not told(log.notes, "joined")
+
+
+RUNS = [request(t, prompt) for prompt, t in enumerate([0, 40, 50, 100, 1, 30, 61], start=1)]
+
+
+def test_joined_runs_are_sorted_together_and_announced() -> None:
+    log = log_of(*RUNS)
+    assert log.columns.prompt_tokens.tolist() == [1, 5, 6, 2, 3, 7, 4]
+    assert told(log.notes, "2 runs are joined in this file (4 and 3 requests)", "from 100 s", "to 1 s", "append")
+    assert told(log.notes, "1 row is earlier than the row before (by up to 99 s)")
+
+
+def test_joined_runs_can_be_laid_one_behind_the_other_or_refused() -> None:
+    log = log_of(*RUNS, on_restart="append")
+    gap = 100 / 3
+    assert log.columns.prompt_tokens.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert seconds(log.columns.time_ns) == pytest.approx([0, 40, 50, 100, 100 + gap, 129 + gap, 160 + gap])
+    assert told(log.notes, "each is put behind the one before, after its mean gap of 33.3333 s")
+    assert not told(log.notes, "sorted by time")
+    with pytest.raises(InputError, match=r"^trace t\.log: 2 runs are joined .*on_restart: sort or append reads it"):
+        log_of(*RUNS, on_restart="error")
+
+
+def test_a_single_late_row_is_no_second_run() -> None:
+    rows = [request(t) for t in (0, 40, 50, 100, 1)]
+    assert not told(log_of(*rows).notes, "joined")
+    log_of(*rows, on_restart="error")
+
+
+CLOCK = [request(t, prompt) for prompt, t in enumerate([0, 3000, 7000, 3401, 4000, 8000], start=1)]
+
+
+def test_a_naive_clock_that_falls_by_an_hour_is_named() -> None:
+    log = log_of(*CLOCK, naive=True)
+    assert told(log.notes, "looks like a clock change (3599 s)", "append adds the hour")
+    assert log.columns.prompt_tokens.tolist() == [1, 2, 4, 5, 3, 6]
+    log = log_of(*CLOCK, naive=True, on_restart="append")
+    assert seconds(log.columns.time_ns) == [0, 3000, 7000, 7001, 7600, 11600]
+    with pytest.raises(InputError, match="clock change"):
+        log_of(*CLOCK, naive=True, on_restart="error")
+    assert not told(log_of(*CLOCK).notes, "clock change")
+
+
+def test_absurd_rates_are_named() -> None:
+    fast = [request(i / 1e4) for i in range(200)]
+    assert told(log_of(*fast).notes, "200 requests over 0.0199 s are 10,000 requests/s", "time_unit")
+    assert told(log_of(*[request(3)] * 101).notes, "all at once")
+    assert not told(log_of(*[request(3)] * 100).notes, "all at once")
+    assert not told(log_of(*(request(i / 900) for i in range(200))).notes, "time_unit")
+
+
+def test_a_log_without_requests_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^trace t\.log: no requests$"):
+        log_of()
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+def test_parents_that_are_missing_later_or_the_request_itself_make_roots() -> None:
+    log = log_of(
+        request(0, id="a"),
+        request(1, id="b", parent="a"),
+        request(2, id="c", parent="999999"),
+        request(3, id="d", parent="e"),
+        request(4, id="e", parent="e"),
+        request(5, id="f", parent="b"),
+    )
+    assert log.after.tolist() == [-1, 0, -1, -1, -1, 1]
+    assert log.session is not None
+    assert log.session.tolist() == [0, 0, 1, 2, 3, 0]
+    assert told(
+        log.notes,
+        "3 requests whose parent is no earlier request (1 not in the log, 1 later, 1 the request itself) start",
+        "(lines 3, 4, 5)",
+    )
+
+
+def test_sessions_follow_the_turn_where_all_rows_have_one_else_the_time() -> None:
+    log = log_of(
+        request(0, session="x"),
+        request(1, session="y", turn=1),
+        request(2, session="x", turn=7),
+        request(3),
+        request(4, session="y", turn=2),
+        request(5, session="y", turn=3),
+        request(6, session="x", turn=1),
+    )
+    assert log.after.tolist() == [-1, -1, 0, -1, 1, 4, 2]
+    assert log.session is not None
+    assert log.session.tolist() == [0, 1, 0, -1, 1, 1, 0]
+
+
+def test_a_turn_before_the_one_that_precedes_it_starts_a_session() -> None:
+    log = log_of(request(0, session="x", turn=2), request(1, session="x", turn=1), request(2, session="x", turn=3))
+    assert log.after.tolist() == [-1, -1, 0]
+    assert told(log.notes, "1 request comes before the turn that precedes it")
+
+
+def test_requests_without_a_time_come_their_delay_behind_their_predecessor() -> None:
+    rows = [
+        request(1000, 600, session="a"),
+        request(1002, 64, session="b"),
+        request(None, 1100, session="a", delay_s=5),
+        request(None, 130, session="b"),
+        request(None, 1200, session="a", delay_s=0.5),
+    ]
+    log = log_of(*rows)
+    assert log.columns.prompt_tokens.tolist() == [600, 64, 130, 1100, 1200]
+    assert seconds(log.columns.time_ns) == [0, 2, 2, 5, 5.5]
+    assert log.after.tolist() == [-1, -1, 1, 0, 3]
+    assert log.untimed.tolist() == [False, False, True, True, True]
+    assert told(play(log, spec()).notes, "3 requests have no time of their own", "without its service time")
+    closed = play(log, spec(sessions="closed"))
+    assert seconds(closed.think_ns) == [0, 0, 0, 5, 0.5]
+    assert told(closed.notes, "3 of 5 requests start when the turn before them has ended", "3 x as the log has it")
+
+
+def test_requests_without_time_and_predecessor_are_bad_rows_also_in_a_circle() -> None:
+    rows = [
+        *(request(t, id=str(t)) for t in range(3)),
+        request(None, id="p", parent="q"),
+        request(None, id="q", parent="p"),
+        request(None, id="r", parent="2", delay_s=1),
+        request(None),
+    ]
+    with pytest.raises(InputError, match=r"3 of 7 rows cannot be read.*line 4: time null, expected a time or a predec"):
+        log_of(*rows)
+    log = log_of(*rows, allow_bad=True)
+    assert log.columns.line.tolist() == [1, 2, 3, 6]
+    assert log.after.tolist() == [-1, -1, -1, 2]
+    with pytest.raises(InputError, match="no requests"):
+        log_of(request(None), allow_bad=True)
+
+
+# --- prompt blocks ----------------------------------------------------------------------------------------------------
+def blocks(prompt: int, size: int, first: int = 0) -> dict[str, Any]:
+    return request(first, prompt, block_ids=list(range(first, first - (-prompt // size))))
+
+
+def test_the_size_of_a_block_is_the_users_else_the_formats_else_the_only_one_that_fits() -> None:
+    by_512 = [blocks(prompt, 512) for prompt in (100, 700, 5000)]
+    by_64 = [blocks(prompt, 64) for prompt in (100, 700, 5000)]
+    assert log_of(*by_512).hash_block_tokens == 512
+    log = log_of(*by_64)
+    assert log.hash_block_tokens == 64
+    assert told(log.notes, "a prompt block is 64 tokens, not the format's 512: the only usual size that fits all rows")
+    assert told(log_of(*by_64, hash_block_tokens=64).notes, "64 tokens in place of the format's 512, as told")
+    assert log_of(*by_64, format="azure").hash_block_tokens == 64
+    some = log_of(request(0, 5, block_ids=[7]), format="azure")
+    assert some.hash_block_tokens is None
+    assert some.columns.blocks is None
+    assert told(some.notes, "prompt block identities are not used", "hash_block_tokens says")
+
+
+def test_rows_that_do_not_fit_share_nothing_and_too_many_are_refused() -> None:
+    rows = [blocks(700, 512) for _ in range(200)]
+    rows[7] = request(0, 700, block_ids=[0, 1, 2])
+    log = log_of(*rows)
+    assert log.columns.blocks is not None
+    assert [len(log.columns.blocks.of(row)) for row in (6, 7, 8)] == [2, 0, 2]
+    assert told(log.notes, "1 of 200 rows", "line 8: 700 prompt tokens are 2 blocks, 3 identities", "share nothing")
+    rows[8] = rows[9] = rows[7]
+    # 3 of 200 are more than the 1 % for which the format's size is doubted, and no other fits.
+    with pytest.raises(InputError, match=r"3 of 200 rows .*lines 8, 9, 10.*more than 1 %: hash_block_tokens says"):
+        log_of(*rows)
+    assert told(log_of(*rows, allow_bad=True).notes, "3 of 200 rows", "share nothing")
+    assert told(log_of(*rows[:7], request(0, 700), hash_block_tokens=512).notes, "1 of 8 requests have no prompt block")
+
+
+def test_prompts_share_with_the_first_that_has_the_same_path() -> None:
+    trace = played(
+        request(0, 1200, block_ids=[1, 2, 3]),
+        request(1, 1536, block_ids=[1, 2, 9]),
+        request(2, 1400, block_ids=[1, 2, 9]),
+        request(3, 600, block_ids=[1, 2]),
+        request(4, 600, block_ids=[2, 1]),
+        request(5, 2048, block_ids=[1, 2, 9, 5]),
+        request(6, 1100, block_ids=[1, 2, 3]),
+    )
+    assert trace.has_blocks
+    assert [trace.shared.of(i) for i in range(7)] == [
+        (),
+        ((0, 1024),),
+        ((0, 1024), (1, 1400)),
+        ((0, 600),),
+        (),
+        ((0, 1024), (1, 1536)),
+        ((0, 1100),),
+    ]
+
+
+def test_identities_of_64_bits_are_not_cut() -> None:
+    low = 77
+    trace = played(
+        request(0, 100, block_ids=[low]),
+        request(1, 100, block_ids=[low + 2**32]),
+        request(2, 100, block_ids=[2**64 - 1]),
+    )
+    assert trace.shared.owner.size == 0
+
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=8)
+
+
+@given(PATHS, st.data())
+def test_equal_beginnings_are_equal_keys(paths: list[list[int]], data: st.DataObject) -> None:
+    """A token's key is its place and the request that owns it."""
+    size = 4
+    rows = [
+        request(row, size * (len(path) - 1) + data.draw(st.integers(1, size)), block_ids=path)
+        for row, path in enumerate(paths)
+    ]
+    trace = played(*rows, hash_block_tokens=size)
+
+    def owner(row: int, token: int) -> int:
+        return next((request for request, upto in trace.shared.of(row) if token < upto), row)
+
+    for a, b in itertools.combinations(range(len(paths)), 2):
+        for token in range(min(rows[a]["prompt_tokens"], rows[b]["prompt_tokens"])):
+            blocks = token // size + 1
+            assert (paths[a][:blocks] == paths[b][:blocks]) == (owner(a, token) == owner(b, token))
+    for row in range(len(paths)):
+        upto = [tokens for _, tokens in trace.shared.of(row)]
+        assert upto == sorted(set(upto))
+        for first, tokens in trace.shared.of(row):
+            assert first < row
+            assert tokens <= min(rows[row]["prompt_tokens"], rows[first]["prompt_tokens"])
+
+
+# --- coarse clocks ----------------------------------------------------------------------------------------------------
+TICKS = [request(3 * tick + jitter / 1000) for tick, jitter in enumerate([0, 1, -1, 0, 1, 0]) for _ in range(4)]
+
+
+def test_a_coarse_clock_is_named_with_its_tick() -> None:
+    log = log_of(*TICKS)
+    assert log.clock is not None
+    assert log.clock.tick_ns == pytest.approx(3e9, abs=1.1e6)
+    assert told(log.notes, "coarse clock: 78 % of neighbours have equal times, it ticks every 3")
+    odd = log_of(*(request(t) for t in (0, 0, 0, 1, 1, 7.3, 7.3, 9.9, 20.2)))
+    assert odd.clock is not None
+    assert odd.clock.tick_ns is None
+    assert told(odd.notes, "at no regular tick")
+    assert told(play(odd, spec(spread_ties="even")).notes, "spread_ties has no effect")
+    assert log_of(*(request(t) for t in range(20))).clock is None
+
+
+def test_ties_are_spread_over_the_tick_in_the_order_of_the_file() -> None:
+    seconds_clock = [request(t, prompt) for prompt, t in enumerate([0, 0, 0, 0, 1, 2, 2, 4, 4], start=1)]
+    assert seconds(played(*seconds_clock, spread_ties="even").arrival_ns) == [0, 0.25, 0.5, 0.75, 1, 2, 2.5, 4, 4.5]
+    drawn = played(*seconds_clock, spread_ties="uniform")
+    assert drawn.prompt_tokens.tolist() == list(range(1, 10))
+    assert np.floor(seconds(drawn.arrival_ns)).tolist() == [0, 0, 0, 0, 1, 2, 2, 4, 4]
+    assert np.all(np.diff(drawn.arrival_ns) > 0)
+    assert told(drawn.notes, "spread over its 1 s (uniform)")
+    again = play(log_of(*seconds_clock), spec(spread_ties="uniform"), streams=Streams(1, 0))
+    assert again.arrival_ns.tolist() != drawn.arrival_ns.tolist()
+
+
+def test_what_has_no_time_moves_with_what_it_follows() -> None:
+    rows = [request(t, session=f"s{i}") for i, t in enumerate([0, 0, 1, 1, 2, 2])]
+    trace = played(*rows, request(None, 99, session="s1", delay_s=0.1), spread_ties="even")
+    assert seconds(trace.arrival_ns) == [0, 0.5, 0.6, 1, 1.5, 2, 2.5]
+    assert trace.prompt_tokens[2] == 99
+
+
+# --- the window -------------------------------------------------------------------------------------------------------
+TEN_APART = [request(10 * i, 100 + i) for i in range(10)]
+
+
+def test_the_window_begins_with_the_warm_up() -> None:
+    trace = played(*TEN_APART, start_s=30, end_s=70, warmup_s=15)
+    assert seconds(trace.arrival_ns) == [5, 15, 25, 35, 45]
+    assert trace.line.tolist() == [3, 4, 5, 6, 7]
+    assert trace.num_warm == 1
+    assert told(trace.notes, "requests 3 to 7 of 10 are replayed")
+    assert told(trace.notes, "the first 1 requests, from 15 s to 30 s, warm the caches and are not measured")
+    assert played(*TEN_APART, start_s=30, warmup_s=15, max_requests=2).line.tolist() == [3, 4, 5]
+    with pytest.raises(InputError, match="no requests from 91 s to the end; the trace lasts 90 s"):
+        played(*TEN_APART, start_s=91, warmup_s=50)
+
+
+def test_prompts_have_in_common_what_is_played() -> None:
+    rows = [request(i, 512, block_ids=[7]) for i in range(4)]
+    assert [played(*rows, start_s=1).shared.of(i) for i in range(3)] == [(), ((0, 512),), ((0, 512),)]
+
+
+def test_thinning_keeps_sessions_whole_whatever_the_window() -> None:
+    rows = [request(i, session=f"s{i % 50}") for i in range(500)] + [request(500 + i) for i in range(400)]
+    whole = played(*rows, keep_share=0.4)
+    kept = {row % 50 for row in whole.row.tolist() if row < 500}
+    assert whole.row.tolist() == [row for row in range(500) if row % 50 in kept] + [
+        r for r in whole.row.tolist() if r >= 500
+    ]
+    assert 8 <= len(kept) <= 32
+    assert 120 <= np.count_nonzero(whole.row >= 500) <= 200
+    part = played(*rows, keep_share=0.4, start_s=100, end_s=300)
+    assert part.row.tolist() == [row for row in whole.row.tolist() if 100 <= row < 300]
+    assert set(whole.row.tolist()) <= set(played(*rows, keep_share=0.7).row.tolist())
+    assert told(whole.notes, f"keep_share 0.4 keeps {len(whole)} of 900 requests, sessions kept whole")
+    few = played(*rows, keep_share=0.4, max_requests=7)
+    assert few.row.tolist() == whole.row.tolist()[:7]
+
+
+# --- pace -------------------------------------------------------------------------------------------------------------
+def test_speed_and_rate_scale_gaps_and_leave_lengths() -> None:
+    fast = played(*TEN_APART, speed=4)
+    assert seconds(fast.arrival_ns) == [2.5 * i for i in range(10)]
+    assert fast.prompt_tokens.tolist() == list(range(100, 110))
+    assert told(fast.notes, "gaps divided by 4")
+    assert told(played(*TEN_APART, speed=0.5).notes, "gaps multiplied by 2, slower")
+    target = played(*TEN_APART, rate_per_s=0.2, start_s=30, warmup_s=20)
+    assert seconds(target.arrival_ns) == [5.0 * i for i in range(9)]
+    assert told(target.notes, "gaps divided by 2, faster than recorded: 0.2 requests/s in place of 0.1")
+    with pytest.raises(InputError, match="rate_per_s: expected requests at different times"):
+        played(request(0), rate_per_s=1)
+    with pytest.raises(InputError, match="speed: expected a faster one"):
+        played(*TEN_APART, speed=1e-12)
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=20), st.sampled_from([2, 3, 0.5, 7.25]))
+def test_gaps_are_scaled_exactly(times: list[int], speed: float) -> None:
+    rows = [{"time_ns": t, "prompt_tokens": 1, "output_tokens": 1} for t in times]
+    since = np.array(sorted(times)) - min(times)
+    assert played(*rows, speed=speed).arrival_ns.tolist() == [round(int(t) / speed) for t in since]
+
+
+def test_idle_gaps_are_capped_before_they_are_scaled() -> None:
+    trace = played(*(request(t) for t in (0, 5, 105, 107, 1107)), idle_gap_cap_s=10, speed=2)
+    assert seconds(trace.arrival_ns) == [0, 2.5, 7.5, 8.5, 13.5]
+    assert told(trace.notes, "2 gaps are shortened to 10 s, 1080 s in all")
+
+
+# --- closed sessions --------------------------------------------------------------------------------------------------
+def test_think_times_are_the_delay_else_the_gap_less_what_was_measured_else_the_gap() -> None:
+    rows = [
+        request(0, session="a", e2e_s=4),
+        request(10, session="a", e2e_s=90),
+        request(30, session="a"),
+        request(50, session="a"),
+        request(60, session="a", delay_s=2),
+    ]
+    trace = played(*rows, sessions="closed", speed=2)
+    assert trace.closed
+    assert trace.after.tolist() == [-1, 0, 1, 2, 3]
+    assert seconds(trace.think_ns) == [0, 3, 0, 10, 1]
+    assert told(
+        trace.notes,
+        "4 of 5 requests",
+        "1 x as the log has it; 2 x the recorded gap less the measured E2E; 1 x the recorded gap, which has the",
+    )
+    assert seconds(played(*rows, sessions="closed", idle_gap_cap_s=3).think_ns) == [0, 0, 0, 3, 2]
+    opened = played(*rows)
+    assert not opened.closed
+    assert not opened.think_ns.any()
+    alone = played(*TEN_APART, sessions="closed")
+    assert not alone.closed
+    assert told(alone.notes, "no request follows another")
+
+
+def test_a_session_that_is_cut_goes_on_from_the_nearest_turn_that_is_played() -> None:
+    rows = [request(i, 10**6 if i == 2 else 10, session="a", delay_s=0.25) for i in range(5)]
+    trace = played(*rows, sessions="closed", start_s=1, too_long="drop", max_model_len=1000)
+    assert trace.row.tolist() == [1, 3, 4]
+    assert trace.after.tolist() == [-1, 0, 1]
+    assert seconds(trace.think_ns) == [0, 2, 0.25]
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+def test_prompts_that_are_too_long_are_left_dropped_or_cut() -> None:
+    rows = [request(0, 100, 10), request(1, 95, 10), request(2, 10, 500)]
+    assert played(*rows, max_model_len=100).prompt_tokens.tolist() == [100, 95, 10]
+    dropped = played(*rows, max_model_len=100, too_long="drop")
+    assert dropped.prompt_tokens.tolist() == [95, 10]
+    assert told(dropped.notes, "1 request is dropped whose prompt is not shorter than max_model_len (100)")
+    cut = played(*rows, max_model_len=100, too_long="truncate")
+    assert cut.prompt_tokens.tolist() == [90, 90, 1]
+    assert told(cut.notes, "3 prompts are cut at the end, by 24 tokens in all")
+
+
+def test_what_is_kept_for_its_prompt_alone_gets_one_token() -> None:
+    trace = played(request(0, 10, 0), request(1))
+    assert trace.output_tokens.tolist() == [1, 5]
+    assert told(trace.notes, "1 request with 0 output tokens played for the prompt alone, with 1 token")
+
+
+# --- repetitions ------------------------------------------------------------------------------------------------------
+def test_repetitions_have_the_same_gaps_and_new_customers() -> None:
+    rows = [request(t, 512, session="a", block_ids=[7]) for t in (0, 1, 4)]
+    trace = played(*rows, repeat=3)
+    assert seconds(trace.arrival_ns) == [0, 1, 4, 6, 7, 10, 12, 13, 16]
+    assert trace.session.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert trace.after.tolist() == [-1, 0, 1, -1, 3, 4, -1, 6, 7]
+    assert [trace.shared.of(i) for i in range(9)] == [
+        *((), ((0, 512),), ((0, 512),)),
+        *((), ((3, 512),), ((3, 512),)),
+        *((), ((6, 512),), ((6, 512),)),
+    ]
+    assert told(trace.notes, "3 requests are played 3 times", "mean gap of 2 s")
+
+
+def test_the_warm_up_is_not_repeated() -> None:
+    rows = [request(t, 512, session="a", block_ids=[7]) for t in (0, 1, 4)]
+    trace = played(*rows, repeat=2, start_s=1, warmup_s=1, sessions="closed")
+    assert trace.num_warm == 1
+    assert seconds(trace.arrival_ns) == [0, 1, 4, 7, 10]
+    assert trace.after.tolist() == [-1, 0, 1, -1, 3]
+    assert seconds(trace.think_ns) == [0, 1, 3, 0, 3]
+    assert [trace.shared.of(i) for i in range(5)] == [(), ((0, 512),), ((0, 512),), (), ((3, 512),)]
+    with pytest.raises(InputError, match="repeat: expected requests at different times"):
+        played(request(0), repeat=2)
+    with pytest.raises(InputError, match="repeat: expected at most 50,000,000 requests in all"):
+        played(*rows, repeat=10**9)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+SESSIONS = """\
+{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}
+{"timestamp": 1000, "input_length": 1100, "output_length": 2, "hash_ids": [1, 2, 3]}
+{"timestamp": 2000, "input_length": 600, "output_length": 3, "hash_ids": [1, 4]}
+"""
+
+
+def workload_of(tmp_path: Path, log: Log | None = None, **keys: Any) -> Workload:
+    (tmp_path / "t.log").write_text(SESSIONS)
+    trace = {"path": "t.log", **keys.pop("trace", {})}
+    found = scenario.Workload.model_validate({"trace": trace, **keys})
+    return build_workload(found, seed=0, replication=0, max_model_len=8192, base_dir=tmp_path)
+
+
+def test_requests_say_what_they_share_and_how_many_only_warm(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, trace={"start_s": 1, "warmup_s": 1})
+    assert (workload.num_warm, workload.num_requests, workload.prefix_known) == (1, 3, True)
+    requests = list(workload.requests)
+    assert [r.id for r in requests] == [0, 1, 2]
+    assert [r.shared for r in requests] == [(), ((0, 600),), ((0, 512),)]
+    assert [r.prefix_group for r in requests] == [-1, -1, -1]
+    assert workload.successors is None
+    assert workload.measured is None
+    drawn = workload_of(tmp_path, prefix={"groups": 1, "tokens": 100})
+    assert "workload.prefix stands in place of what its prompts share" in drawn.notes[-1]
+    assert [(r.shared, r.prefix_tokens) for r in drawn.requests] == [((), 100)] * 3
+
+
+def test_closed_sessions_give_each_request_those_that_it_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(
+        request(0, 10, session="a", e2e_s=1, ttft_s=0.5),
+        request(2, 20, session="b"),
+        request(5, 30, session="a"),
+        request(6, 40, session="b"),
+        request(7, 50),
+    )
+    monkeypatch.setattr("simkit.workload.traces.play.load_log", lambda *_: log)
+    workload = workload_of(tmp_path, trace={"sessions": "closed"})
+    assert workload.successors is not None
+    caused = {after: [(r.id, think) for r, think in found] for after, found in workload.successors.items()}
+    assert caused == {0: [(2, 4 * NS_PER_S)], 1: [(3, 4 * NS_PER_S)]}
+    assert workload.measured is not None
+    assert workload.measured.ttft_ns.tolist() == [NS_PER_S // 2, -1, -1, -1, -1]
+    assert workload.measured.e2e_ns.tolist() == [NS_PER_S, -1, -1, -1, -1]
+    assert (workload.num_requests, workload.prefix_known) == (5, False)
+    roots = list(workload.requests)
+    assert [(r.id, r.prompt_tokens, r.prefix_group) for r in roots] == [(0, 10, 0), (1, 20, 1), (4, 50, -1)]
+    everyone = workload_of(tmp_path, trace={"sessions": "closed"}).everyone()
+    assert [r.prompt_tokens for r in everyone] == [10, 20, 30, 40, 50]
+
+
+def test_a_plan_scales_what_the_trace_says(tmp_path: Path) -> None:
+    from simkit.planner.offered import at_rate, base_rate, for_trials
+
+    def offered(**trace: Any) -> scenario.Scenario:
+        (tmp_path / "t.log").write_text(SESSIONS)
+        data = {
+            "name": "t",
+            "model": "llama-3-8b",
+            "hardware": {"gpu": "a100-sxm4-80gb"},
+            "workload": {"trace": {"path": "t.log", **trace}},
+        }
+        return scenario.from_dict(data).based_at(tmp_path)
+
+    for keys, base, key in (({"speed": 2.0}, 2.0, "speed"), ({"rate_per_s": 5.0}, 5.0, "rate_per_s")):
+        before = offered(**keys)
+        assert base_rate(before) == pytest.approx(base)
+        faster = at_rate(before, 10.0, base).based_at(tmp_path)
+        assert base_rate(faster) == pytest.approx(10)
+        assert faster.workload.trace is not None
+        assert getattr(faster.workload.trace, key) == pytest.approx(keys[key] * 10 / base)
+    assert for_trials(offered(start_s=1, warmup_s=1), 1).warmup == "none"
+    assert for_trials(offered(), 1).warmup != "none"
+
+
+# --- the real traces --------------------------------------------------------------------------------------------------
+README_HITS = {
+    "mooncake_conversation_0-20min.jsonl": (0.3179, 0.3236),
+    "mooncake_synthetic_0-8min.jsonl": (0.2975, 0.3051),
+    "mooncake_arxiv_first20.jsonl": (0.1265, 0.1299),
+    "mooncake_arxiv_mixed_toolagent_12s.jsonl": (0.3533, 0.3663),
+}
+
+
+@needs_traces
+@pytest.mark.parametrize("name", README_HITS)
+def test_an_unlimited_cache_hits_what_is_documented(name: str) -> None:
+    log = load_log(scenario.Trace(path=name), TRACES)
+    assert log.hash_block_tokens == 512
+    found = unlimited_hits(log.columns, 512)
+    assert found is not None
+    assert found == pytest.approx(README_HITS[name], abs=0.0001)
+    # What requests share adds up to the same tokens: here no block that ends a prompt is shared.
+    trace = play(log, spec())
+    held = [trace.shared.of(i)[-1][1] if trace.shared.of(i) else 0 for i in range(len(trace))]
+    assert sum(held) / trace.prompt_tokens.sum() == pytest.approx(found[1], abs=1e-9)
+
+
+@needs_traces
+def test_mooncakes_tick_is_found_and_spreads() -> None:
+    log = load_log(scenario.Trace(path="mooncake_conversation_0-20min.jsonl"), TRACES)
+    assert log.clock is not None
+    assert log.clock.tick_ns == pytest.approx(3e9, abs=1e6)
+    gaps = np.diff(play(log, spec(spread_ties="uniform")).arrival_ns)
+    assert 0.95 < gaps.std() / gaps.mean() < 1.15  # 2.854 with the ticks
