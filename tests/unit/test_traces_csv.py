@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from simkit.workload.traces.layout import Field, read_blocks
 from simkit.workload.traces.load import Log, load_log
 from simkit.workload.traces.log import RowLog
 from simkit.workload.traces.record import UNKNOWN, Columns
+from simkit.workload.traces.scan import scanning
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")
@@ -136,6 +138,26 @@ def test_cells_longer_than_the_csv_modules_own_limit(tmp_path: Path) -> None:
         log = load(tmp_path, f"TIMESTAMP,ContextTokens,GeneratedTokens,prompt\n2024-05-10 00:00:00Z,1,1,{long}\n")
         assert len(log) == 1
     assert csv.field_size_limit() == before
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    rows = [
+        f"2024-05-10 00:00:{i % 60:02d}.{i:07d}Z,{i % 999},{'x' if i % 500 == 7 else i % 99}\n" for i in range(60_000)
+    ]
+
+    def peak(count: int) -> int:
+        (tmp_path / "t").write_text(AZURE + "".join(rows[:count]))
+        tracemalloc.start()
+        try:
+            with scanning(scenario.Trace(path="t"), tmp_path) as scan:
+                num_read = sum(len(part) for part in scan.parts)
+                assert num_read < count
+                assert f"left out {count // 500} of {count} rows (0.2 %)" in " ".join(scan.notes())
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(60_000) < 1.2 * peak(20_000)
 
 
 # --- the fast way and the exact one -----------------------------------------------------------------------------------
