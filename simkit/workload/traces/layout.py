@@ -15,7 +15,7 @@ import numpy as np
 
 from simkit.errors import InputError, nearest
 from simkit.types import Ints
-from simkit.workload.traces.cells import WALL, Parse, number
+from simkit.workload.traces.cells import WALL, Column, Parse, number
 from simkit.workload.traces.csv_rows import Block, CsvRows
 from simkit.workload.traces.format import Source
 from simkit.workload.traces.log import BadCell, RowLog, listed
@@ -169,7 +169,7 @@ def _of_size(unit: Unit) -> Parse:
             raise ValueError(cell)
         return found
 
-    def many(cells: Sequence[str]) -> Any:
+    def many(cells: Sequence[str]) -> Column:
         column = parse.many(cells)
         values = column.values
         assert isinstance(values, np.ndarray)
@@ -186,7 +186,8 @@ def _of_size(unit: Unit) -> Parse:
 def _read(block: Block, width: int, readers: Sequence[Reader], log: RowLog) -> Values:
     """The values of the readable rows by field name, and their `line`; what is wrong with the others is logged."""
     log.num_rows += len(block.rows)
-    log.line = int(block.lines[-1])
+    # Whoever makes the blocks may have read on, to a line that is no row.
+    log.line = max(log.line, int(block.lines[-1]))
     rows = block.rows
     at_of: Sequence[int] = range(len(rows))
     problems: dict[int, str] = {}
