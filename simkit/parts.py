@@ -83,7 +83,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
     facts = simulate(setup, replication, progress, single_step=single_step)
-    outcome = summarise(facts.record, terms_of(setup))
+    outcome = summarise(facts.record, terms_of(setup, facts))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
@@ -118,13 +118,15 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
 
-def terms_of(setup: Setup) -> Terms:
-    """What the summary must know of a set-up."""
+def terms_of(setup: Setup, facts: RunFacts) -> Terms:
+    """What the summary must know of a set-up, and of its workload."""
     scenario = setup.scenario
     hardware, warmup = scenario.hardware, scenario.warmup
     if not isinstance(warmup, str):
         kind, value = next(iter(warmup.model_dump().items()))
         warmup = (kind, float(value))  # type: ignore[assignment]
+    elif facts.num_warm:
+        warmup = ("requests", float(facts.num_warm))  # type: ignore[assignment]
     price = hardware.price_per_gpu_hour
     arrivals = scenario.workload.arrivals
     return Terms(
@@ -134,8 +136,8 @@ def terms_of(setup: Setup) -> Terms:
         num_gpu_blocks=setup.num_gpu_blocks,
         stream=setup.stream,
         open_loop=arrivals is None or arrivals.process not in ("closed_loop", "all_at_once"),
-        # A log that does not say which prompts are alike has an unknown hit rate, not 0.
-        prefix_caching=setup.prefix_caching and scenario.workload.trace is None,
+        prefix_caching=setup.prefix_caching,
+        prefix_known=facts.prefix_known,
         warmup=warmup,  # type: ignore[arg-type]
         slo={} if scenario.slo is None else scenario.slo.model_dump(exclude_none=True),
         price_per_hour=None if price is None else price * hardware.tensor_parallel_size * scenario.replicas,
@@ -152,6 +154,7 @@ COUNTER_TEXTS = {
     "output_tokens_clipped": "drawn output lengths were moved to min or max",
     "prefixes_cut_to_prompt": "shared prefixes were cut to the prompt",
     "requests_not_sent": "requests were not sent because the last segment ended",
+    "turns_not_sent": "turns were not sent because the one before them never ended",
 }
 
 

@@ -18,7 +18,7 @@ from simkit.errors import InputError
 from simkit.scenario_engine import Engine, Hardware, Latency, Slo, Warmup, WarmupRequests, WarmupSeconds
 from simkit.scenario_errors import Origin, explain, is_text, key_error
 from simkit.scenario_failures import Failure, check_failures
-from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text
+from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text, conflict
 from simkit.scenario_workload import (
     AllAtOnce,
     Arrivals,
@@ -110,6 +110,10 @@ class Scenario(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_failures(self.failures, self.replicas)
+        trace = self.workload.trace
+        if trace is not None and trace.warmup_s and self.warmup != "none":
+            where = ("workload", "trace", "warmup_s")
+            raise conflict(("warmup",), f"none beside {'.'.join(where)}, which says what is not measured", "both")
         return self
 
     @property

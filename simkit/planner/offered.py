@@ -81,8 +81,11 @@ def _piecewise_rate(arrivals: PiecewiseArrivals, num_requests: int | None, durat
 def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenario:
     """The same customers, `rate_per_s` of them a second where the scenario has `base_per_s`."""
     workload, factor = scenario.workload, rate_per_s / base_per_s
-    if workload.trace is not None:
-        return apply_sets(scenario, {"workload.trace.speed": workload.trace.speed * factor}, label="rate")
+    trace = workload.trace
+    if trace is not None and trace.rate_per_s is not None:
+        return apply_sets(scenario, {"workload.trace.rate_per_s": trace.rate_per_s * factor}, label="rate")
+    if trace is not None:
+        return apply_sets(scenario, {"workload.trace.speed": trace.speed * factor}, label="rate")
     if isinstance(workload.arrivals, PiecewiseArrivals):
         # The whole profile is played faster: more customers in the same segments would be others.
         segments = [
@@ -107,7 +110,8 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     if count is not None and can_grow and scenario.replicas != base_replicas:
         count = max(1, round(count * scenario.replicas / base_replicas))
         changes["workload.num_requests"] = count
-    if scenario.warmup == "none":
+    # The warm-up window of a trace is one.
+    if scenario.warmup == "none" and not (workload.trace and workload.trace.warmup_s):
         if count is None and workload.trace is not None:
             count = sum(1 for _ in _requests(scenario, None))
         if count is not None:
@@ -131,7 +135,9 @@ def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
 
 
 def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
-    """The first requests of replication 0; all of them for a `count` of None."""
+    """The first requests of replication 0; all of them for a `count` of None. Turns come when the log says they did."""
+    if scenario.workload.trace is not None:
+        scenario = apply_sets(scenario, {"workload.trace.sessions": "open"}, label="plan")
     try:
         workload = build_workload(
             scenario.workload,

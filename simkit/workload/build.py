@@ -5,7 +5,7 @@ Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -35,6 +35,14 @@ COUNTERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a log measured, by request id in ns, -1 where it does not say."""
+
+    ttft_ns: Ints
+    e2e_ns: Ints
+
+
 @dataclass
 class Workload:
     """Requests in arrival order with ids from 0, and what the engine must know about them.
@@ -46,6 +54,10 @@ class Workload:
     from the iterator so far: drawn outputs that `max_tokens` cut (stop: eos), drawn lengths moved to `min` or `max`
     (an implied min of 1 included), prefixes shortened to the prompt, and requests that `num_requests` asked for but the
     last `piecewise` segment ended before.
+
+    The first `num_warm` ids warm the caches and are not measured. `prefix_known`: it is known which prompts are alike.
+    With `successors` the iterator has only requests without predecessor; when a request leaves, each of its successors
+    arrives after its think time in ns.
     """
 
     requests: Iterator[Request]
@@ -55,6 +67,10 @@ class Workload:
     think_time_ns: int
     notes: tuple[str, ...]
     counters: dict[str, int]
+    num_warm: int = 0
+    prefix_known: bool = True
+    successors: Mapping[int, tuple[tuple[Request, int], ...]] | None = None
+    measured: Measured | None = None
 
 
 class _Chunk(NamedTuple):
@@ -106,6 +122,7 @@ def build_workload(
         think_time_ns=0 if closed is None else s_to_ns(closed.think_time_s),
         notes=tuple(notes),
         counters=counters,
+        prefix_known=workload.trace is None,
     )
 
 
