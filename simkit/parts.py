@@ -16,6 +16,7 @@ from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.manifest import build_manifest, plain
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.metrics.intervals import combine
+from simkit.metrics.measured import compare_measured
 from simkit.metrics.tables import request_table, slot_table, span_table
 from simkit.metrics.terms import Terms
 
@@ -29,7 +30,7 @@ class Part:
     """What one replication leaves behind. `slots` is kept for replication 0 alone.
 
     `turned_away` counts requests by the reason for which they were rejected or refused; `counters` hold what the
-    workload cut or clipped, by name.
+    workload cut or clipped, by name. `measured` sets what a log measured beside this run (`metrics.measured`).
     """
 
     replication: int
@@ -41,19 +42,22 @@ class Part:
     notes: tuple[str, ...]
     counters: dict[str, int]
     turned_away: dict[str, int]
+    measured: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a run gives. `summary` and `manifest` are the content of the JSON files, `tables` of the parquet files.
 
-    `replications` holds the summary of each replication; `summary` is their mean with ``*_ci95`` siblings.
+    `replications` holds the summary of each replication; `summary` is their mean with ``*_ci95`` siblings. `measured`
+    sets what a log measured beside the first replication, None where there is no such log.
     """
 
     summary: dict[str, Any]
     manifest: dict[str, Any]
     tables: dict[str, pa.Table]
     replications: list[dict[str, Any]]
+    measured: dict[str, Any] | None = None
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -95,7 +99,19 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
         notes=facts.notes,
         counters=plain(facts.counters) | _requeued(setup, facts, outcome),
         turned_away=_turned_away(facts, outcome),
+        measured=_measured(setup, facts, outcome),
     )
+
+
+def _measured(setup: Setup, facts: RunFacts, outcome: Outcome) -> dict[str, Any] | None:
+    """The comparison with what the log measured, None where it did not."""
+    log = facts.measured
+    if log is None:
+        return None
+    found: dict[str, Any] | None = plain(
+        compare_measured(outcome.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream)
+    )
+    return found
 
 
 def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
@@ -108,7 +124,7 @@ def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
         "slots": parts[0].slots,
     }
     summaries = [part.summary for part in parts]
-    return Result(combine(summaries), _manifest(setup, parts), tables, summaries)
+    return Result(combine(summaries), _manifest(setup, parts), tables, summaries, parts[0].measured)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

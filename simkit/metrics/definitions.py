@@ -135,11 +135,11 @@ def _residence_ns(table: dict[str, Ints], finished: Bools) -> int:
 def _latencies(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
     arrival, first, last = (table[c][counted] for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
     return {
-        "ttft_ms": _stats(first - arrival),
-        "tpot_ms": _stats(_tpot_ns(table, counted)) if terms.stream else _absent(NOT_STREAMED),
+        "ttft_ms": stats_ms(first - arrival),
+        "tpot_ms": stats_ms(_tpot_ns(table, counted)) if terms.stream else _absent(NOT_STREAMED),
         "itl_ms": _itl(record) if terms.stream else _absent(NOT_STREAMED),
-        "e2e_ms": _stats(last - arrival),
-        "queue_ms": _stats(table["first_scheduled_ns"][counted] - arrival),
+        "e2e_ms": stats_ms(last - arrival),
+        "queue_ms": stats_ms(table["first_scheduled_ns"][counted] - arrival),
     }
 
 
@@ -150,7 +150,7 @@ def _tpot_ns(table: dict[str, Ints], counted: Bools) -> Floats:
     return (table["last_token_ns"] - table["first_token_ns"])[several] / num_gaps[several]
 
 
-def _stats(values_ns: Ints | Floats) -> dict[str, Any]:
+def stats_ms(values_ns: Ints | Floats) -> dict[str, Any]:
     """Mean and percentiles in ms (numpy "linear"); None when there is nothing to describe."""
     if not len(values_ns):
         return _absent(None)

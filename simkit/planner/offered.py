@@ -135,7 +135,15 @@ def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
 
 
 def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
-    """The first requests of replication 0; all of them for a `count` of None. Turns come when the log says they did."""
+    """The first requests of replication 0; all of them for a `count` of None."""
+    return played(scenario, max_model_len, count)[0]
+
+
+def played(scenario: Scenario, max_model_len: int, count: int | None = None) -> tuple[list[Request], int]:
+    """The first requests of replication 0 (None: all), and how many of its first ones only warm the caches.
+
+    Turns of sessions come when the log says they did.
+    """
     if scenario.workload.trace is not None:
         scenario = apply_sets(scenario, {"workload.trace.sessions": "open"}, label="plan")
     try:
@@ -146,6 +154,6 @@ def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 
             max_model_len=max_model_len,
             base_dir=scenario.base_dir,
         )
-        return list(islice(workload.requests, count))
+        return list(islice(workload.requests, count)), workload.num_warm
     except InputError as error:
         raise InputError(scenario.blame(str(error))) from None

@@ -34,6 +34,7 @@ ROOM_OF = {
     "cli_calibrate": "cli",
     "cli_plan": "cli",
     "cli_doctor": "cli",
+    "cli_replay": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
