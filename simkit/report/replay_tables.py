@@ -76,7 +76,8 @@ def _even_sheet(summary: Mapping[str, Any], even: Mapping[str, Any]) -> Sheet:
     made = even["workload"]
     remark = (
         f"even workload: {plain(made['num_requests'])} requests, Poisson arrivals at "
-        f"{plain(made['rate_per_s'])} a second, each {plain(made['prompt_tokens'])} prompt and {plain(made['output_tokens'])} output tokens"
+        f"{plain(made['rate_per_s'])} a second, each {plain(made['prompt_tokens'])} prompt and "
+        f"{plain(made['output_tokens'])} output tokens"
     )
     return Sheet("The log beside an even workload with equal means", ("", *STATS), tuple(rows), remark)
 

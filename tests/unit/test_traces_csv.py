@@ -78,6 +78,20 @@ BODY = (AZURE + "2024-05-10 00:00:00+00:00,10,2\n2024-05-10 00:00:01.5+00:00,20,
         BODY.replace(b"\n", b"\r"),
         b"# exported\n\n" + BODY,
     ],
+    ids=[
+        "plain",
+        "gzip",
+        "gzip-twice",
+        "zstd",
+        "zstd-twice",
+        "zstd-skippable",
+        "utf-16",
+        "semicolons",
+        "tabs",
+        "crlf",
+        "cr",
+        "preamble",
+    ],
 )
 def test_wrapping_is_recognised_by_content(tmp_path: Path, packed: bytes) -> None:
     log = load(tmp_path, packed)
