@@ -205,7 +205,7 @@ def test_other_formats_and_unreadable_files(tmp_path: Path) -> None:
     assert "--map prompt=COLUMN,output=COLUMN,time=COLUMN" in message
     assert "needs column 'TIMESTAMP'" in refusal(tmp_path, burst, format="azure")
     message = refusal(tmp_path, burst, format="azur")
-    assert message.startswith("trace t.csv: format 'azur' is not one of auto, azure, ")
+    assert message.startswith("trace t.csv: format 'azur' is not one of auto, ")
     assert message.endswith("; did you mean 'azure'?")
     json_lines = '{"timestamp": 0, "input_length": 6755, "outputs": 500, "hash_ids": [' + "0, " * 500 + "1]}\n"
     message = refusal(tmp_path, json_lines)
