@@ -384,6 +384,17 @@ def test_speed_and_rate_scale_gaps_and_leave_lengths() -> None:
         played(*TEN_APART, speed=1e-12)
 
 
+def test_a_large_log_out_of_order_is_sorted_and_nothing_is_read_into_it() -> None:
+    times = np.random.default_rng(1).integers(0, 10**13, 100_000)
+    none = np.full(len(times), 1)
+    columns = Columns(line=none, time_ns=times, prompt_tokens=none, output_tokens=none)
+    log = arrange(columns, spec(), RowLog("trace t.log", num_rows=len(times)), FORMATS["azure"], "by hand")
+    assert np.array_equal(log.columns.time_ns, np.sort(times) - times.min())
+    assert not told(log.notes, "joined")
+    with pytest.raises(InputError, match="more than 146 years apart"):
+        log_of(*({"time_ns": t, "prompt_tokens": 1, "output_tokens": 1} for t in (2**62, -(2**62))))
+
+
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=20), st.sampled_from([2, 3, 0.5, 7.25]))
 def test_gaps_are_scaled_exactly(times: list[int], speed: float) -> None:
     rows = [{"time_ns": t, "prompt_tokens": 1, "output_tokens": 1} for t in times]
@@ -475,8 +486,22 @@ def test_the_warm_up_is_not_repeated() -> None:
     assert [trace.shared.of(i) for i in range(5)] == [(), ((0, 512),), ((0, 512),), (), ((3, 512),)]
     with pytest.raises(InputError, match="repeat: expected requests at different times"):
         played(request(0), repeat=2)
-    with pytest.raises(InputError, match="repeat: expected at most 50,000,000 requests in all"):
+    with pytest.raises(InputError, match="repeat: expected at most 10,000,000 requests in all"):
         played(*rows, repeat=10**9)
+
+
+def test_of_a_large_log_what_lies_beyond_end_s_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simkit.workload.traces.objects.ROWS_A_PART", 10)
+    monkeypatch.setattr("simkit.workload.traces.load.KEEP_ALL_ROWS", 20)
+    row = '{{"timestamp": {}, "input_length": {}, "output_length": 1}}'
+    (tmp_path / "t.log").write_text("\n".join(row.format(1000 * (99 - i), i + 1) for i in range(100)))
+    trace = play(load_log(spec(end_s=95), tmp_path), spec(end_s=95))
+    assert len(trace) == 95
+    (tmp_path / "t.log").write_text("\n".join(row.format(1000 * i, i + 1) for i in range(100)))
+    log = load_log(spec(end_s=25), tmp_path)
+    assert len(log) == 25
+    assert told(log.notes, "75 requests beyond end_s were not kept")
+    assert play(log, spec(end_s=25)).prompt_tokens.tolist() == list(range(1, 26))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -546,6 +571,12 @@ def test_a_plan_scales_what_the_trace_says(tmp_path: Path) -> None:
         }
         return scenario.from_dict(data).based_at(tmp_path)
 
+    turns = SESSIONS.replace('"timestamp": 0', '"session_id": "a", "timestamp": 0')
+    turns = turns.replace('"timestamp": 1000', '"session_id": "a", "delay": 1000')
+    closed = offered(sessions="closed")
+    (tmp_path / "t.log").write_text(turns)
+    with pytest.raises(InputError, match=r"trace\.sessions: expected open: requests that wait for an answer"):
+        base_rate(closed)
     for keys, base, key in (({"speed": 2.0}, 2.0, "speed"), ({"rate_per_s": 5.0}, 5.0, "rate_per_s")):
         before = offered(**keys)
         assert base_rate(before) == pytest.approx(base)

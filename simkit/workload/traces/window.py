@@ -15,6 +15,7 @@ from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s, s_to_ns
 from simkit.workload.streams import Streams
 from simkit.workload.traces.load import Log
+from simkit.workload.traces.stats import session_roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,15 @@ def cut(
 def _thinned(log: Log, rows: Ints, spec: scenario.Trace, streams: Streams) -> tuple[Ints, list[str]]:
     """The rows of the sessions that are kept, requests without one each for itself.
 
-    Session i, and request i, is kept when value i of a stream is below `keep_share`: whatever the window is, and more
-    of the same with a larger share.
+    Session i of the log is kept when value i of the stream is below `keep_share`: whatever the window is, and more of
+    the same with a larger share.
     """
     if spec.keep_share == 1:
         return rows, []
-    drawn = streams("trace_requests").uniforms(len(log))
-    what = "requests"
-    if log.session is not None:
-        by_session = streams("trace_sessions").uniforms(int(log.session.max(initial=0)) + 1)
-        drawn = np.where(log.session >= 0, by_session[log.session], drawn)
-        what = "requests, sessions kept whole"
+    roots, at = np.unique(session_roots(log.columns, log.after), return_inverse=True)
+    drawn = streams("trace_keep_share").uniforms(len(roots))[at]
     kept = rows[drawn[rows] < spec.keep_share]
+    what = "requests" if log.session is None else "requests, sessions kept whole"
     return kept, [f"keep_share {spec.keep_share:g} keeps {len(kept)} of {len(rows)} {what}"]
 
 
