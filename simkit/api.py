@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simkit.engine.build import set_up
+from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.manifest import CREATED_BY, canonical_json, is_run_dir
@@ -58,7 +58,11 @@ def run(
     """
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)
-    setup = set_up(scenario)
+    return run_set_up(set_up(scenario), progress=progress, single_step=single_step)
+
+
+def run_set_up(setup: Setup, *, progress: Progress | None = None, single_step: bool = False) -> Result:
+    """`run` of a scenario that is set up already."""
     count = setup.scenario.replications
     parts = [
         make_part(setup, replication, _share(progress, replication, count), single_step=single_step)
@@ -197,6 +201,8 @@ def _digest(text: str) -> str:
 def _write_run(result: Result, directory: Path) -> None:
     (directory / "manifest.json").write_bytes(canonical_json(result.manifest))
     (directory / "summary.json").write_bytes(canonical_json(result.summary))
+    if result.measured is not None:
+        (directory / "measured.json").write_bytes(canonical_json(result.measured))
     for name, table in result.tables.items():
         _write_table(table, directory / f"{name}.parquet")
 

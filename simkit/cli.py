@@ -16,7 +16,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from simkit import __version__, cli_calibrate, cli_doctor, cli_memory, cli_plan, cli_studies, cli_trace, console
+from simkit import (
+    __version__,
+    cli_calibrate,
+    cli_doctor,
+    cli_memory,
+    cli_plan,
+    cli_replay,
+    cli_studies,
+    cli_trace,
+    console,
+)
 from simkit.cli_studies import Json, Quiet
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError
 
@@ -126,6 +136,7 @@ app.command()(cli_studies.run)
 app.command()(cli_studies.compare)
 app.command()(cli_studies.sweep)
 app.command()(cli_plan.plan)
+app.command()(cli_replay.replay)
 app.command()(cli_memory.memory)
 app.command()(cli_doctor.doctor)
 app.add_typer(cli_trace.app)

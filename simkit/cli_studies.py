@@ -89,7 +89,7 @@ def run(
             written = api.write(result, out_dir, overwrite=True, report=not no_report)
     _clear_kept(out_dir)
     if not quiet:
-        _notes(replaced, result.manifest)
+        say_notes(replaced, result.manifest)
         idle = result.manifest.get("without_effect")
         if idle:
             console.say(f"note: without effect here: {', '.join(idle)}")
@@ -100,7 +100,7 @@ def run(
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
     if not quiet:
-        _say_alarms(result, written)
+        say_alarms(result, written)
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
 
 
@@ -154,7 +154,7 @@ def compare(
     if comparison.baseline in comparison.failed and not quiet:
         console.say(f"note: the baseline {comparison.baseline} failed, so there are no paired differences")
     if not quiet:
-        _notes(replaced, *(arm.manifest for arm in comparison.arms.values()))
+        say_notes(replaced, *(arm.manifest for arm in comparison.arms.values()))
     if json:
         console.out_bytes((written / "compare.json").read_bytes())
     else:
@@ -205,7 +205,7 @@ def sweep(
             written = api.write_sweep(swept, out_dir, overwrite=True)
     code = _report_failures("point", swept.failed, out_dir, quiet)
     if not quiet:
-        _notes(replaced, *(result.manifest for result in swept.points.values()))
+        say_notes(replaced, *(result.manifest for result in swept.points.values()))
     if json:
         console.out_bytes((written / "sweep.json").read_bytes())
     else:
@@ -305,7 +305,7 @@ def _from_flags(flags: dict[str, Any], settings: list[str]) -> Scenario:
     return from_flags(model, gpu, rate, prompt, output, settings)
 
 
-def _notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
+def say_notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
     """What the reader should know about one or several runs, a line each, nothing twice.
 
     `replaced` names the run that was in the same place before.
@@ -319,7 +319,7 @@ def _notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
         console.say(text)
 
 
-def _say_alarms(result: Result, written: Path) -> None:
+def say_alarms(result: Result, written: Path) -> None:
     """One line when a rule of the doctor finds something to do."""
     from simkit.diagnosis.rules import alarm_line, diagnose
     from simkit.planner.doctor import facts_of

@@ -16,6 +16,7 @@ from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.manifest import build_manifest, plain
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.metrics.intervals import combine
+from simkit.metrics.measured import compare_measured
 from simkit.metrics.tables import request_table, slot_table, span_table
 from simkit.metrics.terms import Terms
 
@@ -29,7 +30,7 @@ class Part:
     """What one replication leaves behind. `slots` is kept for replication 0 alone.
 
     `turned_away` counts requests by the reason for which they were rejected or refused; `counters` hold what the
-    workload cut or clipped, by name.
+    workload cut or clipped, by name. `measured` sets what a log measured beside this run (`metrics.measured`).
     """
 
     replication: int
@@ -41,19 +42,22 @@ class Part:
     notes: tuple[str, ...]
     counters: dict[str, int]
     turned_away: dict[str, int]
+    measured: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a run gives. `summary` and `manifest` are the content of the JSON files, `tables` of the parquet files.
 
-    `replications` holds the summary of each replication; `summary` is their mean with ``*_ci95`` siblings.
+    `replications` holds the summary of each replication; `summary` is their mean with ``*_ci95`` siblings. `measured`
+    sets what a log measured beside the first replication, None where there is no such log.
     """
 
     summary: dict[str, Any]
     manifest: dict[str, Any]
     tables: dict[str, pa.Table]
     replications: list[dict[str, Any]]
+    measured: dict[str, Any] | None = None
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -83,7 +87,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
     facts = simulate(setup, replication, progress, single_step=single_step)
-    outcome = summarise(facts.record, terms_of(setup))
+    outcome = summarise(facts.record, terms_of(setup, facts))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
@@ -95,7 +99,19 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
         notes=facts.notes,
         counters=plain(facts.counters) | _requeued(setup, facts, outcome),
         turned_away=_turned_away(facts, outcome),
+        measured=_measured(setup, facts, outcome),
     )
+
+
+def _measured(setup: Setup, facts: RunFacts, outcome: Outcome) -> dict[str, Any] | None:
+    """The comparison with what the log measured, None where it did not."""
+    log = facts.measured
+    if log is None:
+        return None
+    found: dict[str, Any] | None = plain(
+        compare_measured(outcome.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream)
+    )
+    return found
 
 
 def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
@@ -108,7 +124,7 @@ def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
         "slots": parts[0].slots,
     }
     summaries = [part.summary for part in parts]
-    return Result(combine(summaries), _manifest(setup, parts), tables, summaries)
+    return Result(combine(summaries), _manifest(setup, parts), tables, summaries, parts[0].measured)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
@@ -118,13 +134,15 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
 
-def terms_of(setup: Setup) -> Terms:
-    """What the summary must know of a set-up."""
+def terms_of(setup: Setup, facts: RunFacts) -> Terms:
+    """What the summary must know of a set-up, and of its workload."""
     scenario = setup.scenario
     hardware, warmup = scenario.hardware, scenario.warmup
     if not isinstance(warmup, str):
         kind, value = next(iter(warmup.model_dump().items()))
         warmup = (kind, float(value))  # type: ignore[assignment]
+    elif facts.num_warm:
+        warmup = ("requests", float(facts.num_warm))  # type: ignore[assignment]
     price = hardware.price_per_gpu_hour
     arrivals = scenario.workload.arrivals
     return Terms(
@@ -134,8 +152,8 @@ def terms_of(setup: Setup) -> Terms:
         num_gpu_blocks=setup.num_gpu_blocks,
         stream=setup.stream,
         open_loop=arrivals is None or arrivals.process not in ("closed_loop", "all_at_once"),
-        # A log that does not say which prompts are alike has an unknown hit rate, not 0.
-        prefix_caching=setup.prefix_caching and scenario.workload.trace is None,
+        prefix_caching=setup.prefix_caching,
+        prefix_known=facts.prefix_known,
         warmup=warmup,  # type: ignore[arg-type]
         slo={} if scenario.slo is None else scenario.slo.model_dump(exclude_none=True),
         price_per_hour=None if price is None else price * hardware.tensor_parallel_size * scenario.replicas,
@@ -152,6 +170,7 @@ COUNTER_TEXTS = {
     "output_tokens_clipped": "drawn output lengths were moved to min or max",
     "prefixes_cut_to_prompt": "shared prefixes were cut to the prompt",
     "requests_not_sent": "requests were not sent because the last segment ended",
+    "turns_not_sent": "turns were not sent because the one before them never ended",
 }
 
 

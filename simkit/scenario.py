@@ -18,7 +18,7 @@ from simkit.errors import InputError
 from simkit.scenario_engine import Engine, Hardware, Latency, Slo, Warmup, WarmupRequests, WarmupSeconds
 from simkit.scenario_errors import Origin, explain, is_text, key_error
 from simkit.scenario_failures import Failure, check_failures
-from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text
+from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text, conflict
 from simkit.scenario_workload import (
     AllAtOnce,
     Arrivals,
@@ -76,6 +76,7 @@ __all__ = [
     "from_flags",
     "from_labelled",
     "load",
+    "load_replay",
     "loads",
     "parse_axes",
     "template",
@@ -110,6 +111,10 @@ class Scenario(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_failures(self.failures, self.replicas)
+        trace = self.workload.trace
+        if trace is not None and trace.warmup_s and self.warmup != "none":
+            where = ("workload", "trace", "warmup_s")
+            raise conflict(("warmup",), f"none beside {'.'.join(where)}, which says what is not measured", "both")
         return self
 
     @property
@@ -162,6 +167,38 @@ def loads(text: str, sets: Sequence[str] = (), *, file: str = "scenario", base_d
     source = io.parse(text, file)
     source.data.setdefault("name", _slug(Path(file).stem))
     return _build(source.data, Origin(file=file, root=source.root), sets, base_dir)
+
+
+REPLAYED_KEYS = ("stop", "max_tokens", "priority", "tenants", "samples", "timeout_s", "queue_limit")
+"""Keys of a workload that a log leaves as they are."""
+
+
+def load_replay(path: str | Path, trace: Mapping[str, Any], labels: Mapping[str, str], sets: Sequence[str]) -> Scenario:
+    """The scenario of a file with a log in place of its workload, but for the REPLAYED_KEYS; variants are dropped.
+
+    `trace` has keys of `Trace`, each with what `labels` call it in messages. Its path starts at the working directory,
+    and so do all others: those that start at the file's folder are written anew. Raises InputError.
+    """
+    before = load(path)
+    source, folder = io.parse(io.read(path), io.one_line(path, 4096)), Path(path).parent
+    data = source.data
+    data["name"] = _slug(f"{before.name}-{_stem(str(trace['path']))}")
+    data["workload"] = {key: value for key, value in data["workload"].items() if key in REPLAYED_KEYS}
+    data["workload"]["trace"] = dict(trace)
+    data.pop("variants", None)
+    if trace.get("warmup_s"):
+        data.pop("warmup", None)
+    for section, key in ((data, "model"), (data["hardware"], "gpu"), (data.get("latency") or {}, "profile")):
+        beside = folder / str(section.get(key, ""))
+        if section.get(key) and beside.is_file():
+            section[key] = str(beside)
+    known: dict[tuple[str, ...], str] = {("workload", "trace", key): label for key, label in labels.items()}
+    return _build(data, Origin(file=io.one_line(path, 4096), root=source.root, labels=known), sets, base_dir=None)
+
+
+def _stem(path: str) -> str:
+    """The name of a log without its folder and endings."""
+    return re.sub(r"(\.(csv|jsonl?|parquet|txt|gz|zstd?))+$", "", Path(path).name, flags=re.IGNORECASE)
 
 
 def from_flags(model: str, gpu: str, rate: float, prompt: int, output: int, sets: Sequence[str] = ()) -> Scenario:

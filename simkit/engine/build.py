@@ -48,6 +48,8 @@ class Setup:
     profile_hash: str
     not_simulated: tuple[str, ...]
     without_effect: tuple[str, ...]
+    names_blocks: bool = True
+    """False: nothing would ever be found in a prefix cache, so that blocks are merely counted."""
 
     @property
     def max_num_seqs(self) -> int:
@@ -79,7 +81,8 @@ class Setup:
     def prefix_caching(self) -> bool:
         """Whether blocks are shared by content."""
         engine = self.scenario.engine
-        return engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
+        able = engine.batching == "continuous" and engine.kv_allocator == "paged"
+        return engine.enable_prefix_caching and able and self.names_blocks
 
     @property
     def samples(self) -> int:

@@ -56,7 +56,7 @@ class Express:
         pricer: Pricer,
         record: Record,
         log: StepLog,
-        left: Callable[[int], None],
+        left: Callable[[int, int], None],
         *,
         stream: bool,
     ) -> None:
@@ -284,7 +284,7 @@ class Express:
                 now_ns,
             )
         )
-        self._left(now_ns)
+        self._left(now_ns, request.id)
 
     # --- the log -----------------------------------------------------------------------------------------------------
 

@@ -42,9 +42,9 @@ class FastReplica(Replica):
         self._passes_to_stay = 0
         self._next = (0, 0)
 
-    def _gone(self, now_ns: int) -> None:
+    def _gone(self, now_ns: int, request: int) -> None:
         self.ledger.left_by_express()
-        self._surroundings.left(now_ns)
+        self._surroundings.left(now_ns, request)
 
     def welcome(self, newcomer: Newcomer) -> None:
         """A request joins this replica now."""

@@ -33,7 +33,8 @@ class Launched(Protocol):
 
 
 class Ledger:
-    """Customers of a replica and what happened to them. `left_system` is told of everybody who leaves.
+    """Customers of a replica and what happened to them. `left_system` is told when who leaves, `preempted`
+    that somebody was.
 
     While outputs are committed `begin_commit` says when the steps ended; `token`, `tokens` and `released` are then
     called back. Steady sequences get no call for each token: their gaps are those between the ends of steps. Unless it
@@ -46,7 +47,8 @@ class Ledger:
         record: Record,
         log: StepLog,
         kv: KVAllocator,
-        left_system: Callable[[int], None],
+        left_system: Callable[[int, int], None],
+        preempted: Callable[[], None],
         *,
         stream: bool,
         settings: str,
@@ -65,6 +67,7 @@ class Ledger:
         self._kv = kv
         self._block_size = block_size_of(kv)
         self._left_system = left_system
+        self._preempted = preempted
         self._stream = stream
         self._counts_memory = counts_memory
         self._settings = settings
@@ -206,7 +209,7 @@ class Ledger:
         record.requests.append(lead.row(status, 0, now, self._stream))
         lead.sequences = ()  # they know their customers: without this, they would wait for the garbage collector
         self.num_outstanding -= 1
-        self._left_system(now)
+        self._left_system(now, lead.request.id)
 
     def gives_up(self, customer: Customer) -> bool:
         """The client of `customer` gives up; False when it has everything already."""
@@ -248,6 +251,8 @@ class Ledger:
             self._number = plan.number
             return 0
         first = plan.number if plan.num_scheduled else plan.number + 1
+        if plan.preemptions:
+            self._preempted()
         for preemption in plan.preemptions:
             customer: Customer = preemption.seq.owner
             self._residency(customer, now_ns, 1)

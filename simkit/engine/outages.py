@@ -39,7 +39,7 @@ class Outages:
         *,
         make_replica: Callable[[int, int | None], FallibleReplica],
         choose: Callable[[Request], int],
-        left: Callable[[int], None],
+        left: Callable[[int, int], None],
         stream: bool,
     ) -> None:
         self.up = list(range(num_replicas))
@@ -106,7 +106,7 @@ class Outages:
         elif customer in self.waiting:
             self.waiting.remove(customer)
             self._end(customer, rec.ABORTED)
-            self._left(self._clock.now_ns)
+            self._left(self._clock.now_ns, customer.request.id)
 
     def close(self) -> None:
         """Nothing happens any more: who still waits is left unfinished."""

@@ -41,8 +41,11 @@ class Surroundings(Protocol):
     def no_arrival_pending(self) -> bool:
         """Whether no further request can reach any replica before one of those in the system ends."""
 
-    def left(self, now_ns: int) -> None:
-        """A customer has left, served or not."""
+    def left(self, now_ns: int, request: int) -> None:
+        """Request number `request` has left, served or not."""
+
+    def preempted(self) -> None:
+        """Somebody was preempted."""
 
 
 class Run:
@@ -95,8 +98,8 @@ class Replica:
         self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size_of(kv) or 1)
         self._in_flight: deque[Run] = deque()
         self.ledger = Ledger(
-            index, record, self._log, kv, surroundings.left, stream=stream, settings=settings,
-            counts_memory=not single_step,
+            index, record, self._log, kv, surroundings.left, surroundings.preempted, stream=stream,
+            settings=settings, counts_memory=not single_step,
         )  # fmt: skip
         self.ledger.in_flight = self._in_flight
         self.batcher = make_batcher(self.ledger)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,16 +19,17 @@ from simkit.engine.fast_replica import FastReplica
 from simkit.engine.outages import Outages
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
+from simkit.engine.source import Source
 from simkit.errors import CheckError, InputError
-from simkit.kv.prefix import GroupedTokens
+from simkit.kv.prefix import PromptTokens
 from simkit.metrics import record as rec
 from simkit.metrics.invariants import check_run
 from simkit.metrics.record import Record
 from simkit.sequence import Sequence
 from simkit.types import Request
 from simkit.units import s_to_ns
-from simkit.workload.arrivals import NEVER_NS
 from simkit.workload.build import Workload, build_workload
+from simkit.workload.replay import MeasuredTimes
 
 MAX_TURNED_AWAY_AT_ONCE = 10_000
 """Requests turned away at one instant after which a closed loop is stuck."""
@@ -48,6 +49,12 @@ class RunFacts:
     counters: dict[str, int]
     num_requeued: tuple[int, ...]
     """Requests that each of the scenario's failures sent back to the queue."""
+    num_warm: int = 0
+    """Requests, those with the first ids, that only warm the caches."""
+    prefix_known: bool = True
+    """Whether it is known which prompts are alike."""
+    measured: MeasuredTimes | None = None
+    """What the log measured of its requests."""
 
 
 def simulate(
@@ -59,20 +66,46 @@ def simulate(
     Raises CheckError for a livelock or a broken invariant.
     """
     scenario = setup.scenario
-    try:
-        workload = build_workload(
+
+    def run(setup: Setup, workload: Workload) -> RunFacts:
+        system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
+        system.run()
+        check_run(system.record, unfinished=system.num_in_system)
+        return system.facts()
+
+    def requests() -> Workload:
+        return build_workload(
             scenario.workload,
             seed=scenario.seed,
             replication=replication,
             max_model_len=setup.max_model_len,
             base_dir=scenario.base_dir,
         )
-        system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
-        system.run()
+
+    try:
+        workload = requests()
+        if not single_step and _finds_nothing(setup, workload):
+            try:
+                return run(replace(setup, names_blocks=False), workload)
+            except _BlocksMatter:
+                workload = requests()
+        return run(setup, workload)
     except InputError as error:
         raise InputError(scenario.blame(str(error))) from None
-    check_run(system.record, unfinished=system.num_in_system)
-    return RunFacts(system.record, workload.notes, dict(workload.counters), system.num_requeued)
+
+
+class _BlocksMatter(Exception):
+    """A run whose blocks have no names cannot go on."""
+
+
+def _finds_nothing(setup: Setup, workload: Workload) -> bool:
+    """Whether no prompt begins as another, so that only who was preempted can find anything in the prefix cache.
+
+    A run without preemptions is then the same when blocks are merely counted, and made in half the time.
+    """
+    spec = setup.scenario.workload
+    alone = spec.prefix is None and (spec.trace is None or not workload.prefix_known)
+    return setup.prefix_caching and alone and setup.samples == 1
 
 
 class _System:
@@ -90,20 +123,18 @@ class _System:
         self._prefix_caching = setup.prefix_caching
         self._clock = Clock()
         self._workload = workload
-        self._requests: Iterator[Request] = workload.requests
+        self._source = Source(workload, self._clock, self._arrive, self._arrivals_ended)
         self._progress = progress
         self._router = ROUTERS[scenario.router]
         self._queue_limit = scenario.workload.queue_limit
         timeout_s = scenario.workload.timeout_s
         self._timeout_ns = None if timeout_s is None else s_to_ns(timeout_s)
-        self._measure = _measure_rule(setup)
+        self._measure = _measure_rule(setup, workload)
+        self._blocks_are_nameless = not setup.names_blocks
         self._num_routed = 0
         self._num_left = 0
-        self._num_booked = 0
         self._turned_away_ns = -1
         self._turned_away_at_once = 0
-        self._source_ended = False
-        self.next_arrival_ns: int | None = None
         self._single_step = single_step
         self._replicas: Seq[Replica]
         self._up: Seq[int]
@@ -161,14 +192,24 @@ class _System:
         """Requests that each failure sent back to the queue."""
         return () if self._outages is None else tuple(self._outages.num_requeued)
 
+    def facts(self) -> RunFacts:
+        """What the run, which is over, leaves behind."""
+        workload, counters = self._workload, dict(self._workload.counters)
+        if workload.successors is not None and workload.num_requests is not None:
+            counters["turns_not_sent"] = workload.num_requests - self.record.num_arrived
+        return RunFacts(
+            self.record,
+            workload.notes,
+            counters,
+            self.num_requeued,
+            workload.num_warm,
+            workload.prefix_known,
+            workload.measured,
+        )
+
     def run(self) -> None:
         """Let everything happen; afterwards nobody is left."""
-        if self._workload.concurrency is None:
-            self._book_next_open(0)
-        else:
-            for _ in range(self._workload.concurrency):
-                self._book_closed(0, ranks.ARRIVAL)
-        self._tell_if_arrivals_ended()
+        self._source.start()
         with _no_garbage():
             self._clock.run()
         if self._outages is not None:
@@ -176,51 +217,18 @@ class _System:
         for replica in self._replicas:
             replica.close()
 
-    # --- the source --------------------------------------------------------------------------------------------------
-
-    def _book_next_open(self, now_ns: int) -> None:
-        request = next(self._requests, None)
-        if request is None:
-            self._source_ended = True
-            self.next_arrival_ns = None
-            return
-        assert request.arrival_ns >= now_ns, "requests come in arrival order"
-        self.next_arrival_ns = request.arrival_ns
-        self._num_booked += 1
-        self._clock.at(request.arrival_ns, ranks.ARRIVAL, lambda: self._arrive_open(request))
-
-    def _arrive_open(self, request: Request) -> None:
-        self._num_booked -= 1
-        self._arrive(request)
-        self._book_next_open(self._clock.now_ns)
-        self._tell_if_arrivals_ended()
-
-    def _book_closed(self, time_ns: int, rank: int) -> None:
-        duration_ns = self._workload.duration_ns
-        if self._source_ended or (duration_ns is not None and time_ns >= duration_ns):
-            return
-        request = next(self._requests, None)
-        if request is None:
-            self._source_ended = True
-            return
-        if time_ns >= NEVER_NS:
-            raise InputError("workload.arrivals: clients think so long that requests arrive after more than 146 years")
-        self._num_booked += 1
-        self._clock.at(time_ns, rank, lambda: self._arrive_closed(request))
-
-    def _arrive_closed(self, request: Request) -> None:
-        self._num_booked -= 1
-        self._arrive(request._replace(arrival_ns=self._clock.now_ns))
-        self._tell_if_arrivals_ended()
+    @property
+    def next_arrival_ns(self) -> int | None:
+        """When the next request comes, as far as that is known."""
+        return self._source.next_arrival_ns
 
     def no_arrival_pending(self) -> bool:
-        """Nothing is booked; in a closed loop only a departure can bring the next request."""
-        return self._num_booked == 0
+        """Nothing is booked; in a closed loop and in sessions only a departure can bring the next request."""
+        return self._source.num_booked == 0
 
-    def _tell_if_arrivals_ended(self) -> None:
-        if not self._num_booked:
-            for replica in self._replicas:
-                replica.arrivals_ended()
+    def _arrivals_ended(self) -> None:
+        for replica in self._replicas:
+            replica.arrivals_ended()
 
     # --- arrival and departure ---------------------------------------------------------------------------------------
 
@@ -282,9 +290,16 @@ class _System:
         lead.sequences = (first, *first.siblings)
         return lead
 
-    def _identity(self, request: Request, sample: int) -> GroupedTokens:
-        group, shared = request.prefix_group, request.prefix_tokens
-        return GroupedTokens(request.id, group, shared, request.prompt_tokens, self._engine.block_size, sample)
+    def _identity(self, request: Request, sample: int) -> PromptTokens:
+        return PromptTokens(
+            request.id,
+            request.prefix_group,
+            request.prefix_tokens,
+            request.prompt_tokens,
+            self._engine.block_size,
+            sample,
+            request.shared,
+        )
 
     def _reject_reason(self, request: Request, reserve: int) -> str | None:
         """What can never be served is rejected on arrival."""
@@ -304,7 +319,7 @@ class _System:
             request, now, index, self._measure is None or self._measure(request, now), request.output_tokens
         )
         self.record.requests.append(customer.row(status, self.record.reason(reason), now, stream=True))
-        self.left(now)
+        self.left(now, request.id)
 
     def _watch_turned_away(self, now_ns: int) -> None:
         """Clients that do not think and are turned away at once come back at the same instant, for ever."""
@@ -316,13 +331,17 @@ class _System:
                 "and time stands still: give workload.arrivals a think_time_s, or raise what refuses them"
             )
 
-    def left(self, now_ns: int) -> None:
-        """A customer has left; in a closed loop its client thinks and sends the next request."""
+    def left(self, now_ns: int, request: int) -> None:
+        """Request number `request` has left, served or not."""
         self._num_left += 1
         if self._progress is not None and self._num_left % 256 == 0:
             self._progress(self._share_done(now_ns), "")
-        if self._workload.concurrency is not None:
-            self._book_closed(now_ns + self._workload.think_time_ns, ranks.CAUSED_ARRIVAL)
+        self._source.left(now_ns, request)
+
+    def preempted(self) -> None:
+        """Somebody was preempted, and might find its blocks again."""
+        if self._blocks_are_nameless:
+            raise _BlocksMatter
 
     def _share_done(self, now_ns: int) -> float:
         """Of the requests where their number is known, else of the time in which they come; 0 where neither is."""
@@ -344,12 +363,12 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _measure_rule(setup: Setup) -> Callable[[Request, int], bool] | None:
+def _measure_rule(setup: Setup, workload: Workload) -> Callable[[Request, int], bool] | None:
     """Whether a request counts for the statistics, as far as that is known on arrival; None: all do."""
     warmup = setup.scenario.warmup
-    if isinstance(warmup, str):
+    num_requests = getattr(warmup, "requests", workload.num_warm or None)
+    if isinstance(warmup, str) and num_requests is None:
         return None
-    num_requests = getattr(warmup, "requests", None)
     if num_requests is not None:
         return lambda request, now_ns: bool(request.id >= num_requests)
     end_ns = s_to_ns(getattr(warmup, "seconds", 0.0))

@@ -107,7 +107,8 @@ class Attention:
     def _decodes_one(self, seqs: int, context: int, longest: int) -> float:
         mean = context / max(seqs, 1)
         us = self._decode.one(seqs, mean)
-        if self._skew is None:
+        # Fewer cost no more than equal ones: what the longest would take need not be looked up.
+        if self._skew is None or seqs * self._heads.num_kv_heads < self._skew.min_sequence_heads:
             return us
         longest_us = self._decode.one(seqs, float(longest))
         return float(skewed(self._skew, self._heads.num_kv_heads, seqs, us, longest_us, mean, longest, SCALARS))

@@ -38,10 +38,19 @@ class DecodeSurface:
 
     def one(self, seqs: int, tokens: float) -> float:
         """`at` of one launch."""
+        # Written out: a run asks for the price of every step.
+        knots = self._knot_list
+        knot = bisect_right(knots, tokens) - 1
+        if knot < 0:
+            knot = 0
+        elif knot > len(knots) - 2:
+            knot = len(knots) - 2
+        if 0 < seqs <= self._last:
+            times, slopes = self._rows.get(seqs) or self.row(seqs)
+            return times[knot] + (tokens - knots[knot]) * slopes[knot]
         row = min(seqs, self._last)
-        knot = min(max(bisect_right(self._knot_list, tokens) - 1, 0), len(self._knot_list) - 2)
         times, slopes = self.row(row)
-        return (times[knot] + (tokens - self._knot_list[knot]) * slopes[knot]) * (seqs / max(row, 1))
+        return (times[knot] + (tokens - knots[knot]) * slopes[knot]) * (seqs / max(row, 1))
 
     def is_marked(self, marks: Bools, seqs: Ints, tokens: Floats) -> Bools:
         """Whether the price of each launch rests on a marked knot; beyond the rows it does."""

@@ -16,7 +16,7 @@ from simkit.metrics.exact import total
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
-from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, measured_span_ns, ratio
+from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Bools, Terms, gaps, measured_span_ns, ratio
 from simkit.metrics.warmup import mser5
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, ns_to_ms, ns_to_s
@@ -56,7 +56,7 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         **({} if record.num_requeued is None else {"num_requeued": record.num_requeued}),
         "num_steps": record.totals.num_steps,
         "kv": _kv(record, terms, window_ns),
-        "prefix_cache_hit_rate": _hit_rate(table, counted) if terms.prefix_caching else None,
+        **_hit_rate(table, counted, terms),
         "gpu": _gpu(record, terms, window_ns),
         **({} if terms.num_replicas == 1 else {"replicas": _replicas(record, table, terms, window_ns)}),
         **goodput(table, counted, measured, terms),
@@ -135,11 +135,11 @@ def _residence_ns(table: dict[str, Ints], finished: Bools) -> int:
 def _latencies(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
     arrival, first, last = (table[c][counted] for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
     return {
-        "ttft_ms": _stats(first - arrival),
-        "tpot_ms": _stats(_tpot_ns(table, counted)) if terms.stream else _absent(NOT_STREAMED),
+        "ttft_ms": stats_ms(first - arrival),
+        "tpot_ms": stats_ms(_tpot_ns(table, counted)) if terms.stream else _absent(NOT_STREAMED),
         "itl_ms": _itl(record) if terms.stream else _absent(NOT_STREAMED),
-        "e2e_ms": _stats(last - arrival),
-        "queue_ms": _stats(table["first_scheduled_ns"][counted] - arrival),
+        "e2e_ms": stats_ms(last - arrival),
+        "queue_ms": stats_ms(table["first_scheduled_ns"][counted] - arrival),
     }
 
 
@@ -150,7 +150,7 @@ def _tpot_ns(table: dict[str, Ints], counted: Bools) -> Floats:
     return (table["last_token_ns"] - table["first_token_ns"])[several] / num_gaps[several]
 
 
-def _stats(values_ns: Ints | Floats) -> dict[str, Any]:
+def stats_ms(values_ns: Ints | Floats) -> dict[str, Any]:
     """Mean and percentiles in ms (numpy "linear"); None when there is nothing to describe."""
     if not len(values_ns):
         return _absent(None)
@@ -199,8 +199,14 @@ def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
     }
 
 
-def _hit_rate(table: dict[str, Ints], counted: Bools) -> float | None:
-    return ratio(int(table["cached_tokens"][counted].sum()), int(table["prompt_tokens"][counted].sum()))
+def _hit_rate(table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
+    """Share of the prompt tokens that were cached; unknown, not 0, where nobody knows which prompts are alike."""
+    if not terms.prefix_caching:
+        return {"prefix_cache_hit_rate": None}
+    if not terms.prefix_known:
+        return {"prefix_cache_hit_rate": None, "prefix_cache_hit_rate_reason": PREFIX_UNKNOWN}
+    cached, prompts = (int(table[name][counted].sum()) for name in ("cached_tokens", "prompt_tokens"))
+    return {"prefix_cache_hit_rate": ratio(cached, prompts)}
 
 
 def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:

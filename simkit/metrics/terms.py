@@ -13,13 +13,15 @@ from simkit.types import Ints
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 NOT_STREAMED = "not streamed"
+PREFIX_UNKNOWN = "the log does not say which prompts are alike"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Set-up of a run as far as its numbers depend on it. `slo` maps metric name to {statistic: milliseconds}.
 
-    `warmup` is "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
+    `prefix_known`: it is known which prompts are alike, so that what a prefix cache finds means something. `warmup` is
+    "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
     """
 
     max_num_seqs: int
@@ -29,6 +31,7 @@ class Terms:
     stream: bool
     open_loop: bool
     prefix_caching: bool
+    prefix_known: bool
     warmup: str | tuple[str, float]
     slo: Mapping[str, Mapping[str, float]]
     price_per_hour: float | None

@@ -96,6 +96,7 @@ def save(folder: Path, key: Key, part: Part) -> None:
             "notes": part.notes,
             "counters": part.counters,
             "turned_away": part.turned_away,
+            "measured": part.measured,
         }
         (partial / "facts.json").write_bytes(canonical_json(facts))
         for name in TABLES:
@@ -136,6 +137,7 @@ def load(folder: Path, key: Key) -> Part | None:
             notes=tuple(facts["notes"]),
             counters=facts["counters"],
             turned_away=facts["turned_away"],
+            measured=facts["measured"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedPart(key.folder) from error

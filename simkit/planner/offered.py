@@ -112,7 +112,8 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     if count is not None and can_grow and scenario.replicas != base_replicas:
         count = max(1, round(count * scenario.replicas / base_replicas))
         changes["workload.num_requests"] = count
-    if scenario.warmup == "none" and not (workload.trace is not None and workload.trace.warmup_s):
+    # The warm-up window of a trace is one.
+    if scenario.warmup == "none" and not (workload.trace and workload.trace.warmup_s):
         if count is None and workload.trace is not None:
             count = sum(1 for _ in _requests(scenario, None))
         if count is not None:
@@ -138,6 +139,15 @@ def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
 def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
     """The first requests of replication 0; all of them for a `count` of None."""
     return list(islice(_workload(scenario, max_model_len).everyone(), count))
+
+
+def played(scenario: Scenario, max_model_len: int) -> tuple[list[Request], int]:
+    """All requests of replication 0, and how many of the first only warm the caches.
+
+    Turns of sessions come when the log says they did.
+    """
+    workload = _workload(scenario, max_model_len)
+    return list(workload.everyone()), workload.num_warm
 
 
 def _workload(scenario: Scenario, max_model_len: int = 2**31 - 1) -> Workload:

@@ -18,7 +18,7 @@ from simkit.manifest import plain
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.parts import terms_of
 from simkit.planner.offered import at_rate
-from simkit.scenario import Scenario, apply_sets
+from simkit.scenario import Scenario
 from simkit.types import Ints
 
 NUMBERS = (
@@ -112,7 +112,8 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
     Raises CheckError, and InputError when nothing is measured.
     """
     setup = replace(setup, scenario=at_rate(setup.scenario, rate_per_s, base_per_s))
-    facts, outcome = _simulate(setup, replication)
+    facts = simulate(setup, replication)
+    outcome = summarise(facts.record, terms_of(setup, facts))
     summary = plain(outcome.summary)
     measured = outcome.requests["measured"] != 0
     if not measured.any():
@@ -126,25 +127,6 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
         numbers={path: _number(summary, path) for path in NUMBERS},
         waits=_waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
     )
-
-
-def _simulate(setup: Setup, replication: int) -> tuple[RunFacts, Outcome]:
-    """Simulate, without prefix caching where it can find nothing: when no prompt shares anything with another, only a
-    preempted sequence can find blocks again, so that a run without preemptions is the same, and made in half the time.
-    """
-    if _finds_nothing(setup):
-        without = apply_sets(setup.scenario, {"engine.enable_prefix_caching": False}, label="plan")
-        facts = simulate(replace(setup, scenario=without), replication)
-        if not facts.record.requests.to_dict()["num_preemptions"].any():
-            return facts, summarise(facts.record, terms_of(setup))
-    facts = simulate(setup, replication)
-    return facts, summarise(facts.record, terms_of(setup))
-
-
-def _finds_nothing(setup: Setup) -> bool:
-    """Whether prefix caching is on and no prompt is known to share anything with another; a trace's prompts may."""
-    workload = setup.scenario.workload
-    return setup.prefix_caching and workload.prefix is None and workload.trace is None and setup.samples == 1
 
 
 def _margin(term: Term, summary: Mapping[str, Any]) -> float:

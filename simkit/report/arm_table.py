@@ -156,7 +156,7 @@ def why_missing(run: Run, path: Path) -> str:
     ):
         return "no hardware.price_per_gpu_hour"
     if path[0] == "prefix_cache_hit_rate":
-        return "no prefix caching, or the log does not say which prompts are alike"
+        return "no prefix caching"
     if path == REQUEUED:
         return "no replica fails"
     if path[0] == "gpu":

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from simkit.errors import InputError
-from simkit.report import arm_table, doctor, figures, headline, lengths, numbers, provenance
+from simkit.report import arm_table, doctor, figures, headline, lengths, numbers, provenance, replay_tables
 from simkit.report.definitions import DEFINITIONS
 from simkit.report.load import load_run
 
@@ -59,6 +59,7 @@ def render(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any
         paired=paired,
         baseline=(comparison or {}).get("baseline", runs[0].name),
         replications=max(int(run.manifest.get("replications") or 1) for run in runs),
+        sheets=[(run.name, sheet) for run in runs for sheet in replay_tables.sheets(run.summary, run.measured)],
         diagnoses=doctor.diagnoses(runs),
         spreads=lengths.spreads(runs),
         sections=figures.sections(runs),

@@ -85,6 +85,8 @@ class Run:
     requests: Table
     steps: Table
     slots: Table
+    measured: Mapping[str, Any] | None = None
+    """What a log measured beside this run, where it did."""
 
     @property
     def scenario(self) -> Mapping[str, Any]:
@@ -134,6 +136,7 @@ def load_run(name: str, run_dir: Path) -> Run:
         requests=requests,
         steps=_read_table(run_dir / "steps.parquet", STEP_COLUMNS),
         slots=_read_table(run_dir / "slots.parquet", SLOT_COLUMNS),
+        measured=read_json(run_dir / "measured.json") if (run_dir / "measured.json").exists() else None,
     )
 
 

@@ -333,7 +333,7 @@ def why_missing(summary: Mapping[str, Any], manifest: Mapping[str, Any], key: st
     if top == "cost_per_million_output_tokens" and (scenario.get("hardware") or {}).get("price_per_gpu_hour") is None:
         return "no hardware.price_per_gpu_hour"
     if top == "prefix_cache_hit_rate":
-        return "no prefix caching, or the log does not say which prompts are alike"
+        return "no prefix caching"
     if key == "kv.num_gpu_blocks":
         return "contiguous memory has no blocks"
     if top == "gpu":

@@ -97,7 +97,7 @@ def speed(case: str, num_requests: int, rounds: int, yardstick_per_s: float, *, 
     def run() -> None:
         found.clear()
         facts = simulate(setup, single_step=single_step)
-        found.update(summarise(facts.record, terms_of(setup)).summary)
+        found.update(summarise(facts.record, terms_of(setup, facts)).summary)
 
     seconds = best_cpu_s(run, rounds)
     assert found["num_requests"]["finished"] == num_requests, "every request is served"

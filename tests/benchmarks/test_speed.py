@@ -41,7 +41,8 @@ def measured(case: str, num_requests: int = REQUESTS, single_step: bool = False)
 
 def summary(case: str, num_requests: int) -> dict[str, Any]:
     setup = set_up(from_dict(CASES[case](num_requests)))
-    return summarise(simulate(setup).record, terms_of(setup)).summary
+    facts = simulate(setup)
+    return summarise(facts.record, terms_of(setup, facts)).summary
 
 
 def times(case: str, other: str) -> float:

@@ -319,8 +319,11 @@ def free_everything_to_the_back(patch: Patch) -> None:
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:
-                self._queue[block] = None
+                self._cached[block] = None
 
+    right = PrefixCache._forget
+    forget = lambda self, block: right(self, block) if self._keys[block] is not None else None  # noqa: E731
+    patch.setattr(PrefixCache, "_forget", forget)
     patch.setattr(PrefixCache, "release", release)
 
 

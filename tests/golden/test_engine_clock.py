@@ -76,7 +76,10 @@ class Door:
     def no_arrival_pending(self) -> bool:
         return False
 
-    def left(self, now_ns: int) -> None:
+    def left(self, now_ns: int, request: int) -> None:
+        pass
+
+    def preempted(self) -> None:
         pass
 
 

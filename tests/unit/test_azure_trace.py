@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.workload import Workload, build_workload
-from simkit.workload.traces.formats import FORMATS as READERS
+from simkit.workload.traces.format import Format, Head, Source
+from simkit.workload.traces.formats import FORMATS
+from simkit.workload.traces.record import Columns, Record
 from simkit.workload.traces.stamps import wall_ns as parse_time_ns
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -146,17 +149,16 @@ def test_requests_with_no_tokens_are_skipped_counted_and_named(tmp_path: Path) -
     assert workload.num_requests == 6
     assert [a for a, _, _ in rows(workload)] == [0, 200, 400, 500, 600, 700]
     assert (
-        "trace t.csv: skipped 2 of 9 rows (22 %): 0 GeneratedTokens, a request that was not served (lines 3, 5)"
+        "trace t.csv: skipped 3 of 9 rows (33.3 %): 1 zero prompt (line 10); 2 zero output (lines 3, 5)"
     ) in workload.notes
-    assert any("1 of 9 rows (11 %): 0 ContextTokens" in note and "(line 10)" in note for note in workload.notes)
 
 
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
         ("16.11.2023 18:15,1,1", "TIMESTAMP '16.11.2023 18:15', expected YYYY-MM-DD hh:mm:ss.fraction"),
-        ("2023-11-16 18:15:46.0,-1,1", "ContextTokens '-1', expected an integer >= 0"),
-        ("2023-11-16 18:15:46.0,1,1.5", "GeneratedTokens '1.5', expected an integer >= 0"),
+        ("2023-11-16 18:15:46.0,-1,1", "ContextTokens '-1', expected a number of tokens >= 0"),
+        ("2023-11-16 18:15:46.0,1,1.5", "GeneratedTokens '1.5', expected a number of tokens >= 0"),
         ("2023-11-16 18:15:46.0,1,1,1", "4 cells, expected 3"),
         ("2023-11-16 18:15:46.0,99999999999999999999,1", "ContextTokens '99999999999999999999'"),
     ],
@@ -172,7 +174,9 @@ def test_unreadable_rows_up_to_one_percent_are_left_out_and_more_are_refused(
     assert note.startswith("trace t.csv: left out 1 of 100 rows (1 %) that cannot be read: line 52: ")
     assert problem in note
     message = refusal(tmp_path, text_of(*good[:50], bad, *good[50:98]))
-    assert message.startswith("trace t.csv: 1 of 99 rows cannot be read, more than 1 %: line 52: ")
+    assert message.startswith(
+        "trace t.csv: 1 of 99 rows cannot be read, more than 1 % (allow_bad reads the rest): line 52: "
+    )
     assert problem in message
 
 
@@ -192,17 +196,21 @@ def test_empty_traces(tmp_path: Path) -> None:
 
 
 def test_other_formats_and_unreadable_files(tmp_path: Path) -> None:
-    burst = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
-    assert refusal(tmp_path, burst) == (
-        "trace t.csv: format not recognised, header was 'Timestamp,Model,Request tokens,Response tokens,Total tokens,"
-        "Log Type'; this version reads Azure 2023 CSV"
+    burst = "Timestamp,Model,Request tokens,Total tokens\n5,ChatGPT,472,490\n"
+    message = refusal(tmp_path, burst)
+    assert message.startswith(
+        "trace t.csv: format not recognised: header was 'Timestamp,Model,Request tokens,Total tokens'; nearest is "
+        "BurstGPT CSV, which also needs Response tokens; expected arrival, prompt tokens and output tokens"
     )
+    assert "--map prompt=COLUMN,output=COLUMN,time=COLUMN" in message
     assert "needs column 'TIMESTAMP'" in refusal(tmp_path, burst, format="azure")
-    assert "format 'azur' is not one of auto, azure; did you mean 'azure'?" in refusal(tmp_path, burst, format="azur")
-    json_lines = '{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [' + "0, " * 500 + "1]}\n"
+    message = refusal(tmp_path, burst, format="azur")
+    assert message.startswith("trace t.csv: format 'azur' is not one of auto, azure, ")
+    assert message.endswith("; did you mean 'azure'?")
+    json_lines = '{"timestamp": 0, "input_length": 6755, "outputs": 500, "hash_ids": [' + "0, " * 500 + "1]}\n"
     message = refusal(tmp_path, json_lines)
     assert "format not recognised" in message
-    assert len(message) < 300
+    assert "fields are 'hash_ids,input_length,outputs,timestamp'" in message
     assert "appears more than once" in refusal(
         tmp_path, text_of("2023-11-16 18:15:46.0,1,1,1", header=HEADER + ",TIMESTAMP")
     )
@@ -216,16 +224,13 @@ def test_other_formats_and_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_a_further_format_is_one_entry_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from simkit.workload.traces import Reader
-    from simkit.workload.traces.rows import Columns
+    def read(source: Source) -> Iterator[Columns]:
+        yield Columns.of([Record(line, int(cells[0]), int(cells[1]), 1) for line, cells in source.rows])
 
-    def read(header: Any, lines: Any, log: Any) -> Columns:
-        columns = Columns()
-        for _, cells in lines:
-            columns.add(int(cells[0]), int(cells[1]), 1)
-        return columns
+    def matches(head: Head) -> str | None:
+        return "columns t and n" if head.columns == ("t", "n") else None
 
-    monkeypatch.setitem(READERS, "tiny", Reader("tiny CSV", lambda header: list(header) == ["t", "n"], read))
+    monkeypatch.setitem(FORMATS, "tiny", Format("tiny", "tiny CSV", matches, read))
     (tmp_path / "t.csv").write_text("t,n\n5,10\n9,11\n")
     workload = replay(tmp_path)
     assert rows(workload) == [(0, 10, 1), (4, 11, 1)]

@@ -22,7 +22,7 @@ from simkit.batching.plan import StepPlan
 from simkit.engine import build as engine_build
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
-from simkit.kv.prefix import GroupedTokens
+from simkit.kv.prefix import PromptTokens
 from simkit.kv.swap import HostPool
 from simkit.sequence import Phase, Sequence
 from simkit.types import Request
@@ -76,7 +76,7 @@ class World:
         request = Request(number, job.at_pass, job.prompt, job.output, max_tokens, job.priority, job.tenant)
         family = []
         for sample in range(job.samples):
-            tokens = GroupedTokens(number, job.group, job.prefix, job.prompt, self.block_size, sample)
+            tokens = PromptTokens(number, job.group, job.prefix, job.prompt, self.block_size, sample)
             seq = Sequence(request, tokens=tokens)
             self.kv.identity[seq] = (number, job, sample)
             self.true_output[seq] = job.output
@@ -365,7 +365,7 @@ def lose_a_block(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_everything_equal(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupedTokens, "block_key", lambda self, index: index)
+    patch.setattr(PromptTokens, "block_key", lambda self, index: index)
 
 
 @pytest.mark.parametrize("damage", [forget_to_copy, forget_a_user, lose_a_block, call_everything_equal])

@@ -35,6 +35,7 @@ ROOM_OF = {
     "cli_plan": "cli",
     "cli_doctor": "cli",
     "cli_trace": "cli",
+    "cli_replay": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }

@@ -225,6 +225,7 @@ def terms(**changes: Any) -> Terms:
         "stream": True,
         "open_loop": True,
         "prefix_caching": False,
+        "prefix_known": True,
         "warmup": "none",
         "slo": {},
         "price_per_hour": None,

@@ -435,9 +435,9 @@ def test_leaving_out_a_cache_that_finds_nothing_changes_nothing(blocks: int, mon
     setup = set_up(ready)
     assert setup.prefix_caching
     quick = [run_trial(setup, rate, base_rate(ready), 0) for rate in (100.0, 400.0)]
-    from simkit.planner import trial as module
+    from simkit.engine import run as module
 
-    monkeypatch.setattr(module, "_finds_nothing", lambda setup: False)
+    monkeypatch.setattr(module, "_finds_nothing", lambda setup, workload: False)
     slow = [run_trial(setup, rate, base_rate(ready), 0) for rate in (100.0, 400.0)]
     assert [trial.margins for trial in quick] == [trial.margins for trial in slow]
     assert [trial.waits for trial in quick] == [trial.waits for trial in slow]

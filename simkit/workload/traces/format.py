@@ -63,6 +63,7 @@ class Format:
     file order, some thousand at a time; InputError when a column that it needs is missing. `hash_block_tokens` is the
     size of the blocks that its hash ids stand for, None where there are none. `needs` names what a file must have.
     `advice`: this is no log that can be replayed, and the text says why and what to do instead; `read` is then None.
+    `title_of` tells versions of a format apart, and gives the `title` of the one at hand.
     """
 
     name: str
@@ -72,3 +73,4 @@ class Format:
     needs: tuple[str, ...] = ()
     hash_block_tokens: int | None = None
     advice: str | None = None
+    title_of: Callable[[Head], str] | None = None

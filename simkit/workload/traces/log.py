@@ -5,13 +5,24 @@ Imports `errors` only.
 
 from __future__ import annotations
 
+import itertools
 import reprlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from simkit.errors import InputError
 
 MAX_BAD_SHARE = 0.01
 NUM_NAMED_LINES = 5
+MAX_REASONS = 20
+"""Reasons come from files and could be a new one on every row; those after so many are counted together."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names from a file for a message: one line, and no longer than a reader can take in."""
+    shown = ",".join(itertools.islice(names, 100))
+    shown = "".join(character if character.isprintable() else "?" for character in shown)
+    return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
 _SHORT = reprlib.Repr()
@@ -37,7 +48,8 @@ class RowLog:
     """Rows that were not kept. *Bad* rows cannot be read; *skipped* rows can, and are no served request.
 
     Only the first few of each kind are kept with their line, so memory does not grow with the file. `remarks` are what
-    was detected or decided beside. `line` is where reading is at, for errors that have no row.
+    was detected or decided beside. `line` is where reading is at, for errors that have no row. `num_prefills`
+    counts requests that were not served and are kept for their prompt alone.
     """
 
     where: str
@@ -45,6 +57,7 @@ class RowLog:
     num_rows: int = 0
     num_bad: int = 0
     line: int = 0
+    num_prefills: int = 0
     bad: list[str] = field(default_factory=list)
     skipped: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -66,10 +79,20 @@ class RowLog:
 
     def add_skipped(self, line: int, reason: str, count: int = 1) -> None:
         """Count a readable row that is no served request; `count` rows of which `line` is the first."""
+        reason = listed([reason])
+        if reason not in self.skipped and len(self.skipped) >= MAX_REASONS:
+            reason = "for other reasons"
         known, lines = self.skipped.setdefault(reason, (0, []))
         if len(lines) < NUM_NAMED_LINES:
             lines.append(line)
         self.skipped[reason] = (known + count, lines)
+
+    def add_skipped_rows(self, lines: Sequence[int], reason: str) -> None:
+        """Count readable rows that are no served requests, all for the same reason."""
+        for line in lines[:NUM_NAMED_LINES]:
+            self.add_skipped(line, reason)
+        if len(lines) > NUM_NAMED_LINES:
+            self.add_skipped(lines[NUM_NAMED_LINES], reason, len(lines) - NUM_NAMED_LINES)
 
     def finish(self, last_line: int) -> list[str]:
         """Notes on everything left out. InputError when more than 1 % of the rows are bad, unless that is allowed.
@@ -77,25 +100,31 @@ class RowLog:
         A last line that cannot be read because it is too short is what a copy in progress leaves: noted, not bad.
         """
         notes = list(self.remarks)
+        num_bad, bad = self.num_bad, self.bad
         if self._cut_line is not None and self._cut_line == last_line:
-            self.num_bad -= 1
-            cut = f"line {last_line}: "
-            self.bad = [problem for problem in self.bad if not problem.startswith(cut)]
+            num_bad -= 1
+            bad = [problem for problem in bad if not problem.startswith(f"line {last_line}: ")]
             notes.append(f"{self.where}: the last line ({last_line}) is cut short and was left out")
-        if self.num_bad > MAX_BAD_SHARE * self.num_rows and not self.allow_bad:
-            found = f"{self.num_bad} of {self.num_rows} rows cannot be read, more than 1 %"
-            raise InputError(f"{self.where}: {found} (allow_bad reads the rest): {'; '.join(self.bad)}")
-        if self.num_bad:
-            share = 100 * self.num_bad / self.num_rows
-            notes.append(
-                f"{self.where}: left out {self.num_bad} of {self.num_rows} rows ({share:.2g} %) that cannot be read: "
-                f"{'; '.join(self.bad)}{'; ...' if self.num_bad > len(self.bad) else ''}"
-            )
-        for reason, (count, lines) in self.skipped.items():
-            share = 100 * count / self.num_rows
-            named = ", ".join(map(str, lines)) + (", ..." if count > len(lines) else "")
-            notes.append(
-                f"{self.where}: skipped {count} of {self.num_rows} rows ({share:.2g} %): {reason} "
-                f"(line{'s' if count > 1 else ''} {named})"
-            )
+        if num_bad > MAX_BAD_SHARE * self.num_rows and not self.allow_bad:
+            found = f"{num_bad} of {self.num_rows} rows cannot be read, more than 1 %"
+            raise InputError(f"{self.where}: {found} (allow_bad reads the rest): {'; '.join(bad)}")
+        if num_bad:
+            more = "; ..." if num_bad > len(bad) else ""
+            notes.append(f"{self.where}: left out {self._share(num_bad)} that cannot be read: {'; '.join(bad)}{more}")
+        if self.skipped:
+            num_skipped = sum(count for count, _ in self.skipped.values())
+            reasons = "; ".join(_reason(reason, *counted) for reason, counted in self.skipped.items())
+            notes.append(f"{self.where}: skipped {self._share(num_skipped)}: {reasons}")
+        if self.num_prefills:
+            kept = self._share(self.num_prefills)
+            notes.append(f"{self.where}: kept {kept} that were not served for their prompt alone, with 0 output tokens")
         return notes
+
+    def _share(self, count: int) -> str:
+        share = 100 * count / max(self.num_rows, 1)
+        return f"{count} of {self.num_rows} rows ({share:.{2 if share < 10 else 3}g} %)"
+
+
+def _reason(reason: str, count: int, lines: list[int]) -> str:
+    named = ", ".join(map(str, lines)) + (", ..." if count > len(lines) else "")
+    return f"{count} {reason} (line{'s' if count > 1 else ''} {named})"

@@ -5,7 +5,6 @@ Imports `errors`, `workload.files` and its own siblings; knows no format.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,56 +12,52 @@ from typing import IO, Any
 
 from simkit.errors import InputError
 from simkit.workload.files import open_text, reading
-from simkit.workload.traces import canonical
+from simkit.workload.traces.canonical import meta_of
+from simkit.workload.traces.csv_rows import CsvRows
 from simkit.workload.traces.format import Head
 from simkit.workload.traces.json_rows import begins_json, head_and_objects
 from simkit.workload.traces.log import RowLog
+from simkit.workload.traces.parquet_rows import PARQUET_MAGIC, open_parquet
 
 HEAD_CHARACTERS = 4096
-DELIMITERS = (",", ";", "\t")
 
 
 @contextmanager
 def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, Any]]]]:
-    """(beginning, rows) of a file; rows that cannot be told apart go to `log`, whose `line` follows them."""
+    """(beginning, rows) of a file; rows that cannot be told apart go to `log`, whose `line` follows them.
+
+    Rows are (line, cells) of CSV, (line, object) of JSON, (number, object) of parquet, and none of running text.
+    """
     with reading(f"trace {path}"):
-        parquet = is_parquet(path)
-    if parquet:
-        yield canonical.head_of(path), iter(())
-        return
-    with reading(f"trace {path}"), open_text(path) as text:
-        first = _first_text(text)
-        if begins_json(first):
-            found, objects = head_and_objects(text, log)
-            yield Head("json", objects=found, text=first), objects
+        with path.open("rb") as file:
+            is_parquet = file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+        if is_parquet:
+            with open_parquet(path, log) as (columns, rows):
+                meta = meta_of(path)
+                block_tokens = None if meta is None else meta.hash_block_tokens
+                yield Head("parquet", columns=columns, hash_block_tokens=block_tokens), rows
             return
-        header, rows = _cells(text, log)
-        yield Head("csv", columns=header, text=first), rows
+        with open_text(path) as text:
+            yield _head_and_rows(text, log)
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether a file begins as parquet does. OSError passes through."""
-    with path.open("rb") as raw:
-        return raw.read(4) == b"PAR1"
+def _head_and_rows(text: IO[str], log: RowLog) -> tuple[Head, Iterator[tuple[int, Any]]]:
+    first = _first_text(text)
+    if not first:
+        raise InputError(f"{log.where}: no requests")
+    if begins_json(first):
+        found, objects = head_and_objects(text, log)
+        return Head("json", objects=found, text=first), objects
+    rows = CsvRows(text)
+    if not rows.looks_like_one:
+        return Head("text", text=first), iter(())
+    return Head("csv", columns=rows.header, text=first), rows
 
 
 def _first_text(text: IO[str]) -> str:
-    start = text.read(HEAD_CHARACTERS).lstrip()
+    """The first characters that are not blank; "" where there are none."""
+    start = ""
+    while not start and (chunk := text.read(HEAD_CHARACTERS)):
+        start = chunk.lstrip()
     text.seek(0)
     return start
-
-
-def _cells(text: IO[str], log: RowLog) -> tuple[tuple[str, ...], Iterator[tuple[int, list[str]]]]:
-    lines = csv.reader(text)
-    header = next((cells for cells in lines if cells), None)
-    if header is None:
-        raise InputError(f"{log.where}: no requests")
-    log.line = lines.line_num
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        for cells in lines:
-            if cells:
-                log.line = lines.line_num
-                yield lines.line_num, cells
-
-    return tuple(cell.strip() for cell in header), rows()

@@ -50,9 +50,10 @@ def wall_ns(text: str) -> tuple[int, bool]:
         digits = zone[1:].replace(":", "").ljust(4, "0")
         seconds -= sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
     nanos = int((fraction or "").ljust(9, "0")[:9])
-    if abs(seconds) > MAX_NS // NS_PER_S:
+    found = seconds * NS_PER_S + nanos
+    if abs(found) > MAX_NS:
         raise ValueError(text)
-    return seconds * NS_PER_S + nanos, zone is not None
+    return found, zone is not None
 
 
 def number_ns(value: object, unit: Unit) -> int:

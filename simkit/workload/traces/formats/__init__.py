@@ -7,10 +7,14 @@ from simkit.workload.traces.formats import (
     aiperf,
     azure,
     bailian,
+    blis,
+    burstgpt,
     canonical,
+    generic,
     guidellm,
     langfuse,
     litellm,
+    litellm_csv,
     llmservingsim,
     mooncake,
     mooncake_delta,
@@ -18,6 +22,9 @@ from simkit.workload.traces.formats import (
     otlp,
     ragpulse,
     refusals,
+    servegen,
+    splitwise,
+    vidur,
     vllm_records,
 )
 
@@ -26,6 +33,14 @@ FORMATS: dict[str, Format] = {
     for found in (
         canonical.FORMAT,
         azure.FORMAT,
+        burstgpt.FORMAT,
+        vidur.FORMAT,
+        vidur.OLD,
+        vidur.LENGTHS_ONLY,
+        splitwise.FORMAT,
+        blis.FORMAT,
+        litellm_csv.FORMAT,
+        servegen.FORMAT,
         aiperf.FORMAT,
         otlp.FORMAT,
         otel.FORMAT,
@@ -38,6 +53,7 @@ FORMATS: dict[str, Format] = {
         guidellm.FORMAT,
         mooncake.FORMAT,
         mooncake_delta.FORMAT,
+        generic.FORMAT,
         *refusals.FORMATS,
     )
 }

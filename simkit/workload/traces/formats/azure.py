@@ -7,16 +7,25 @@ Imports its siblings only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from simkit.errors import InputError
-from simkit.workload.traces.fields import tokens, wall
+from simkit.workload.traces.cells import TOKENS, WALL
 from simkit.workload.traces.format import Format, Head, Source
-from simkit.workload.traces.log import BadCell
-from simkit.workload.traces.record import Columns, Record
+from simkit.workload.traces.layout import Field, Layout, read_layout
+from simkit.workload.traces.record import Columns
 
 NEEDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-ROWS_A_PART = 8192
+
+LAYOUT = Layout(
+    (
+        Field("time_ns", "TIMESTAMP", WALL),
+        Field("prompt_tokens", "ContextTokens", TOKENS),
+        Field("output_tokens", "GeneratedTokens", TOKENS),
+    )
+)
+
+_WITH_OFFSET = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d:\d\d")
 
 
 def matches(head: Head) -> str | None:
@@ -24,38 +33,16 @@ def matches(head: Head) -> str | None:
     return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
 
 
+def title_of(head: Head) -> str:
+    """2025 counts images, 2024 has times with an offset, 2023 has neither."""
+    if "NumImages" in head.columns:
+        return "Azure multimodal 2025 CSV"
+    return "Azure 2024 CSV" if _WITH_OFFSET.search(head.text) else "Azure 2023 CSV"
+
+
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    header, log = source.head.columns, source.log
-    missing = [name for name in NEEDS if name not in header]
-    if missing:
-        raise InputError(f"{log.where}: format azure needs column {missing[0]!r}, header was {','.join(header)!r}")
-    doubled = [name for name in NEEDS if header.count(name) > 1]
-    if doubled:
-        raise InputError(f"{log.where}: column {doubled[0]!r} appears more than once in the header")
-    ignored = [name for name in header if name not in NEEDS]
-    if ignored:
-        log.remark(f"columns not used: {', '.join(ignored)}")
-    records: list[Record] = []
-    for line, cells in source.rows:
-        log.num_rows += 1
-        if len(cells) != len(header):
-            log.add_bad(line, f"{len(cells)} cells, expected {len(header)}", cut=len(cells) < len(header))
-            continue
-        row = dict(zip(header, cells, strict=True))
-        try:
-            time_ns, has_zone = wall(row, "TIMESTAMP")
-            found = Record(line, time_ns, tokens(row, "ContextTokens"), tokens(row, "GeneratedTokens"))
-        except BadCell as error:
-            log.add_bad(line, str(error), cut=not cells[-1])
-            continue
-        if not has_zone:
-            log.remark("times name no zone and are read as UTC")
-        records.append(found)
-        if len(records) >= ROWS_A_PART:
-            yield Columns.of(records)
-            records = []
-    yield Columns.of(records)
+    return read_layout(source, LAYOUT, "azure")
 
 
-FORMAT = Format("azure", "Azure 2023 CSV", matches, read, NEEDS)
+FORMAT = Format("azure", "Azure CSV", matches, read, NEEDS, title_of=title_of)

@@ -100,7 +100,7 @@ FORMATS = (
         "(prefix_tokens + newly_append_tokens) and output_length",
     ),
     Format(
-        "servegen",
+        "servegen-lengths",
         "ServeGen client data",
         _client_model,
         None,
