@@ -176,7 +176,7 @@ def test_requests_without_a_time_come_their_delay_behind_their_predecessor() -> 
     assert seconds(log.columns.time_ns) == [0, 2, 2, 5, 5.5]
     assert log.after.tolist() == [-1, -1, 1, 0, 3]
     assert log.untimed.tolist() == [False, False, True, True, True]
-    assert told(play(log, spec()).notes, "3 requests have no time of their own", "without its service time")
+    assert told(play(log, spec()).notes, "3 requests without a time", "without its service time")
     closed = play(log, spec(sessions="closed"))
     assert seconds(closed.think_ns) == [0, 0, 0, 5, 0.5]
     assert told(closed.notes, "3 of 5 requests start when the turn before them has ended", "3 x as the log has it")
@@ -340,7 +340,7 @@ def test_the_window_begins_with_the_warm_up() -> None:
     assert trace.line.tolist() == [3, 4, 5, 6, 7]
     assert trace.num_warm == 1
     assert told(trace.notes, "requests 3 to 7 of 10 are replayed")
-    assert told(trace.notes, "the first 1 requests, from 15 s to 30 s, warm the caches and are not measured")
+    assert told(trace.notes, "the caches are warmed by the first 1 request, from 15 s to 30 s, not measured")
     assert played(*TEN_APART, start_s=30, warmup_s=15, max_requests=2).line.tolist() == [3, 4, 5]
     with pytest.raises(InputError, match="no requests from 91 s to the end; the trace lasts 90 s"):
         played(*TEN_APART, start_s=91, warmup_s=50)

@@ -63,8 +63,8 @@ def cut(
     notes += [f"{where}: {note}" for note in (*thinned, *dropped)]
     if num_warm:
         notes.append(
-            f"{where}: the first {num_warm} requests, from {spec.start_s - spec.warmup_s:g} s to {spec.start_s:g} s, "
-            "warm the caches and are not measured"
+            f"{where}: the caches are warmed by the first {num_warm} request{'s' if num_warm > 1 else ''}, from "
+            f"{spec.start_s - spec.warmup_s:g} s to {spec.start_s:g} s, not measured"
         )
     return Window(rows, time_ns[rows] - from_ns, num_warm)
 
