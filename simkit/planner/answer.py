@@ -15,7 +15,8 @@ def notes(result: Plan) -> list[str]:
     """What a reader must know of the numbers."""
     found = []
     chosen = result.recommended
-    if result.scenario.workload.trace is not None:
+    trace = result.scenario.workload.trace
+    if trace is not None and trace.keep_share == 1 and trace.spread_ties != "uniform":
         found.append(
             "a trace has the same customers in every replication: intervals show the grid of rates, not chance"
         )

@@ -176,7 +176,7 @@ def test_requests_without_a_time_come_their_delay_behind_their_predecessor() -> 
     assert seconds(log.columns.time_ns) == [0, 2, 2, 5, 5.5]
     assert log.after.tolist() == [-1, -1, 1, 0, 3]
     assert log.untimed.tolist() == [False, False, True, True, True]
-    assert told(play(log, spec()).notes, "3 requests have no time of their own", "without its service time")
+    assert told(play(log, spec()).notes, "3 requests without a time", "without its service time")
     closed = play(log, spec(sessions="closed"))
     assert seconds(closed.think_ns) == [0, 0, 0, 5, 0.5]
     assert told(closed.notes, "3 of 5 requests start when the turn before them has ended", "3 x as the log has it")
@@ -340,7 +340,7 @@ def test_the_window_begins_with_the_warm_up() -> None:
     assert trace.line.tolist() == [3, 4, 5, 6, 7]
     assert trace.num_warm == 1
     assert told(trace.notes, "requests 3 to 7 of 10 are replayed")
-    assert told(trace.notes, "the first 1 requests, from 15 s to 30 s, warm the caches and are not measured")
+    assert told(trace.notes, "the caches are warmed by the first 1 request, from 15 s to 30 s, not measured")
     assert played(*TEN_APART, start_s=30, warmup_s=15, max_requests=2).line.tolist() == [3, 4, 5]
     with pytest.raises(InputError, match="no requests from 91 s to the end; the trace lasts 90 s"):
         played(*TEN_APART, start_s=91, warmup_s=50)
@@ -382,6 +382,17 @@ def test_speed_and_rate_scale_gaps_and_leave_lengths() -> None:
         played(request(0), rate_per_s=1)
     with pytest.raises(InputError, match="speed: expected a faster one"):
         played(*TEN_APART, speed=1e-12)
+
+
+def test_a_large_log_out_of_order_is_sorted_and_nothing_is_read_into_it() -> None:
+    times = np.random.default_rng(1).integers(0, 10**13, 100_000)
+    none = np.full(len(times), 1)
+    columns = Columns(line=none, time_ns=times, prompt_tokens=none, output_tokens=none)
+    log = arrange(columns, spec(), RowLog("trace t.log", num_rows=len(times)), FORMATS["azure"], "by hand")
+    assert np.array_equal(log.columns.time_ns, np.sort(times) - times.min())
+    assert not told(log.notes, "joined")
+    with pytest.raises(InputError, match="more than 146 years apart"):
+        log_of(*({"time_ns": t, "prompt_tokens": 1, "output_tokens": 1} for t in (2**62, -(2**62))))
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=20), st.sampled_from([2, 3, 0.5, 7.25]))
@@ -475,8 +486,22 @@ def test_the_warm_up_is_not_repeated() -> None:
     assert [trace.shared.of(i) for i in range(5)] == [(), ((0, 512),), ((0, 512),), (), ((3, 512),)]
     with pytest.raises(InputError, match="repeat: expected requests at different times"):
         played(request(0), repeat=2)
-    with pytest.raises(InputError, match="repeat: expected at most 50,000,000 requests in all"):
+    with pytest.raises(InputError, match="repeat: expected at most 10,000,000 requests in all"):
         played(*rows, repeat=10**9)
+
+
+def test_of_a_large_log_what_lies_beyond_end_s_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simkit.workload.traces.objects.ROWS_A_PART", 10)
+    monkeypatch.setattr("simkit.workload.traces.load.KEEP_ALL_ROWS", 20)
+    row = '{{"timestamp": {}, "input_length": {}, "output_length": 1}}'
+    (tmp_path / "t.log").write_text("\n".join(row.format(1000 * (99 - i), i + 1) for i in range(100)))
+    trace = play(load_log(spec(end_s=95), tmp_path), spec(end_s=95))
+    assert len(trace) == 95
+    (tmp_path / "t.log").write_text("\n".join(row.format(1000 * i, i + 1) for i in range(100)))
+    log = load_log(spec(end_s=25), tmp_path)
+    assert len(log) == 25
+    assert told(log.notes, "75 requests beyond end_s were not kept")
+    assert play(log, spec(end_s=25)).prompt_tokens.tolist() == list(range(1, 26))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -546,6 +571,12 @@ def test_a_plan_scales_what_the_trace_says(tmp_path: Path) -> None:
         }
         return scenario.from_dict(data).based_at(tmp_path)
 
+    turns = SESSIONS.replace('"timestamp": 0', '"session_id": "a", "timestamp": 0')
+    turns = turns.replace('"timestamp": 1000', '"session_id": "a", "delay": 1000')
+    closed = offered(sessions="closed")
+    (tmp_path / "t.log").write_text(turns)
+    with pytest.raises(InputError, match=r"trace\.sessions: expected open: requests that wait for an answer"):
+        base_rate(closed)
     for keys, base, key in (({"speed": 2.0}, 2.0, "speed"), ({"rate_per_s": 5.0}, 5.0, "rate_per_s")):
         before = offered(**keys)
         assert base_rate(before) == pytest.approx(base)

@@ -1,6 +1,7 @@
 """The order of a log: jumps back, runs joined in one file, clock changes.
 
-Owns how times that fall are told apart, and what `on_restart` does. Imports `errors`, `scenario` (schema), `units`.
+Owns how times that fall are told apart, and what `on_restart` does. Imports `errors`, `scenario` (schema),
+`types`, `units` and its own siblings.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from simkit import scenario
 from simkit.errors import InputError
 from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s
+from simkit.workload.traces.stamps import MAX_NS
 
 CLOCK_CHANGE_S = (3590, 3600)
 """A naive wall clock that falls by so much was set back by an hour."""
@@ -23,6 +25,9 @@ RESTART_SHARE = 0.5
 NEAR_START_SHARE = 0.05
 """... to within this share of the span from the first time."""
 
+MAX_TOLD = 20
+"""A log that falls more often in one of these ways is out of order, and nothing is read into it."""
+
 Fall = Literal["row", "restart", "clock change"]
 
 
@@ -31,12 +36,14 @@ def straighten(time_ns: Ints, spec: scenario.Trace, *, naive: bool) -> tuple[Int
 
     `on_restart: append` moves a run that starts again behind the one before, after the mean gap of that, and adds the
     hour of a clock change to all that follows; `sort` leaves times as they are. `naive`: the clock names no zone.
-    InputError with `on_restart: error` for either.
+    InputError with `on_restart: error` for either, and for times that lie more than 146 years apart.
     """
+    if time_ns.size and int(time_ns.max()) - int(time_ns.min()) > MAX_NS:
+        raise InputError(f"trace {spec.path}: the times lie more than 146 years apart: expected one unit and one clock")
     falls = np.flatnonzero(np.diff(time_ns) < 0) + 1
     if not falls.size:
         return time_ns, []
-    kinds = [_kind(time_ns, row, naive=naive) for row in falls.tolist()]
+    kinds = _kinds(time_ns, falls, naive=naive)
     notes = []
     for kind, told in (("restart", _restarts), ("clock change", _clock_changes)):
         rows = [row for row, found in zip(falls.tolist(), kinds, strict=True) if found == kind]
@@ -46,7 +53,7 @@ def straighten(time_ns: Ints, spec: scenario.Trace, *, naive: bool) -> tuple[Int
                 raise InputError(f"trace {spec.path}: {note} (on_restart: sort or append reads it)")
             notes.append(note)
     if spec.on_restart == "append":
-        time_ns = _appended(time_ns, falls.tolist(), kinds)
+        time_ns = _appended(time_ns, falls.tolist(), kinds, f"trace {spec.path}")
     back_s = -np.diff(time_ns) / NS_PER_S
     back_s = back_s[back_s > 0]
     if back_s.size:
@@ -59,17 +66,26 @@ def straighten(time_ns: Ints, spec: scenario.Trace, *, naive: bool) -> tuple[Int
     return time_ns, notes
 
 
-def _kind(time_ns: Ints, row: int, *, naive: bool) -> Fall:
-    back_ns = int(time_ns[row - 1] - time_ns[row])
-    if naive and CLOCK_CHANGE_S[0] * NS_PER_S <= back_ns <= CLOCK_CHANGE_S[1] * NS_PER_S:
-        return "clock change"
+def _kinds(time_ns: Ints, falls: Ints, *, naive: bool) -> list[Fall]:
+    """What each fall is, by the first row after it."""
+    back_ns = time_ns[falls - 1] - time_ns[falls]
     span_ns = int(time_ns.max() - time_ns.min())
-    if back_ns < RESTART_SHARE * span_ns or abs(int(time_ns[row] - time_ns[0])) > NEAR_START_SHARE * span_ns:
-        return "row"
-    # A single late row falls back as far; after a restart most of what follows is earlier, too.
+    least, most = (NS_PER_S * seconds for seconds in CLOCK_CHANGE_S)
+    hours = falls[(back_ns >= least) & (back_ns <= most)] if naive else falls[:0]
+    near_start = np.abs(time_ns[falls] - time_ns[0]) <= NEAR_START_SHARE * span_ns
+    starts = np.setdiff1d(falls[(back_ns >= RESTART_SHARE * span_ns) & near_start], hours)
+    kind: dict[int, Fall] = {}
+    if len(hours) <= MAX_TOLD:
+        kind |= dict.fromkeys(hours.tolist(), "clock change")
+    if len(starts) <= MAX_TOLD:
+        kind |= {row: "restart" for row in starts.tolist() if _goes_on(time_ns, row)}
+    return [kind.get(row, "row") for row in falls.tolist()]
+
+
+def _goes_on(time_ns: Ints, row: int) -> bool:
+    """Whether a run begins at `row`: a single late row falls back as far, but what follows it is not earlier."""
     rest = time_ns[row:]
-    goes_on = len(rest) > 1 and row > 1 and 2 * np.count_nonzero(rest < time_ns[row - 1]) >= len(rest)
-    return "restart" if goes_on else "row"
+    return len(rest) > 1 and row > 1 and 2 * int(np.count_nonzero(rest < time_ns[row - 1])) >= len(rest)
 
 
 def _restarts(time_ns: Ints, rows: list[int], *, append: bool) -> str:
@@ -98,15 +114,20 @@ def _mean_gap(run_ns: Ints) -> int:
     return int(run_ns.max() - run_ns.min()) // max(1, len(run_ns) - 1)
 
 
-def _appended(time_ns: Ints, falls: list[int], kinds: list[Fall]) -> Ints:
+def _appended(time_ns: Ints, falls: list[int], kinds: list[Fall], where: str) -> Ints:
     """Times with each run behind the one before and clock changes undone."""
     moved = time_ns.copy()
     first = 0
     for row, kind in zip(falls, kinds, strict=True):
         if kind == "clock change":
-            moved[row:] += 3600 * NS_PER_S
+            shift = 3600 * NS_PER_S
         elif kind == "restart":
             run = moved[first:row]
-            moved[row:] += int(run.max()) + _mean_gap(run) - int(moved[row:].min())
+            shift = int(run.max()) + _mean_gap(run) - int(moved[row:].min())
             first = row
+        else:
+            continue
+        if int(moved[row:].max()) + shift > MAX_NS:
+            raise InputError(f"{where}: on_restart: append would put requests after more than 146 years")
+        moved[row:] += shift
     return moved

@@ -47,8 +47,8 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
         notes.append(f"{where}: no request follows another: all arrive at their recorded times")
     elif untimed := int(np.count_nonzero(log.untimed[rows])):
         notes.append(
-            f"{where}: {untimed} requests have no time of their own and arrive their delay after the one before them "
-            "arrived, without its service time (sessions: closed waits for it)"
+            f"{where}: {untimed} request{'s' if untimed > 1 else ''} without a time: placed the delay after the "
+            "arrival of the one before, without its service time (sessions: closed waits for it)"
         )
     speed = speed_of(arrival[window.num_warm :], spec, notes)
     prompts, outputs = _lengths(log, rows, spec, max_model_len, notes)

@@ -14,7 +14,7 @@ from simkit.workload.traces.played import Trace
 from simkit.workload.traces.stamps import MAX_NS
 from simkit.workload.traces.trie import Shared
 
-MAX_PLAYED = 50_000_000
+MAX_PLAYED = 10_000_000
 """More requests than this are refused."""
 
 

@@ -15,6 +15,7 @@ from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s, s_to_ns
 from simkit.workload.streams import Streams
 from simkit.workload.traces.load import Log
+from simkit.workload.traces.stats import session_roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ def cut(
     notes += [f"{where}: {note}" for note in (*thinned, *dropped)]
     if num_warm:
         notes.append(
-            f"{where}: the first {num_warm} requests, from {spec.start_s - spec.warmup_s:g} s to {spec.start_s:g} s, "
-            "warm the caches and are not measured"
+            f"{where}: the caches are warmed by the first {num_warm} request{'s' if num_warm > 1 else ''}, from "
+            f"{spec.start_s - spec.warmup_s:g} s to {spec.start_s:g} s, not measured"
         )
     return Window(rows, time_ns[rows] - from_ns, num_warm)
 
@@ -71,18 +72,15 @@ def cut(
 def _thinned(log: Log, rows: Ints, spec: scenario.Trace, streams: Streams) -> tuple[Ints, list[str]]:
     """The rows of the sessions that are kept, requests without one each for itself.
 
-    Session i, and request i, is kept when value i of a stream is below `keep_share`: whatever the window is, and more
-    of the same with a larger share.
+    Session i of the log is kept when value i of the stream is below `keep_share`: whatever the window is, and more of
+    the same with a larger share.
     """
     if spec.keep_share == 1:
         return rows, []
-    drawn = streams("trace_requests").uniforms(len(log))
-    what = "requests"
-    if log.session is not None:
-        by_session = streams("trace_sessions").uniforms(int(log.session.max(initial=0)) + 1)
-        drawn = np.where(log.session >= 0, by_session[log.session], drawn)
-        what = "requests, sessions kept whole"
+    roots, at = np.unique(session_roots(log.columns, log.after), return_inverse=True)
+    drawn = streams("trace_keep_share").uniforms(len(roots))[at]
     kept = rows[drawn[rows] < spec.keep_share]
+    what = "requests" if log.session is None else "requests, sessions kept whole"
     return kept, [f"keep_share {spec.keep_share:g} keeps {len(kept)} of {len(rows)} {what}"]
 
 
