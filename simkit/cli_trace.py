@@ -139,12 +139,10 @@ def sample(
     """Write a part of a log: a window, a share of its sessions, its first requests."""
     part = {"start_s": start, "end_s": end, "keep_share": keep_share, "max_requests": max_requests}
     spec = trace_spec(file, format, map, time_unit, hash_block_tokens, failed, on_restart, allow_bad, part)
-    from simkit.workload.traces.cut import Cut
     from simkit.workload.traces.export import sample as write
 
-    cut = Cut(spec.start_s, spec.end_s, spec.keep_share, seed, spec.max_requests)
     with console.progress(quiet) as progress:
-        done = write(spec, out, cut, force=force, report=progress)
+        done = write(spec, out, seed, force=force, report=progress)
     _tell(done, out, quiet)
 
 

@@ -187,7 +187,7 @@ def test_convert_and_sample(tmp_path: Path) -> None:
         (("sample", "log.csv", "--out", "a.jsonl", "--start", "9", "--end", "5"), "--end"),
         (("sample", "log.csv", "--out", "a.jsonl", "--keep-share", "1.5"), "--keep-share: expected"),
         (("sample", "log.csv", "--out", "a.jsonl", "--max-requests", "0"), "--max-requests: expected"),
-        (("sample", "log.csv", "--out", "a.jsonl", "--start", "99"), "nothing is left"),
+        (("sample", "log.csv", "--out", "a.jsonl", "--start", "99"), "no requests from 99 s"),
         (("inf", "log.csv"), "No such command 'inf'"),
     ],
 )

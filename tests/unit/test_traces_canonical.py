@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.workload import build_workload
 from simkit.workload.traces import canonical, export
 from simkit.workload.traces.canonical import NAMES, CanonicalWriter, Meta, meta_of, read_parts
-from simkit.workload.traces.cut import Cut
 from simkit.workload.traces.jsonl import MooncakeWriter
 from simkit.workload.traces.load import load_log
 from simkit.workload.traces.log import RowLog
@@ -193,38 +193,31 @@ def test_the_clock_of_the_log_is_kept(tmp_path: Path) -> None:
 # --- parts ------------------------------------------------------------------------------------------------------------
 def test_a_window_counts_from_its_first_request(tmp_path: Path) -> None:
     spec = csv(tmp_path / "a.csv")
-    done = export.sample(spec, tmp_path / "w.parquet", Cut(start_s=5, end_s=8))
+    done = export.sample(spec.model_copy(update={"start_s": 5.0, "end_s": 8.0}), tmp_path / "w.parquet")
     columns, _ = read(tmp_path / "w.parquet")
     assert columns.prompt_tokens.tolist() == [105, 106, 107]
     assert pq.read_table(tmp_path / "w.parquet")["arrival_ns"].to_pylist() == [0, 10**9, 2 * 10**9]
     assert (done.num_requests, done.span_s) == (3, 2.0)
-    assert "cut from 5 s to 8 s: 3 of 20 requests" in done.notes
-    with pytest.raises(InputError, match=r"nothing is left .*; the log lasts 19 s"):
-        export.sample(spec, tmp_path / "n.parquet", Cut(start_s=30))
+    assert any("requests 6 to 8 of 20" in note for note in done.notes)
+    with pytest.raises(InputError, match="no requests from 30 s to the end; the trace lasts 19 s"):
+        export.sample(spec.model_copy(update={"start_s": 30.0}), tmp_path / "n.parquet")
     assert not (tmp_path / "n.parquet").exists()
 
 
-@given(share=st.floats(0.01, 0.99), more=st.floats(0.01, 0.99), seed=st.integers(0, 100))
-@settings(max_examples=30, deadline=None)
-def test_thinning_keeps_sessions_whole_and_more_of_the_same(share: float, more: float, seed: int) -> None:
-    from simkit.workload.traces.cut import kept_rows
-
-    names = [f"s{i % 13}" if i % 3 else None for i in range(90)]
-    columns = Columns.of([Record(i, i * 10**9, 1, 1, session=name) for i, name in enumerate(names)])
-    after = np.full(len(columns), -1)
-
-    def kept(part: float) -> set[int]:
-        try:
-            return set(kept_rows(columns, after, Cut(keep_share=part, seed=seed), "x")[0].tolist())
-        except InputError:
-            return set()
-
-    low, high = sorted((share, more))
-    few, many = kept(low), kept(high)
-    assert few <= many
-    for name in set(names) - {None}:
-        rows = {i for i, other in enumerate(names) if other == name}
-        assert rows <= many or not rows & many
+def test_a_sample_holds_what_a_replay_serves_and_sessions_whole(tmp_path: Path) -> None:
+    rows = [Record(i + 1, i * 10**9, 50 + i, 1, session=f"s{i % 13}" if i % 3 else None) for i in range(90)]
+    written(tmp_path / "a.parquet", [Columns.of(rows)])
+    spec = scenario.Trace(path=str(tmp_path / "a.parquet"), keep_share=0.4)
+    done = export.sample(spec, tmp_path / "s.parquet", seed=3)
+    columns, _ = read(tmp_path / "s.parquet")
+    workload = scenario.Workload.model_validate({"trace": {"path": spec.path, "keep_share": 0.4}})
+    served = build_workload(workload, seed=3, replication=0, max_model_len=8192, base_dir=None)
+    assert columns.prompt_tokens.tolist() == [request.prompt_tokens for request in served.requests]
+    assert 10 < done.num_requests < 70
+    kept = set(columns.prompt_tokens.tolist())
+    for name in {row.session for row in rows} - {None}:
+        members = {row.prompt_tokens for row in rows if row.session == name}
+        assert members <= kept or not members & kept
 
 
 # --- what is in the way, what is damaged ------------------------------------------------------------------------------

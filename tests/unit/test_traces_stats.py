@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from simkit import scenario
 from simkit.workload.traces.counts import Counts
 from simkit.workload.traces.describe import describe
-from simkit.workload.traces.formats import FORMATS
 from simkit.workload.traces.record import NO_TIME, Columns, Record
+from simkit.workload.traces.sessions import session_codes
 from simkit.workload.traces.stats import SAMPLE_ROWS, Stats, session_stats
 from simkit.workload.traces.times import MAX_BINS, Times
 
@@ -65,9 +66,8 @@ def test_every_file_of_the_table_is_checked() -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_the_published_statistics_come_out(name: str) -> None:
     wanted, options = REAL[name]
-    if wanted not in FORMATS:
-        pytest.skip(f"no reader of {wanted} yet")
     info = describe(scenario.Trace(path=name, **options), TRACES).info
+    assert info["format"] == wanted
     rows, span, rate, cv, dispersion, ties, prompts, outputs, prefix = published()[name]
     assert info["num_requests"] == int(rows)
     assert info["num_same_time"] == int(ties)
@@ -183,24 +183,24 @@ def test_memory_does_not_grow_with_the_log() -> None:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 def test_sessions_by_name_and_by_predecessor_are_the_same() -> None:
     rows = [(0, "a"), (0, "b"), (2 * 10**9, "a"), (5 * 10**9, None), (6 * 10**9, "a")]
-    named = Columns.of([Record(i, time, 1, 1, session=name) for i, (time, name) in enumerate(rows)])
-    linked = Columns.of([Record(i, time, 1, 1) for i, (time, _) in enumerate(rows)])
-    by_name = session_stats(named, np.full(5, -1))
-    by_link = session_stats(linked, np.array([-1, -1, 0, -1, 2]))
-    assert by_name is not None
-    assert by_name == by_link
-    assert by_name["num_sessions"] == 3
-    assert by_name["num_with_several_turns"] == 1
-    assert by_name["turns"] == {"mean": 5 / 3, "max": 3}
-    assert by_name["between_turns_s"]["mean"] == 3.0
-    assert by_name["think_s"] is None
-    assert session_stats(linked, np.full(5, -1)) is None
+    columns = Columns.of([Record(i, time, 1, 1, session=name) for i, (time, name) in enumerate(rows)])
+    after = np.array([-1, -1, 0, -1, 2])
+    found = session_stats(columns, after, session_codes(columns, after))
+    linked = replace(columns, session=None)
+    assert found == session_stats(linked, after, session_codes(linked, after))
+    assert found is not None
+    assert found["num_sessions"] == 3
+    assert found["num_with_several_turns"] == 1
+    assert found["turns"] == {"mean": 5 / 3, "max": 3}
+    assert found["between_turns_s"]["mean"] == 3.0
+    assert found["think_s"] is None
+    assert session_stats(linked, np.full(5, -1), None) is None
 
 
 def test_think_times_and_turns_without_a_time() -> None:
     columns = Columns.of([Record(1, 0, 1, 1, session="a"), Record(2, None, 1, 1, session="a", delay_ns=500_000_000)])
     assert columns.time_ns[1] == NO_TIME
-    found = session_stats(columns, np.array([-1, 0]))
+    found = session_stats(columns, np.array([-1, 0]), np.array([0, 0]))
     assert found is not None
     assert found["think_s"]["p50"] == 0.5
     assert found["between_turns_s"] is None

@@ -17,9 +17,9 @@ from simkit import scenario
 from simkit.types import Ints
 from simkit.units import NS_PER_S
 from simkit.workload.traces.format import Format
-from simkit.workload.traces.load import Log, load_log
+from simkit.workload.traces.load import Log, arrange
 from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.record import NO_TIME
+from simkit.workload.traces.record import NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sharing import unlimited_hits
 from simkit.workload.traces.stats import Stats, session_stats
@@ -38,7 +38,6 @@ class Survey:
 
     format: Format
     why: str
-    hash_block_tokens: int | None
     rows: RowLog
     stats: Stats
     notes: tuple[str, ...]
@@ -62,8 +61,7 @@ def survey(spec: scenario.Trace, base_dir: Path | None = None, report: Report | 
                 report(0.0, f"{stats.num_requests:,} requests read")
         notes = scan.notes()
         rows, found = scan.log, scan.format
-    block_tokens = spec.hash_block_tokens or found.hash_block_tokens
-    return Survey(found, scan.why, block_tokens, rows, stats, plain_notes(notes, rows.where))
+    return Survey(found, scan.why, rows, stats, plain_notes(notes, rows.where))
 
 
 def plain_notes(notes: list[str] | tuple[str, ...], where: str) -> tuple[str, ...]:
@@ -73,8 +71,7 @@ def plain_notes(notes: list[str] | tuple[str, ...], where: str) -> tuple[str, ..
 
 def own_times(log: Log) -> Ints:
     """The times that the log itself gives, from the earliest; NO_TIME where it gives none."""
-    placed = getattr(log, "untimed", None)
-    return log.columns.time_ns if placed is None else np.where(placed, NO_TIME, log.columns.time_ns)
+    return np.where(log.untimed, NO_TIME, log.columns.time_ns)
 
 
 def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report | None = None) -> Description:
@@ -84,24 +81,25 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
     the log is read a second time, whole. InputError, one line, for anything unreadable and a log without requests.
     """
     found = survey(spec, base_dir, report)
-    stats, notes = found.stats, list(found.notes)
-    log: Log | None = None
+    stats, rows, notes = found.stats, found.rows, list(found.notes)
+    log, hits = None, None
     if not (stats.streams and stats.num_requests):
-        log = load_log(spec, base_dir)
+        with scanning(spec, base_dir) as scan:
+            log = arrange(
+                Columns.concatenate([part for part in scan.parts if len(part)]), spec, scan.log, scan.format, scan.why
+            )
+            rows = scan.log
         log = replace(log, columns=replace(log.columns, time_ns=own_times(log)))
         stats = Stats()
         stats.add(log.columns)
         # The first says what the file was read as.
-        notes = list(plain_notes(log.notes[1:], found.rows.where))
-    hits = None
-    block_tokens = found.hash_block_tokens
-    if log is not None and block_tokens is not None:
-        block_tokens = spec.hash_block_tokens or log.hash_block_tokens or block_tokens
-        hits = unlimited_hits(log.columns, block_tokens)
+        notes = list(plain_notes(log.notes[1:], rows.where))
+        if log.hash_block_tokens is not None:
+            hits = unlimited_hits(log.columns, log.hash_block_tokens)
     notes += _warnings(stats, notes)
     info = {
         "num_requests": stats.num_requests,
-        "num_rows": found.rows.num_rows,
+        "num_rows": rows.num_rows,
         "format": found.format.name,
         "title": found.format.title,
         "why": found.why,
@@ -109,17 +107,16 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
         "prompt_tokens": stats.prompts.summary(),
         "output_tokens": stats.outputs.summary(),
         "prefix": None
-        if hits is None
-        else {"hash_block_tokens": block_tokens, "block_hit_share": hits[0], "token_hit_share": hits[1]},
-        "sessions": None if log is None else session_stats(log.columns, log.after),
+        if hits is None or log is None
+        else {"hash_block_tokens": log.hash_block_tokens, "block_hit_share": hits[0], "token_hit_share": hits[1]},
+        "sessions": None if log is None else session_stats(log.columns, log.after, log.session),
         "clock": _clock(found.stats, stats),
         "measured": stats.measured(),
         "models": stats.models(),
         "skipped": [
-            {"reason": reason, "count": count, "lines": list(lines)}
-            for reason, (count, lines) in found.rows.skipped.items()
+            {"reason": reason, "count": count, "lines": list(lines)} for reason, (count, lines) in rows.skipped.items()
         ],
-        "bad": {"count": found.rows.num_bad, "lines": list(found.rows.bad)},
+        "bad": {"count": rows.num_bad, "lines": list(rows.bad)},
         "notes": notes,
     }
     return Description(info, _curves(stats))

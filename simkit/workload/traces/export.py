@@ -20,9 +20,9 @@ from simkit.errors import InputError
 from simkit.types import Ints
 from simkit.units import ns_to_s
 from simkit.workload.files import resolve
+from simkit.workload.streams import Streams
 from simkit.workload.traces import canonical
 from simkit.workload.traces.canonical import CanonicalWriter, Meta
-from simkit.workload.traces.cut import Cut, kept_rows
 from simkit.workload.traces.describe import Report, own_times, plain_notes
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.jsonl import MooncakeWriter
@@ -30,6 +30,7 @@ from simkit.workload.traces.load import Log, load_log
 from simkit.workload.traces.record import NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.stats import Stats
+from simkit.workload.traces.window import cut
 
 SUFFIXES = (".parquet", ".jsonl")
 
@@ -87,17 +88,21 @@ def convert(
 def sample(
     spec: scenario.Trace,
     out: Path,
-    cut: Cut,
+    seed: int = 0,
     base_dir: Path | None = None,
     *,
     force: bool = False,
     report: Report | None = None,
 ) -> Exported:
-    """Write a part of a log as `convert` does. Times count from the first request that is kept."""
+    """Write what `spec` plays of a log as `convert` does: its window, a share of its sessions, its first requests.
+
+    A replay with the same keys and seed serves the same requests. Times count from the first that is kept.
+    """
     path = _check(out, resolve(spec.path, base_dir), force)
     first = _first_pass(spec, base_dir, None, report)
     log = load_log(spec, base_dir)
-    rows, notes = kept_rows(log.columns, log.after, cut, f"trace {spec.path}")
+    notes: list[str] = []
+    rows = cut(log, log.columns.time_ns, spec, Streams(seed, 0), None, notes).rows
     with _replacing(path) as partial:
         return _write(path, partial, spec, base_dir, first, log, rows, notes)
 
@@ -132,7 +137,7 @@ def _write(
     shift = int(timed[0]) if timed.size else 0
     columns = replace(columns, time_ns=np.where(columns.time_ns == NO_TIME, NO_TIME, columns.time_ns - shift))
     # The first note says what the file was read as.
-    found = (*plain_notes(log.notes[1:], f"trace {spec.path}"), *notes)
+    found = plain_notes([*log.notes[1:], *notes], f"trace {spec.path}")
     meta = _meta(spec, base_dir, first, found, shift, log.hash_block_tokens)
     stats = Stats()
     with _writer(path, partial) as writer:
@@ -151,14 +156,13 @@ def _meta(
 ) -> Meta:
     """Where the requests come from; a canonical file hands on what it says of itself."""
     start = first.stats.first_ns if spec.on_restart == "append" else first.stats.least_ns
-    tokens = spec.hash_block_tokens or hash_block_tokens or first.format.hash_block_tokens
     meta = Meta(first.format.name, first.format.title)
     if first.format.name == "canonical":
         meta = canonical.meta_of(resolve(spec.path, base_dir)) or meta
     return replace(
         meta,
         start_ns=(start or 0) + shift_ns,
-        hash_block_tokens=tokens if first.stats.has_blocks else None,
+        hash_block_tokens=hash_block_tokens,
         # What is told of every reading is not told twice: a copy of a copy has the same bytes.
         notes=(*meta.notes, *(note for note in notes if note not in meta.notes)),
     )

@@ -122,19 +122,18 @@ class Stats:
         return found or None
 
 
-def session_stats(columns: Columns, after: Ints) -> dict[str, Any] | None:
+def session_stats(columns: Columns, after: Ints, session: Ints | None) -> dict[str, Any] | None:
     """Number of sessions, their turns, logged think times and the time from turn to turn; None without sessions.
 
-    `after` is the row of a request's predecessor, -1 for the first of a session.
+    `after` is the row of a request's predecessor, -1 for the first of a session; `session` its number, -1 for none: it
+    then is one of its own.
     """
-    if columns.session is None and columns.parent is None and not np.any(after >= 0):
+    if session is None:
         return None
-    roots = session_roots(columns, after)
-    turns = np.unique(roots, return_counts=True)[1]
+    turns = np.append(np.bincount(session[session >= 0]), np.ones(np.count_nonzero(session < 0), dtype=np.int64))
     think = columns.delay_ns[columns.delay_ns >= 0] if columns.delay_ns is not None else np.zeros(0, dtype=np.int64)
-    previous = _previous(roots, after)
-    both = (previous >= 0) & (columns.time_ns != NO_TIME) & (columns.time_ns[previous] != NO_TIME)
-    steps = (columns.time_ns - columns.time_ns[previous])[both]
+    both = (after >= 0) & (columns.time_ns != NO_TIME) & (columns.time_ns[after] != NO_TIME)
+    steps = (columns.time_ns - columns.time_ns[after])[both]
     return {
         "num_sessions": len(turns),
         "num_with_several_turns": int(np.sum(turns > 1)),
@@ -142,30 +141,6 @@ def session_stats(columns: Columns, after: Ints) -> dict[str, Any] | None:
         "think_s": _spread(think / NS_PER_S) if think.size else None,
         "between_turns_s": _spread(steps / NS_PER_S) if steps.size else None,
     }
-
-
-def session_roots(columns: Columns, after: Ints) -> Ints:
-    """The row of the first request of each request's session: by predecessors, else by name, else its own."""
-    rows = np.arange(len(columns))
-    roots = np.where(after >= 0, after, rows)
-    while not np.array_equal(further := roots[roots], roots):
-        roots = further
-    if columns.session is not None:
-        first: dict[str, int] = {}
-        for row, name in enumerate(columns.session):
-            if name is not None and after[row] < 0:
-                roots[row] = first.setdefault(name, row)
-        roots = roots[roots]
-    return roots
-
-
-def _previous(roots: Ints, after: Ints) -> Ints:
-    """The predecessor of each row, or the row before it in the same session; -1 for the first."""
-    order = np.lexsort((np.arange(len(roots)), roots))
-    before = np.full(len(roots), -1, dtype=np.int64)
-    same = roots[order][1:] == roots[order][:-1]
-    before[order[1:][same]] = order[:-1][same]
-    return np.where(after >= 0, after, before)
 
 
 def _spread(values: Floats) -> dict[str, float]:

@@ -31,8 +31,8 @@ from simkit.workload.traces.formats import (
 FORMATS: dict[str, Format] = {
     found.name: found
     for found in (
-        canonical.FORMAT,
         azure.FORMAT,
+        canonical.FORMAT,
         burstgpt.FORMAT,
         vidur.FORMAT,
         vidur.OLD,
