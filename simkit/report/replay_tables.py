@@ -74,10 +74,12 @@ def _even_sheet(summary: Mapping[str, Any], even: Mapping[str, Any]) -> Sheet:
             (f"{name} log / even", *(_times(log.get(stat), smooth.get(stat)) for stat in STATS)),
         ]
     made = even["workload"]
+    count, rate, prompt, output = (
+        plain(made[key]) for key in ("num_requests", "rate_per_s", "prompt_tokens", "output_tokens")
+    )
     remark = (
-        f"even workload: {plain(made['num_requests'])} requests, Poisson arrivals at "
-        f"{plain(made['rate_per_s'])} a second, each {plain(made['prompt_tokens'])} prompt and "
-        f"{plain(made['output_tokens'])} output tokens"
+        f"even workload: {count} requests, Poisson arrivals at {rate} a second, each of {prompt} prompt and {output} "
+        "output tokens"
     )
     return Sheet("The log beside an even workload with equal means", ("", *STATS), tuple(rows), remark)
 
