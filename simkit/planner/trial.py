@@ -143,7 +143,8 @@ def _simulate(setup: Setup, replication: int) -> tuple[RunFacts, Outcome]:
 
 def _finds_nothing(setup: Setup) -> bool:
     """Whether prefix caching is on and no prompt shares anything with another."""
-    return setup.prefix_caching and setup.scenario.workload.prefix is None and setup.samples == 1
+    workload = setup.scenario.workload
+    return setup.prefix_caching and workload.prefix is None and workload.reuse is None and setup.samples == 1
 
 
 def _margin(term: Term, summary: Mapping[str, Any]) -> float:

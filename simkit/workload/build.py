@@ -5,7 +5,7 @@ Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -19,8 +19,10 @@ from simkit.errors import InputError
 from simkit.types import Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
-from simkit.workload.lengths import Lengths, build_lengths
+from simkit.workload.lengths import ConditionalLengths, Drift, Lengths, build_lengths, build_outputs
 from simkit.workload.prefixes import Labels
+from simkit.workload.reuse import Shared
+from simkit.workload.servegen import ServeGenClients
 from simkit.workload.streams import CHUNK, Streams
 from simkit.workload.traces import Trace, read_trace
 
@@ -31,6 +33,7 @@ COUNTERS = (
     "prompt_tokens_clipped",
     "output_tokens_clipped",
     "prefixes_cut_to_prompt",
+    "reuse_cut_to_prompt",
     "requests_not_sent",
 )
 
@@ -44,8 +47,8 @@ class Workload:
     `think_time_ns` after an answer, until `num_requests` were sent or `duration_ns` is reached; with a duration the
     iterator has no end of its own. `notes` says what was detected or left out. `counters` holds, for the requests taken
     from the iterator so far: drawn outputs that `max_tokens` cut (stop: eos), drawn lengths moved to `min` or `max`
-    (an implied min of 1 included), prefixes shortened to the prompt, and requests that `num_requests` asked for but the
-    last `piecewise` segment ended before.
+    (an implied min of 1 included), prefixes shortened to the prompt, reused beginnings shortened to the longest earlier
+    prompt near by, and requests that `num_requests` asked for but the last segment or window ended before.
     """
 
     requests: Iterator[Request]
@@ -90,17 +93,22 @@ def build_workload(
         notes.extend(trace.notes)
         num_requests = len(trace)
         chunks = _trace_chunks(trace)
+    elif workload.servegen is not None:
+        clients = ServeGenClients(workload.servegen, base_dir)
+        notes.extend(clients.notes)
+        chunks = (_Chunk(*columns, {}) for columns in clients.chunks(streams))
     else:
         assert arrivals is not None
         assert workload.prompt_tokens is not None
         assert workload.output_tokens is not None
         prompts = build_lengths(workload.prompt_tokens, "prompt_tokens", base_dir, notes)
-        outputs = build_lengths(workload.output_tokens, "output_tokens", base_dir, notes)
-        chunks = _synthetic_chunks(arrivals, prompts, outputs, streams)
+        outputs = build_outputs(workload.output_tokens, base_dir, notes)
+        chunks = _synthetic_chunks(arrivals, prompts, outputs, workload.drift, streams)
     bounded = _bounded(chunks, num_requests, duration_ns if closed is None else None, counters)
     return Workload(
-        requests=_requests(bounded, workload, Labels(workload, streams), max_model_len, counters),
-        num_requests=None if isinstance(arrivals, scenario.PiecewiseArrivals) else num_requests,
+        requests=_requests(bounded, workload, streams, max_model_len, counters),
+        # An end of its own may come first.
+        num_requests=None if isinstance(arrivals, scenario.PiecewiseArrivals) or workload.servegen else num_requests,
         duration_ns=duration_ns,
         concurrency=None if closed is None else closed.concurrency,
         think_time_ns=0 if closed is None else s_to_ns(closed.think_time_s),
@@ -116,14 +124,20 @@ def _trace_chunks(trace: Trace) -> Iterator[_Chunk]:
 
 
 def _synthetic_chunks(
-    arrivals: scenario.Arrivals, prompts: Lengths, outputs: Lengths, streams: Streams
+    arrivals: scenario.Arrivals,
+    prompts: Lengths,
+    outputs: Lengths | ConditionalLengths,
+    periods: Sequence[scenario.Period],
+    streams: Streams,
 ) -> Iterator[_Chunk]:
     prompt_stream, output_stream = streams("prompt_tokens"), streams("output_tokens")
+    prompt_drift, output_drift = Drift(periods, "prompt_tokens"), Drift(periods, "output_tokens")
     first = 0
     for arrival_ns in arrival_chunks(arrivals, streams("arrivals")):
         n = len(arrival_ns)
-        prompt, prompt_clipped = prompts.tokens(first, prompt_stream.uniforms(n))
-        output, output_clipped = outputs.tokens(first, output_stream.uniforms(n))
+        prompt, prompt_clipped = prompts.tokens(first, prompt_drift.draws(arrival_ns, prompt_stream.uniforms(n)))
+        u = output_drift.draws(arrival_ns, output_stream.uniforms(n))
+        output, output_clipped = outputs.tokens(first, u) if isinstance(outputs, Lengths) else outputs.tokens(prompt, u)
         flags = {"prompt_tokens_clipped": prompt_clipped, "output_tokens_clipped": output_clipped}
         yield _Chunk(arrival_ns, prompt, output, flags)
         first += n
@@ -150,8 +164,10 @@ def _bounded(
 
 
 def _requests(
-    chunks: Iterator[_Chunk], spec: scenario.Workload, labels: Labels, max_model_len: int, counters: dict[str, int]
+    chunks: Iterator[_Chunk], spec: scenario.Workload, streams: Streams, max_model_len: int, counters: dict[str, int]
 ) -> Iterator[Request]:
+    labels = Labels(spec, streams)
+    reuse = None if spec.reuse is None else Shared(spec.reuse, streams)
     first = 0
     for arrival_ns, prompt, drawn, flags in chunks:
         n = len(arrival_ns)
@@ -160,6 +176,9 @@ def _requests(
         flags = {**flags, "outputs_cut_by_max_tokens": drawn > max_tokens}
         if spec.prefix is not None:
             flags["prefixes_cut_to_prompt"] = shared < spec.prefix.tokens
+        segments: Iterable[tuple[tuple[int, int], ...]] = repeat(())
+        if reuse is not None:
+            segments, flags["reuse_cut_to_prompt"] = reuse.segments(prompt)
         columns = (
             np.arange(first, first + n),
             arrival_ns,
@@ -172,7 +191,7 @@ def _requests(
             shared,
         )
         # As Python ints: faster one by one than numpy's, and without overflow.
-        requests = map(Request, *(column.tolist() for column in columns), repeat(spec.samples))
+        requests = map(Request, *(column.tolist() for column in columns), repeat(spec.samples), segments)
         yield from _counting(requests, flags, counters)
         first += n
 

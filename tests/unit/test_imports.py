@@ -19,6 +19,7 @@ ROOM_OF = {
     "scenario_types": "scenario",
     "scenario_engine": "scenario",
     "scenario_workload": "scenario",
+    "scenario_lengths": "scenario",
     "scenario_failures": "scenario",
     "scenario_io": "scenario",
     "scenario_errors": "scenario",
@@ -34,6 +35,8 @@ ROOM_OF = {
     "cli_calibrate": "cli",
     "cli_plan": "cli",
     "cli_doctor": "cli",
+    "cli_fit": "cli",
+    "cli_trace": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
