@@ -16,7 +16,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from simkit import __version__, cli_calibrate, cli_doctor, cli_memory, cli_plan, cli_studies, console
+from simkit import (
+    __version__,
+    cli_calibrate,
+    cli_doctor,
+    cli_fit,
+    cli_memory,
+    cli_plan,
+    cli_studies,
+    cli_trace,
+    console,
+)
 from simkit.cli_studies import Json, Quiet
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError
 
@@ -129,6 +139,8 @@ app.command()(cli_plan.plan)
 app.command()(cli_memory.memory)
 app.command()(cli_doctor.doctor)
 app.command()(cli_calibrate.calibrate)
+app.add_typer(cli_trace.app)
+cli_trace.app.command()(cli_fit.fit)
 
 
 @app.command()
