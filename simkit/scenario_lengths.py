@@ -134,6 +134,14 @@ def _check_min_max(low: int, high: int | None) -> None:
         raise conflict(("min", "max"), f"min <= max ({high})", str(low))
 
 
+def check_bins(ends: Sequence[int | None], key: str) -> None:
+    """Refuse bins of `key` unless their upper ends rise and the last, and only it, has none."""
+    known = [end for end in ends[:-1] if end is not None]
+    if ends[-1] is not None or len(known) < len(ends) - 1:
+        raise conflict((key,), "upto_tokens in each bin but the last, which takes the rest", str(list(ends)))
+    check_rising(known, key, "upto_tokens")
+
+
 Ranks = Annotated[
     tuple[Annotated[tuple[Probability, Probability], Field(strict=False)], ...], Field(min_length=2, strict=False)
 ]
@@ -161,7 +169,7 @@ class Period(Strict):
 class QuantileBin(Strict):
     """The quantiles of requests whose prompt has up to `upto_tokens` tokens and more than those of the bin before."""
 
-    upto_tokens: PositiveInt
+    upto_tokens: PositiveInt | None = None
     quantiles: Quantiles
 
     @model_validator(mode="after")
@@ -171,7 +179,7 @@ class QuantileBin(Strict):
 
 
 class ConditionalLength(Strict):
-    """Drawn from the quantiles of the bin in which the request's prompt lies; the last bin has no upper end."""
+    """Drawn from the quantiles of the bin in which the request's prompt lies; the last bin has no `upto_tokens`."""
 
     dist: Literal["conditional"]
     on: Literal["prompt_tokens"]
@@ -179,7 +187,7 @@ class ConditionalLength(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_rising([part.upto_tokens for part in self.bins], "bins", "upto_tokens")
+        check_bins([part.upto_tokens for part in self.bins], "bins")
         return self
 
 

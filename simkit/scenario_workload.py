@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simkit.scenario_lengths import Length, OutputLength, Period, check_quantiles, check_rising
+from simkit.scenario_lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
 from simkit.scenario_types import (
     BackInt,
     Flag,
@@ -149,7 +149,7 @@ class Prefix(Strict):
 class ShareBin(Strict):
     """Quantiles of the share of a prompt that is not new, for prompts of up to `upto_tokens` tokens."""
 
-    upto_tokens: PositiveInt
+    upto_tokens: PositiveInt | None = None
     quantiles: Annotated[
         tuple[Annotated[tuple[Probability, Probability], Field(strict=False)], ...], Field(min_length=2, strict=False)
     ]
@@ -163,7 +163,7 @@ class ShareBin(Strict):
 class BackBin(Strict):
     """Quantiles of how many requests back it was, where up to `upto_tokens` tokens are not new."""
 
-    upto_tokens: PositiveInt
+    upto_tokens: PositiveInt | None = None
     quantiles: Annotated[
         tuple[Annotated[tuple[Probability, BackInt], Field(strict=False)], ...], Field(min_length=2, strict=False)
     ]
@@ -179,7 +179,7 @@ class Reuse(Strict):
 
     `prompt_shares` says how much of a prompt is not new (0: nothing), by the length of the prompt; `requests_back`
     which request it was, counted back from this one, by the tokens that are not new. The last bin of either has no
-    upper end. The earlier prompt is the nearest one from there on that is long enough.
+    `upto_tokens`. The earlier prompt is the nearest one from there on that is long enough.
     """
 
     prompt_shares: Annotated[tuple[ShareBin, ...], Field(min_length=1, strict=False)]
@@ -188,7 +188,7 @@ class Reuse(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for key in ("prompt_shares", "requests_back"):
-            check_rising([part.upto_tokens for part in getattr(self, key)], key, "upto_tokens")
+            check_bins([part.upto_tokens for part in getattr(self, key)], key)
         return self
 
 

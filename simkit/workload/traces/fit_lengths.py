@@ -22,6 +22,8 @@ WANTED = (0.5, 0.95, 0.99, 0.9, 0.999)
 """Percentiles that are kept before others, most wanted first."""
 MIN_A_BIN = 5 * LEAST
 MAX_BINS = 12
+MAX_COMMON = 20
+"""Lengths whose share of the requests is kept exactly."""
 TOLERANCE = 0.004
 """Quantiles that their neighbours give as well as this are left out."""
 
@@ -49,7 +51,7 @@ def fit_outputs(prompts: Ints, outputs: Ints) -> dict[str, Any]:
         "dist": "conditional",
         "on": "prompt_tokens",
         "bins": [
-            {"upto_tokens": upto, "quantiles": _composed(points, knots, overall)}
+            bin_of(upto, _composed(points, knots, overall))
             for (upto, _), (points, knots) in zip(bins, curves, strict=True)
         ],
     }
@@ -72,50 +74,40 @@ def rank_curve(ranks: Floats) -> tuple[Floats, Floats]:
     return points, np.maximum.accumulate(knots) + 1e-9 * np.arange(len(knots))
 
 
-def binned(values: Ints) -> list[tuple[int, Ints]]:
-    """(upper end, rows) of bins of about equal counts, at least `MIN_A_BIN` rows each where there are as many."""
+def binned(values: Ints) -> list[tuple[int | None, Ints]]:
+    """(upper end, rows) of bins of about equal counts, about `MIN_A_BIN` rows or more each; the last has no end."""
     count = max(1, min(MAX_BINS, len(values) // MIN_A_BIN))
-    inner = np.unique(np.quantile(values, np.arange(1, count) / count).astype(np.int64))
-    largest = rounded(float(values.max()), values)
-    ends = [int(rounded(float(end), values)) for end in inner]
-    ends = [end for end in dict.fromkeys(ends) if 0 < end < largest]
-    at = np.searchsorted(np.array(ends), values, side="left")
-    found = [(end, np.flatnonzero(at == index)) for index, end in enumerate([*ends, int(largest)])]
-    return _merged(found)
+    wanted = np.quantile(values, np.arange(1, count) / count).astype(np.int64)
+    common = _common(values)
+    ends: list[int] = []
+    left = np.sort(values)
+    for end in dict.fromkeys(int(_round(float(value), common)) for value in wanted):
+        below = int(np.searchsorted(left, end, side="right"))
+        # Rounding and lengths that many have may leave a bin too small: it is then joined to the next.
+        if below >= MIN_A_BIN // 2 and len(left) - below >= MIN_A_BIN // 2:
+            ends.append(end)
+            left = left[below:]
+    at = np.searchsorted(np.array(ends, dtype=np.int64), values, side="left")
+    return [(end, np.flatnonzero(at == index)) for index, end in enumerate([*ends, None])]
 
 
-def _merged(bins: list[tuple[int, Ints]]) -> list[tuple[int, Ints]]:
-    """The same with bins that rounding left too small joined to the next (the last: to the one before)."""
-    joined: list[tuple[int, Ints]] = []
-    waiting = np.zeros(0, dtype=np.int64)
-    for end, rows in bins:
-        waiting = np.concatenate([waiting, rows])
-        if len(waiting) >= MIN_A_BIN // 2:
-            joined.append((end, np.sort(waiting)))
-            waiting = np.zeros(0, dtype=np.int64)
-    if len(waiting):
-        end = bins[-1][0]
-        rows = np.concatenate([joined.pop()[1], waiting]) if joined else waiting
-        joined.append((end, np.sort(rows)))
-    return joined
+def bin_of(upto_tokens: int | None, quantiles: Points) -> dict[str, Any]:
+    """A bin as the schema has it."""
+    return ({} if upto_tokens is None else {"upto_tokens": upto_tokens}) | {"quantiles": quantiles}
 
 
 def quantiles_of(values: Ints, simplify: bool = True, low: float = 1.0) -> Points:
     """[probability, value] pairs from 0 to 1. The ends are not the extremes: they give the first and last group their
     mean, so that nobody's longest prompt is published."""
     ordered = np.sort(values).astype(np.float64)
-    points = probabilities_of(values)
-    found = np.quantile(ordered, points)
-    found[0], found[-1] = end_values(ordered, points, found)
     common = _common(values)
+    edges = _edges(ordered, common)
+    points = probabilities_of(values, tuple(edges))
+    found = np.array([edges.get(p, value) for p, value in zip(points, np.quantile(ordered, points), strict=True)])
+    found[0], found[-1] = end_values(ordered, points, found)
     found = np.maximum.accumulate([max(low, _round(value, common)) for value in found])
     pairs = [[round(float(p), 5), float(value)] for p, value in zip(points, found, strict=True)]
     return simplified(pairs) if simplify else pairs
-
-
-def rounded(value: float, values: Ints) -> float:
-    """A length as it may be published: exact when at least `LEAST` requests have it, else to `DIGITS`."""
-    return max(1.0, _round(value, _common(values)))
 
 
 def significant(value: float, digits: int) -> float:
@@ -146,12 +138,26 @@ def _plain(pair: list[float]) -> list[float]:
     return [number if number != int(number) else int(number) for number in pair]
 
 
-def probabilities_of(values: Ints | Floats) -> Floats:
-    """Probabilities between which there are always enough requests, the wanted percentiles first."""
+def _edges(ordered: Floats, common: frozenset[float]) -> dict[float, float]:
+    """Probability to value where a length that many have begins and ends, of the `MAX_COMMON` most frequent."""
+    n = len(ordered)
+    spans = []
+    for value in sorted(common):
+        low = int(np.searchsorted(ordered, value, side="left"))
+        high = int(np.searchsorted(ordered, value, side="right"))
+        spans.append((high - low, low, high, value))
+    found: dict[float, float] = {}
+    for _, low, high, value in sorted(spans, reverse=True)[:MAX_COMMON]:
+        found |= {low / n: value, high / n: value}
+    return found
+
+
+def probabilities_of(values: Ints | Floats, first: Sequence[float] = ()) -> Floats:
+    """Probabilities between which there are always enough requests: those of `first`, then the wanted percentiles."""
     n = len(values)
     grid = np.arange(1, MAX_POINTS) / MAX_POINTS if n >= LEAST * MAX_POINTS else np.arange(1, n // LEAST) * LEAST / n
     kept = [0.0, 1.0]
-    for p in (*WANTED, 1 - LEAST_IN_TAIL / n, *grid.tolist()):
+    for p in (*first, *WANTED, 1 - LEAST_IN_TAIL / n, *grid.tolist()):
         least = LEAST_IN_TAIL if p >= 0.95 else LEAST
         # Slightly less than the distance of neighbours on the grid, which rounding may shorten.
         if 0 < p < 1 and min(abs(p - other) for other in kept) * n >= 0.999 * least:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simkit.types import Floats, Ints
-from simkit.workload.traces.fit_lengths import LEAST, Points, binned, end_values, probabilities_of, simplified
+from simkit.workload.traces.fit_lengths import LEAST, Points, bin_of, binned, end_values, probabilities_of, simplified
 from simkit.workload.traces.record import Blocks
 
 MAX_BACK = 1_000_000
@@ -24,12 +24,9 @@ def fit_reuse(blocks: Blocks, prompts: Ints, block_tokens: int) -> tuple[dict[st
     hits = np.flatnonzero(shared)
     if len(hits) < LEAST:
         return None, hit_rate
-    shares = [
-        {"upto_tokens": upto, "quantiles": _shares(shared[rows], prompts[rows])} for upto, rows in binned(prompts)
-    ]
+    shares = [bin_of(upto, _shares(shared[rows], prompts[rows])) for upto, rows in binned(prompts)]
     backs = [
-        {"upto_tokens": upto, "quantiles": _whole(_quantiles(back[hits[rows]].astype(np.float64), 0))}
-        for upto, rows in binned(shared[hits])
+        bin_of(upto, _whole(_quantiles(back[hits[rows]].astype(np.float64), 0))) for upto, rows in binned(shared[hits])
     ]
     return {"prompt_shares": shares, "requests_back": backs}, hit_rate
 
