@@ -118,4 +118,4 @@ def _checked(
     # The scenario may lie elsewhere; paths on the command line start here.
     trace = spec.model_dump(mode="json", exclude_unset=True) | {"path": str(Path(spec.path).resolve())}
     with console.progress(quiet) as progress:
-        return check_fit(chosen, trace, log, fitted, progress=progress, jobs=jobs).to_json()
+        return check_fit(chosen, trace, fitted, progress=progress, jobs=jobs).to_json()

@@ -40,6 +40,11 @@ class FitCheck:
     fitted: Result
     even: Result
 
+    @property
+    def fitted_shares(self) -> bool:
+        """Whether the fitted workload says which prompts are alike."""
+        return "reuse" in self.fitted.manifest["scenario"]["workload"]
+
     def to_json(self) -> dict[str, Any]:
         """Metric to statistic to the three values, and how much the last two differ from the first in %."""
         return {
@@ -47,7 +52,11 @@ class FitCheck:
             "gpu": self.scenario.hardware.gpu,
             "speed": self.speed,
             "requests": {name: result.summary["num_requests"] for name, result in self._arms()},
-            "prefix_cache_hit_rate": {name: result.summary["prefix_cache_hit_rate"] for name, result in self._arms()},
+            "prefix_cache_hit_rate": {
+                "original": self.original.summary["prefix_cache_hit_rate"],
+                # Of a log that does not say what its prompts share, the fit does not know it either.
+                "fitted": self.fitted.summary["prefix_cache_hit_rate"] if self.fitted_shares else None,
+            },
             "metrics": {metric: {stat: self._compared(metric, stat) for stat in STATS} for metric in METRICS},
         }
 
@@ -88,7 +97,6 @@ def default_scenario(log: Log) -> Scenario:
 def check_fit(
     scenario: Scenario,
     trace: dict[str, Any],
-    log: Log,
     fit: Fit,
     *,
     progress: Progress | None = None,
@@ -103,7 +111,7 @@ def check_fit(
     original = apply_sets(scenario, {"workload": {"trace": trace}}, label="fit")
     repeated = apply_sets(scenario, {"replications": REPLICATIONS}, label="fit")
     fitted = apply_sets(repeated, {"workload": fit.workload}, label="fit")
-    even = apply_sets(repeated, {"workload": _even(log, fit)}, label="fit")
+    even = apply_sets(repeated, {"workload": _even(fit)}, label="fit")
     # All at once, so that the engine is never idle: what it sustains of these requests.
     crowd = _done(run_study([Point("crowd", at_rate(original, fit.span_s, 1.0))], progress=progress, **options))
     sustained = crowd["crowd"].summary["throughput"]["requests_per_s"]
@@ -115,14 +123,13 @@ def check_fit(
     return FitCheck(scenario, speed, found["original"], found["fitted"], found["even"])
 
 
-def _even(log: Log, fit: Fit) -> dict[str, Any]:
+def _even(fit: Fit) -> dict[str, Any]:
     """Poisson arrivals and one length for all, with the log's rate and mean lengths."""
-    columns = log.columns
     return {
         "num_requests": fit.num_requests,
         "arrivals": {"process": "poisson", "rate_per_s": fit.num_requests / fit.span_s},
-        "prompt_tokens": {"dist": "fixed", "value": max(1, round(float(columns.prompt_tokens.mean())))},
-        "output_tokens": {"dist": "fixed", "value": max(1, round(float(columns.output_tokens.mean())))},
+        "prompt_tokens": {"dist": "fixed", "value": max(1, round(fit.mean_prompt_tokens))},
+        "output_tokens": {"dist": "fixed", "value": max(1, round(fit.mean_output_tokens))},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from simkit import cli, scenario
 from simkit.errors import InputError
+from simkit.planner.offered import at_rate, base_rate
 from simkit.types import Request
 from simkit.workload import build_workload
 from simkit.workload.streams import Streams
@@ -103,6 +105,16 @@ def test_rates_and_burstiness_of_a_known_process_are_found_again(cv: float) -> N
         expected = rate * (until - start)
         assert abs(found_here - expected) <= 4 * cv * math.sqrt(expected) + 30  # borders lie on whole seconds
     assert found["cv"] == pytest.approx(cv, rel=0.25)
+
+
+def test_ticks_are_told_apart_from_duplicates_and_seen_beside_long_silence() -> None:
+    times = steady()[0]
+    seconds = np.floor(1e5 * (times > times[-1] / 2) + times)
+    assert fit_arrivals(seconds - seconds[0])[0]["tick_s"] == 1
+    jittered = np.sort(np.floor(times / 3) * 3 + np.rint(2 * uniforms("jitter") - 1) / 1000)
+    assert fit_arrivals(jittered - jittered[0])[0]["tick_s"] == 3
+    doubled = np.repeat(times[: N // 2], 2)
+    assert "tick_s" not in fit_arrivals(doubled - doubled[0])[0]
 
 
 def test_a_clock_that_ticks_gives_requests_that_come_together(tmp_path: Path) -> None:
@@ -229,6 +241,17 @@ def test_no_single_request_is_published(tmp_path: Path) -> None:
         assert gaps[points[1:] <= 0.95].min() >= LEAST * 0.99
 
 
+def test_requests_without_output_are_told(tmp_path: Path) -> None:
+    times, prompts, outputs = steady(600)
+    outputs[:30] = 0
+    path = write(tmp_path / "log.jsonl", times, prompts, outputs)
+    assert fitted(path)[1].num_requests == 570
+    log = load_log(scenario.Trace(path=str(path)))
+    kept = replace(log, columns=replace(log.columns, output_tokens=np.where(np.arange(570) < 9, 0, 5)))
+    found = fit(kept, scenario.Trace(path=str(path)))
+    assert "9 requests without output, kept for their prompt, have an output of 1 token here" in found.remarks
+
+
 def test_too_few_requests_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", *steady(250))
     with pytest.raises(InputError, match=r"expected at least 200 requests to fit a workload on, got \d+: a fit on"):
@@ -298,6 +321,7 @@ def test_the_check_shows_the_fit_beside_an_even_workload(tmp_path: Path, monkeyp
             expected = 100 * (values["fitted"] / values["original"] - 1)
             assert values["fitted_difference_pct"] == pytest.approx(expected)
             assert metric == "ttft_ms" or abs(values["fitted_difference_pct"]) < 10
+    assert found["prefix_cache_hit_rate"] == {"original": None, "fitted": None}
     # One length for all has no tail.
     assert found["metrics"]["e2e_ms"]["p95"]["even_difference_pct"] < -15
 
@@ -349,3 +373,23 @@ def test_a_workload_file_must_hold_a_workload(tmp_path: Path, monkeypatch: pytes
         assert message in done.stderr
     done = run("run", "--workload", "two.yaml", "--model", "qwen2.5-0.5b")
     assert (done.exit_code, done.stderr.strip()) == (2, "--workload: expected a scenario file with it")
+
+
+def test_the_planner_plays_a_fit_faster_as_a_whole(tmp_path: Path) -> None:
+    times, prompts, outputs = steady()
+    outputs[times > times[-1] / 2] //= 4
+    _, found = fitted(write(tmp_path / "log.jsonl", np.floor(times / 3) * 3, prompts, outputs + 1))
+    data = yaml.safe_load(SCENARIO) | {"workload": found.workload}
+    drawn = scenario.from_dict(data)
+    again = scenario.from_dict(drawn.to_dict())
+    assert again.workload == drawn.workload  # as the doctor reads it back from a manifest
+    rate = base_rate(drawn)
+    assert rate == pytest.approx(len(times) / times[-1], rel=0.02)
+    faster = at_rate(drawn, 2 * rate, rate)
+    assert base_rate(faster) == pytest.approx(2 * rate)
+    one, other = (
+        list(build_workload(s.workload, seed=0, replication=0, max_model_len=2**20, base_dir=None).requests)
+        for s in (drawn, faster)
+    )
+    assert [(r.prompt_tokens, r.output_tokens) for r in one] == [(r.prompt_tokens, r.output_tokens) for r in other]
+    assert [r.arrival_ns for r in one] == [2 * r.arrival_ns for r in other]

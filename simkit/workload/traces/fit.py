@@ -24,14 +24,18 @@ from simkit.workload.traces.load import Log
 MIN_REQUESTS = 4 * LEAST
 """Of fewer, quantiles would say little and single requests much."""
 
+MIN_SPAN_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A workload section as plain data, and what it was fitted on and leaves out, in words."""
+    """A workload section as plain data, what it was fitted on, and what it leaves out, in words."""
 
     workload: dict[str, Any]
     num_requests: int
     span_s: float
+    mean_prompt_tokens: float
+    mean_output_tokens: float
     remarks: tuple[str, ...]
 
 
@@ -44,10 +48,13 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         raise InputError(f"trace {spec.path}: {what}: a fit on fewer would publish single requests")
     columns = columns.take(rows)
     times_s = (columns.time_ns - columns.time_ns[0]) / NS_PER_S
-    if times_s[-1] <= 0:
+    if times_s[-1] < MIN_SPAN_S:
         raise InputError(f"trace {spec.path}: expected requests at different times to fit arrivals on")
     prompts, outputs = columns.prompt_tokens, np.maximum(columns.output_tokens, 1)
     arrivals, remarks = fit_arrivals(times_s)
+    without = int(np.sum(columns.output_tokens == 0))
+    if without:
+        remarks.append(f"{without} requests without output, kept for their prompt, have an output of 1 token here")
     workload: dict[str, Any] = {
         "duration_s": arrivals["segments"][-1]["until_s"],
         "arrivals": arrivals,
@@ -69,7 +76,14 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         remarks.append(shown if reuse is not None else f"{shown}: too few to fit")
         if reuse is not None:
             workload["reuse"] = reuse
-    return Fit(workload, len(rows), float(ns_to_s(int(columns.time_ns[-1] - columns.time_ns[0]))), tuple(remarks))
+    return Fit(
+        workload=workload,
+        num_requests=len(rows),
+        span_s=ns_to_s(int(columns.time_ns[-1] - columns.time_ns[0])),
+        mean_prompt_tokens=float(prompts.mean()),
+        mean_output_tokens=float(outputs.mean()),
+        remarks=tuple(remarks),
+    )
 
 
 def _window(time_ns: Ints, spec: scenario.Trace) -> Ints:

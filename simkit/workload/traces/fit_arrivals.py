@@ -62,13 +62,16 @@ def _edges(span_s: float, cell_s: float) -> Floats:
 
 
 def _tick(times_s: Floats) -> float | None:
-    """The clock's tick when more than a tenth of the neighbours share a stamp, else None."""
+    """The clock's tick when more than a tenth of the neighbours share a stamp and gaps are multiples of it, or None."""
     gaps = np.diff(times_s)
     if np.mean(gaps == 0) <= TIES_OF_A_TICK:
         return None
-    # Jitter of a stamp makes tiny gaps: the tick is what gaps between groups are multiples of.
-    apart = gaps[gaps > 0.01 * gaps.max()]
-    return significant(float(np.median(apart)), 3)
+    apart = gaps[gaps > 0]
+    # Stamps jitter by little beside the tick: tiny gaps are none, and the shortest of the others is one tick.
+    apart = apart[apart > 0.01 * np.quantile(apart, 0.9)]
+    tick_s = significant(float(np.quantile(apart, 0.05)), 3)
+    whole = np.abs(apart / tick_s - np.rint(apart / tick_s)) < 0.05
+    return tick_s if np.mean(whole) > 0.9 else None
 
 
 def _spread(ticks: Floats, tick_s: float) -> Floats:
