@@ -64,7 +64,7 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
     drift = fit_drift(times_s, prompts, outputs)
     if drift:
         workload["drift"] = drift
-        remarks.append(f"lengths change over time, in {len(drift)} periods of as many requests")
+        remarks.append(f"lengths change over time, in {len(drift)} periods of about as many requests each")
     block_tokens = spec.hash_block_tokens or log.hash_block_tokens
     if columns.blocks is None or block_tokens is None:
         remarks.append("the log does not say which prompts are alike, so the workload says nothing of it either")

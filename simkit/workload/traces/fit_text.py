@@ -16,8 +16,8 @@ WIDTH = 118
 IN_LINE = ("quantiles", "prompt_ranks", "output_ranks")
 
 NOT_KEPT = (
-    "Not kept: single requests and their order, sessions and think times, models, ids, and any relation of lengths to "
-    "the time of day."
+    "Not kept: single requests and their order, sessions and think times, models, ids, and which lengths come together "
+    "within a period beyond output by prompt."
 )
 
 
