@@ -20,6 +20,7 @@ from simkit import (
     __version__,
     cli_calibrate,
     cli_doctor,
+    cli_fit,
     cli_memory,
     cli_plan,
     cli_replay,
@@ -140,6 +141,7 @@ app.command()(cli_replay.replay)
 app.command()(cli_memory.memory)
 app.command()(cli_doctor.doctor)
 app.add_typer(cli_trace.app)
+cli_trace.app.command()(cli_fit.fit)
 app.command()(cli_calibrate.calibrate)
 
 

@@ -37,6 +37,7 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Output directory (default ./runs/<name>-plan).")
     ] = None,
+    workload: cli_studies.WorkloadFile = None,
     sets: Sets = None,
     seed: Seed = None,
     jobs: Jobs = None,
@@ -50,7 +51,7 @@ def plan(
     from simkit import scenario as schema
 
     _check_target(target_rate)
-    chosen = schema.load(scenario, cli_studies.settings_of(sets, seed))
+    chosen = schema.load(scenario, cli_studies.settings_of(sets, seed), workload)
     axes = schema.parse_axes(chosen, axis or [], check_values=False)
     _check_axes(axes)
     from simkit import api, rundir
@@ -106,7 +107,14 @@ def _check_axes(axes: dict[str, list[Any]]) -> None:
     for key in axes:
         if key == "slo" or key.startswith("slo."):
             raise InputError(f"--axis {key}: expected a setting to choose, got the objective that it is chosen by")
-        if key.startswith(("workload.arrivals", "workload.trace.speed", "workload.trace.rate_per_s")):
+        if key.startswith(
+            (
+                "workload.arrivals",
+                "workload.trace.speed",
+                "workload.trace.rate_per_s",
+                "workload.servegen.rate_scale",
+            )
+        ):
             raise InputError(f"--axis {key}: expected another key: the planner itself looks for the rate")
 
 

@@ -26,6 +26,10 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run dire
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a scenario key; repeatable.")
 ]
+WorkloadFile = Annotated[
+    Path | None,
+    typer.Option("--workload", metavar="FILE", help="Use the workload of this file, e.g. of `simkit trace fit`."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Shorthand for --set seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, notes or paths on stderr.")]
@@ -51,6 +55,7 @@ def run(
     rate: Annotated[float | None, typer.Option("--rate", help="Instead of a file: requests per second.")] = None,
     prompt: Annotated[int | None, typer.Option("--prompt", help="Instead of a file: prompt tokens.")] = None,
     output: Annotated[int | None, typer.Option("--output", help="Instead of a file: output tokens.")] = None,
+    workload: WorkloadFile = None,
     out: Out = None,
     sets: Sets = None,
     seed: Seed = None,
@@ -67,7 +72,12 @@ def run(
     """Simulate one scenario and write its run directory."""
     flags = {"--model": model, "--gpu": gpu, "--rate": rate, "--prompt": prompt, "--output": output}
     settings = settings_of(sets, seed)
-    chosen = _from_flags(flags, settings) if scenario is None else _from_file(scenario, flags, settings)
+    if scenario is None:
+        if workload is not None:
+            raise InputError("--workload: expected a scenario file with it")
+        chosen = _from_flags(flags, settings)
+    else:
+        chosen = _from_file(scenario, flags, settings, workload)
     from simkit import api, rundir
 
     out_dir, overwrite = rundir.choose(out, chosen.name)
@@ -115,6 +125,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Output directory (default ./runs/<name>-compare).")
     ] = None,
+    workload: WorkloadFile = None,
     sets: Sets = None,
     seed: Seed = None,
     jobs: Jobs = None,
@@ -131,7 +142,7 @@ def compare(
         raise InputError(f"compare: expected one or two scenario files, got {len(scenarios)}")
     if len(scenarios) == 2 and axis:
         raise InputError("--axis: expected one scenario file with it, got two")
-    chosen, *other = [schema.load(path, settings_of(sets, seed)) for path in scenarios]
+    chosen, *other = [schema.load(path, settings_of(sets, seed), workload) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api, rundir
     from simkit.planner import compare as planner
@@ -176,6 +187,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Output directory (default ./runs/<name>-sweep).")
     ] = None,
+    workload: WorkloadFile = None,
     sets: Sets = None,
     seed: Seed = None,
     jobs: Jobs = None,
@@ -187,7 +199,7 @@ def sweep(
     """Run one scenario at every combination of some settings, with the same customers."""
     from simkit import scenario as schema
 
-    chosen = schema.load(scenario, settings_of(sets, seed))
+    chosen = schema.load(scenario, settings_of(sets, seed), workload)
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api, rundir
     from simkit.planner import sweep as planner
@@ -282,13 +294,13 @@ def settings_of(sets: list[str] | None, seed: int | None) -> list[str]:
     return [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
 
 
-def _from_file(path: Path, flags: dict[str, Any], settings: list[str]) -> Scenario:
+def _from_file(path: Path, flags: dict[str, Any], settings: list[str], workload: Path | None) -> Scenario:
     from simkit.scenario import load
 
     given = [name for name, value in flags.items() if value is not None]
     if given:
         raise InputError(f"{given[0]}: expected a scenario file or {', '.join(flags)}, got both; use --set with a file")
-    return load(path, settings)
+    return load(path, settings, workload)
 
 
 def _from_flags(flags: dict[str, Any], settings: list[str]) -> Scenario:

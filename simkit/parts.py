@@ -169,6 +169,7 @@ COUNTER_TEXTS = {
     "prompt_tokens_clipped": "drawn prompt lengths were moved to min or max",
     "output_tokens_clipped": "drawn output lengths were moved to min or max",
     "prefixes_cut_to_prompt": "shared prefixes were cut to the prompt",
+    "reuse_cut_to_prompt": "reused beginnings were cut to the longest earlier prompt near by",
     "requests_not_sent": "requests were not sent because the last segment ended",
     "turns_not_sent": "turns were not sent because the one before them never ended",
 }

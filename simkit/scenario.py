@@ -18,34 +18,45 @@ from simkit.errors import InputError
 from simkit.scenario_engine import Engine, Hardware, Latency, Slo, Warmup, WarmupRequests, WarmupSeconds
 from simkit.scenario_errors import Origin, explain, is_text, key_error
 from simkit.scenario_failures import Failure, check_failures
+from simkit.scenario_lengths import (
+    ConditionalLength,
+    EmpiricalLength,
+    ExponentialLength,
+    FixedLength,
+    Length,
+    ListLength,
+    LognormalLength,
+    OutputLength,
+    Period,
+    UniformLength,
+)
 from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text, conflict
 from simkit.scenario_workload import (
     AllAtOnce,
     Arrivals,
+    BackBin,
     ClosedLoop,
     ConstantArrivals,
-    EmpiricalLength,
-    ExponentialLength,
-    FixedLength,
     GammaArrivals,
-    Length,
-    ListLength,
-    LognormalLength,
     PiecewiseArrivals,
     PoissonArrivals,
     Prefix,
     Priority,
+    Reuse,
     Segment,
+    ServeGen,
+    ShareBin,
     Tenants,
     Trace,
-    UniformLength,
     Workload,
 )
 
 __all__ = [
     "AllAtOnce",
     "Arrivals",
+    "BackBin",
     "ClosedLoop",
+    "ConditionalLength",
     "ConstantArrivals",
     "EmpiricalLength",
     "Engine",
@@ -58,12 +69,17 @@ __all__ = [
     "Length",
     "ListLength",
     "LognormalLength",
+    "OutputLength",
+    "Period",
     "PiecewiseArrivals",
     "PoissonArrivals",
     "Prefix",
     "Priority",
+    "Reuse",
     "Scenario",
     "Segment",
+    "ServeGen",
+    "ShareBin",
     "Slo",
     "Tenants",
     "Trace",
@@ -144,9 +160,12 @@ class Scenario(Strict):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data in the order of the design page, every default written out.
 
-        `failures` is there only where replicas fail.
+        `failures` and `drift`, `reuse` and `servegen` of the workload are there only where they are given.
         """
         data = self.model_dump(mode="json")
+        for key in ("drift", "reuse", "servegen"):
+            if not data["workload"][key]:
+                del data["workload"][key]
         if not self.failures:
             del data["failures"]
         if self.slo is not None:
@@ -154,12 +173,24 @@ class Scenario(Strict):
         return data
 
 
-def load(path: str | Path, sets: Sequence[str] = ()) -> Scenario:
+def load(path: str | Path, sets: Sequence[str] = (), workload: str | Path | None = None) -> Scenario:
     """Read a scenario file and apply ``KEY=VALUE`` settings (values are YAML).
 
-    Raises InputError, one line, for anything wrong with either.
+    `workload` is a file whose `workload:` takes the place of the scenario's; relative paths in it start where those of
+    the scenario do. Raises InputError, one line, for anything wrong with any of them.
     """
-    return loads(io.read(path), sets, file=io.one_line(path, 4096), base_dir=Path(path).parent)
+    text, file = io.read(path), io.one_line(path, 4096)
+    if workload is None:
+        return loads(text, sets, file=file, base_dir=Path(path).parent)
+    other = io.one_line(workload, 4096)
+    part = io.parse(io.read(workload), other).data
+    if list(part) != ["workload"]:
+        raise InputError(f"{other}: expected the key workload and no other, got {', '.join(map(str, part))}")
+    source = io.parse(text, file)
+    source.data.setdefault("name", _slug(Path(file).stem))
+    source.data["workload"] = part["workload"]
+    origin = Origin(file=file, root=source.root, labels={("workload",): f"--workload {other}: workload"})
+    return _build(source.data, origin, sets, Path(path).parent)
 
 
 def loads(text: str, sets: Sequence[str] = (), *, file: str = "scenario", base_dir: Path | None = None) -> Scenario:

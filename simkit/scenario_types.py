@@ -57,6 +57,7 @@ EngineVersion = Annotated[
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT), expecting("an integer >= 0")]
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT), expecting("an integer >= 1")]
+BackInt = Annotated[int, Field(ge=1, le=1_000_000), expecting("an integer from 1 to 1000000")]
 AnyInt = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT), expecting("an integer")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), expecting("an integer >= 0 and < 2**63")]
 Replications = Annotated[int, Field(ge=1, le=10_000), expecting("an integer from 1 to 10000")]

@@ -1,4 +1,5 @@
-"""Schema of the `workload:` section: who arrives when and how long the requests are. Imports `scenario_types` only.
+"""Schema of the `workload:` section: who arrives when and how long the requests are. Imports `scenario_types` and
+`scenario_lengths`.
 
 The classes carry no behaviour; `simkit.workload` turns them into requests.
 """
@@ -10,10 +11,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from simkit.scenario_lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
 from simkit.scenario_types import (
+    BackInt,
     Flag,
     Ints,
-    Lengths,
     PositiveFloat,
     PositiveInt,
     PositiveSeconds,
@@ -69,17 +71,24 @@ class ClosedLoop(Strict):
 
 
 class Segment(Strict):
-    """A stretch of constant Poisson rate that ends `until_s` after the start."""
+    """A stretch of constant rate that ends `until_s` after the start."""
 
     until_s: PositiveSeconds
     rate_per_s: RateOrZero
 
 
 class PiecewiseArrivals(Strict):
-    """Poisson arrivals whose rate changes at given times."""
+    """Arrivals whose rate changes at given times.
+
+    Measured in expected requests instead of seconds, gaps are gamma with coefficient of variation `cv` (1 = Poisson,
+    above = bursty). With `tick_s` requests come together, as from a clock that only ticks so often: each at the last
+    multiple of it.
+    """
 
     process: Literal["piecewise"]
     segments: Annotated[tuple[Segment, ...], Field(min_length=1, strict=False)]
+    cv: PositiveFloat = 1.0
+    tick_s: PositiveSeconds | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -94,114 +103,6 @@ class PiecewiseArrivals(Strict):
 Arrivals = Annotated[
     ConstantArrivals | PoissonArrivals | GammaArrivals | AllAtOnce | ClosedLoop | PiecewiseArrivals,
     Field(discriminator="process"),
-]
-
-
-# --- lengths in tokens ------------------------------------------------------------------------------------------------
-class FixedLength(Strict):
-    """Every request alike."""
-
-    dist: Literal["fixed"]
-    value: PositiveInt
-
-
-class ListLength(Strict):
-    """Request i gets ``values[i mod n]``."""
-
-    dist: Literal["list"]
-    values: Lengths
-
-
-class UniformLength(Strict):
-    """Every integer from `low` to `high`, both included, equally likely."""
-
-    dist: Literal["uniform"]
-    low: PositiveInt
-    high: PositiveInt
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.low > self.high:
-            raise conflict(("low", "high"), f"low <= high ({self.high})", str(self.low))
-        return self
-
-
-class LognormalLength(Strict):
-    """Lognormal with `mean` and coefficient of variation `cv` before rounding and clipping to min..max."""
-
-    dist: Literal["lognormal"]
-    mean: PositiveFloat
-    cv: PositiveFloat
-    min: PositiveInt = 1
-    max: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _check_min_max(self.min, self.max)
-        return self
-
-
-class ExponentialLength(Strict):
-    """Exponential with `mean` before rounding and clipping to min..max."""
-
-    dist: Literal["exponential"]
-    mean: PositiveFloat
-    min: PositiveInt = 1
-    max: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _check_min_max(self.min, self.max)
-        return self
-
-
-class EmpiricalLength(Strict):
-    """Drawn from data, by exactly one of three sources.
-
-    `preset` names a shipped quantile table, `quantiles` is a list of [probability, tokens] pairs, `path` is a CSV file
-    whose `column` holds token counts.
-    """
-
-    dist: Literal["empirical"]
-    preset: Text | None = None
-    quantiles: (
-        Annotated[
-            tuple[Annotated[tuple[Probability, PositiveFloat], Field(strict=False)], ...],
-            Field(min_length=2, strict=False),
-        ]
-        | None
-    ) = None
-    path: Text | None = None
-    column: Text | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        given = [key for key in ("preset", "quantiles", "path") if getattr(self, key) is not None]
-        if len(given) != 1:
-            keys = tuple(given) or ("preset",)
-            raise conflict(keys, "exactly one of preset, quantiles, path", " and ".join(given) or "none")
-        if (self.path is None) != (self.column is None):
-            raise conflict(("column", "path"), "path and column together", "only one of them")
-        if self.quantiles is not None:
-            points = self.quantiles
-            pairs = list(pairwise(points))
-            if any(b[0] <= a[0] or b[1] < a[1] for a, b in pairs) or points[0][0] != 0 or points[-1][0] != 1:
-                raise conflict(
-                    ("quantiles",),
-                    "[probability, tokens] pairs from probability 0 to 1, both rising",
-                    f"{len(points)} pairs that are not",
-                )
-        return self
-
-
-def _check_min_max(low: int, high: int | None) -> None:
-    if high is not None and low > high:
-        raise conflict(("min", "max"), f"min <= max ({high})", str(low))
-
-
-Length = Annotated[
-    FixedLength | ListLength | UniformLength | LognormalLength | ExponentialLength | EmpiricalLength,
-    Field(discriminator="dist"),
 ]
 
 
@@ -243,6 +144,70 @@ class Prefix(Strict):
 
     groups: PositiveInt
     tokens: PositiveInt
+
+
+class ShareBin(Strict):
+    """Quantiles of the share of a prompt that is not new, for prompts of up to `upto_tokens` tokens."""
+
+    upto_tokens: PositiveInt | None = None
+    quantiles: Annotated[
+        tuple[Annotated[tuple[Probability, Probability], Field(strict=False)], ...], Field(min_length=2, strict=False)
+    ]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_quantiles(self.quantiles, "share")
+        return self
+
+
+class BackBin(Strict):
+    """Quantiles of how many requests back it was, where up to `upto_tokens` tokens are not new."""
+
+    upto_tokens: PositiveInt | None = None
+    quantiles: Annotated[
+        tuple[Annotated[tuple[Probability, BackInt], Field(strict=False)], ...], Field(min_length=2, strict=False)
+    ]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_quantiles(self.quantiles, "requests back")
+        return self
+
+
+class Reuse(Strict):
+    """Prompts that begin as that of an earlier request: turns of a conversation, instructions that many share.
+
+    `prompt_shares` says how much of a prompt is not new (0: nothing), by the length of the prompt; `requests_back`
+    which request it was, counted back from this one, by the tokens that are not new. The last bin of either has no
+    `upto_tokens`. The earlier prompt is the nearest one from there on that is long enough.
+    """
+
+    prompt_shares: Annotated[tuple[ShareBin, ...], Field(min_length=1, strict=False)]
+    requests_back: Annotated[tuple[BackBin, ...], Field(min_length=1, strict=False)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key in ("prompt_shares", "requests_back"):
+            check_bins([part.upto_tokens for part in getattr(self, key)], key)
+        return self
+
+
+class ServeGen(Strict):
+    """Clients of ServeGen: a folder of `chunk-N-trace.csv` (rates) and `chunk-N-dataset.json` (lengths).
+
+    The time from `start_s` to `end_s` (null: to the last window) is played, with all rates times `rate_scale`.
+    """
+
+    path: Text
+    start_s: Seconds = 0.0
+    end_s: PositiveSeconds | None = None
+    rate_scale: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise conflict(("end_s", "start_s"), f"end_s > start_s ({self.start_s:g})", f"{self.end_s:g}")
+        return self
 
 
 class Trace(Strict):
@@ -291,46 +256,62 @@ class Trace(Strict):
         return self
 
 
+_SYNTHETIC = ("arrivals", "prompt_tokens", "output_tokens")
+
+
 class Workload(Strict):
-    """Either `trace`, or `arrivals`, `prompt_tokens`, `output_tokens` and one of `num_requests` and `duration_s`."""
+    """Either `trace`, or `servegen`, or `arrivals`, `prompt_tokens` and `output_tokens`.
+
+    The last come with one of `num_requests` and `duration_s`; `servegen` may have one.
+    """
 
     num_requests: PositiveInt | None = None
     duration_s: PositiveSeconds | None = None
     arrivals: Arrivals | None = None
     prompt_tokens: Length | None = None
-    output_tokens: Length | None = None
+    output_tokens: OutputLength | None = None
+    drift: Annotated[tuple[Period, ...], Field(strict=False)] = ()
     stop: Literal["length", "eos"] = "length"
     max_tokens: PositiveInt | None = None
     priority: Priority | None = None
     tenants: Tenants | None = None
     prefix: Prefix | None = None
+    reuse: Reuse | None = None
     samples: PositiveInt = 1
     timeout_s: PositiveSeconds | None = None
     queue_limit: PositiveInt | None = None
     trace: Trace | None = None
+    servegen: ServeGen | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.max_tokens is not None and self.stop == "length":
             raise conflict(("max_tokens", "stop"), "null with stop: length (it is for stop: eos)", str(self.max_tokens))
+        if self.reuse is not None and self.prefix is not None:
+            raise conflict(("reuse", "prefix"), "either prefix or reuse", "both")
+        if self.num_requests is not None and self.duration_s is not None:
+            raise conflict(("duration_s", "num_requests"), "either num_requests or duration_s", "both")
         if self.trace is not None:
-            self._check_trace()
+            self._refuse("trace", ("num_requests", "duration_s", "reuse", "drift", "servegen", *_SYNTHETIC))
+        elif self.servegen is not None:
+            self._refuse("servegen", ("drift", *_SYNTHETIC))
         else:
             self._check_synthetic()
         return self
 
-    def _check_trace(self) -> None:
-        for key in ("num_requests", "duration_s", "arrivals", "prompt_tokens", "output_tokens"):
-            if getattr(self, key) is not None:
+    def _refuse(self, source: str, keys: tuple[str, ...]) -> None:
+        for key in keys:
+            if getattr(self, key) not in (None, ()):
                 instead = "; use trace.max_requests or trace.end_s" if key in ("num_requests", "duration_s") else ""
-                raise conflict((key, "trace"), f"either trace or {key}{instead}", "both")
+                raise conflict((key, source), f"either {source} or {key}{instead}", "both")
 
     def _check_synthetic(self) -> None:
-        for key in ("arrivals", "prompt_tokens", "output_tokens"):
+        for key in _SYNTHETIC:
             if getattr(self, key) is None:
                 raise conflict((key, "trace"), "a value (or a trace instead of it)", "nothing")
-        if self.num_requests is not None and self.duration_s is not None:
-            raise conflict(("duration_s", "num_requests"), "either num_requests or duration_s", "both")
+        check_rising([part.until_s for part in self.drift], "drift", "until_s")
+        if self.drift and isinstance(self.arrivals, AllAtOnce | ClosedLoop):
+            raise conflict(("drift", "arrivals"), "arrivals at times of their own with drift", self.arrivals.process)
         if self.duration_s is not None and isinstance(self.arrivals, AllAtOnce):
             raise conflict(("duration_s", "arrivals"), "num_requests with arrivals all_at_once", "duration_s")
         if self.num_requests is None and self.duration_s is None:

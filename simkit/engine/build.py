@@ -234,7 +234,7 @@ def _not_simulated(scenario: Scenario) -> tuple[str, ...]:
     keys = []
     if (
         engine.enable_prefix_caching
-        and workload.prefix is not None
+        and (workload.prefix is not None or workload.reuse is not None)
         and not (continuous and engine.kv_allocator == "paged")
     ):
         keys.append("engine.enable_prefix_caching")

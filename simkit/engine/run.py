@@ -104,7 +104,7 @@ def _finds_nothing(setup: Setup, workload: Workload) -> bool:
     A run without preemptions is then the same when blocks are merely counted, and made in half the time.
     """
     spec = setup.scenario.workload
-    alone = spec.prefix is None and (spec.trace is None or not workload.prefix_known)
+    alone = spec.prefix is None and spec.reuse is None and (spec.trace is None or not workload.prefix_known)
     return setup.prefix_caching and alone and setup.samples == 1
 
 

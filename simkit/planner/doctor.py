@@ -68,6 +68,8 @@ def rebuild(manifest: Mapping[str, Any], label: str, base_dir: Path | None = Non
         path = getattr(named, "path", None)
         if path is not None and not resolve(path, base_dir).is_file():
             raise InputError(f"{label}: {path}: no such file; {ELSEWHERE}")
+    if workload.servegen is not None and not resolve(workload.servegen.path, base_dir).is_dir():
+        raise InputError(f"{label}: {workload.servegen.path}: no such folder; {ELSEWHERE}")
     return scenario
 
 

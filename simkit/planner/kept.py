@@ -59,6 +59,9 @@ def keys(setups: Iterable[Setup]) -> list[Key]:
             getattr(part, "path", None) for part in (workload.trace, workload.prompt_tokens, workload.output_tokens)
         ]
         files = [resolve(path, scenario.base_dir) for path in named if path is not None]
+        if workload.servegen is not None:
+            folder = resolve(workload.servegen.path, scenario.base_dir)
+            files += sorted(folder.glob("chunk-*"))
         digests |= {path: _file_digest(path) for path in files if path not in digests}
         content = {
             "model": setup.model,

@@ -15,6 +15,7 @@ from simkit.scenario import AllAtOnce, ClosedLoop, PiecewiseArrivals, Scenario, 
 from simkit.types import Request
 from simkit.units import NS_PER_S
 from simkit.workload.build import Workload, build_workload
+from simkit.workload.servegen import ServeGenClients
 
 WARMUP_SHARE = 5
 """Where a scenario leaves nothing out, one in so many requests is left out at the start: the engine starts empty."""
@@ -57,6 +58,8 @@ def base_rate(scenario: Scenario) -> float:
         if len(times) < 2 or times[-1] == times[0]:
             raise InputError(scenario.blame("workload.trace: expected requests at different times: no rate to change"))
         return (len(times) - 1) * NS_PER_S / (times[-1] - times[0])
+    if workload.servegen is not None:
+        return _servegen(scenario).rate_per_s
     arrivals = workload.arrivals
     if arrivals is None or isinstance(arrivals, ClosedLoop | AllAtOnce):
         kind = arrivals.process if arrivals else "none"
@@ -88,6 +91,9 @@ def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenari
     if workload.trace is not None:
         key = "speed" if workload.trace.rate_per_s is None else "rate_per_s"
         return apply_sets(scenario, {f"workload.trace.{key}": getattr(workload.trace, key) * factor}, label="rate")
+    if workload.servegen is not None:
+        scale = workload.servegen.rate_scale * factor
+        return apply_sets(scenario, {"workload.servegen.rate_scale": scale}, label="rate")
     if isinstance(workload.arrivals, PiecewiseArrivals):
         # The whole profile is played faster: more customers in the same segments would be others.
         segments = [
@@ -95,6 +101,12 @@ def at_rate(scenario: Scenario, rate_per_s: float, base_per_s: float) -> Scenari
             for segment in workload.arrivals.segments
         ]
         changes: dict[str, Any] = {"workload.arrivals.segments": segments}
+        if workload.drift:
+            changes["workload.drift"] = [
+                period.model_dump(mode="json") | {"until_s": period.until_s / factor} for period in workload.drift
+            ]
+        if workload.arrivals.tick_s is not None:
+            changes["workload.arrivals.tick_s"] = workload.arrivals.tick_s / factor
         if workload.duration_s is not None:
             changes["workload.duration_s"] = workload.duration_s / factor
         return apply_sets(scenario, changes, label="rate")
@@ -107,8 +119,8 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     changes: dict[str, Any] = {"replications": 1, "variants": {}}
     workload = scenario.workload
     count = workload.num_requests
-    # A profile of segments has an end: the same customers are then shared by more replicas.
-    can_grow = not isinstance(workload.arrivals, PiecewiseArrivals)
+    # Segments and windows have an end: the same customers are then shared by more replicas.
+    can_grow = workload.servegen is None and not isinstance(workload.arrivals, PiecewiseArrivals)
     if count is not None and can_grow and scenario.replicas != base_replicas:
         count = max(1, round(count * scenario.replicas / base_replicas))
         changes["workload.num_requests"] = count
@@ -119,8 +131,11 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
         if count is not None:
             changes["warmup"] = {"requests": count // WARMUP_SHARE}
         else:
-            assert workload.duration_s is not None, "a synthetic workload has a number of requests or a duration"
-            changes["warmup"] = {"seconds": workload.duration_s / WARMUP_SHARE}
+            duration_s = workload.duration_s
+            if duration_s is None:
+                assert workload.servegen is not None, "a synthetic workload has a number of requests or a duration"
+                duration_s = _servegen(scenario).span_s
+            changes["warmup"] = {"seconds": duration_s / WARMUP_SHARE}
     return apply_sets(scenario, changes, label="plan")
 
 
@@ -134,6 +149,14 @@ def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
     return Lengths(
         prompt, sum(totals) / len(taken) - prompt, float(totals[min(len(totals) - 1, len(totals) * 95 // 100)])
     )
+
+
+def _servegen(scenario: Scenario) -> ServeGenClients:
+    assert scenario.workload.servegen is not None
+    try:
+        return ServeGenClients(scenario.workload.servegen, scenario.base_dir)
+    except InputError as error:
+        raise InputError(scenario.blame(str(error))) from None
 
 
 def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:

@@ -6,7 +6,7 @@ rates, and other processes, are built on the same draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def arrival_chunks(spec: scenario.Arrivals, stream: Stream, chunk: int = CHUNK) 
         case scenario.GammaArrivals():
             return _renewal(gamma_gaps(spec.cv), spec.rate_per_s, stream, chunk)
         case scenario.PiecewiseArrivals():
-            return _piecewise(spec.segments, stream, chunk)
+            return _piecewise(spec, stream, chunk)
         case scenario.AllAtOnce() | scenario.ClosedLoop():
             return _zeros(chunk)
 
@@ -88,22 +88,25 @@ def _renewal(gaps: Gaps, rate_per_s: float, stream: Stream, chunk: int) -> Itera
             yield _to_ns(times / rate_per_s)
 
 
-def _piecewise(segments: Sequence[scenario.Segment], stream: Stream, chunk: int) -> Iterator[Ints]:
-    """Non-homogeneous Poisson arrivals: unit-rate times through the inverse of the cumulative rate.
+def _piecewise(spec: scenario.PiecewiseArrivals, stream: Stream, chunk: int) -> Iterator[Ints]:
+    """Arrivals of changing rate: times of a renewal process of rate 1 through the inverse of the cumulative rate.
 
     The rate is constant up to each segment's `until_s`; after the last one arrivals stop. A rate of 0 is a pause.
+    With `tick_s` each request comes at the last multiple of it.
     Source: time rescaling, Cinlar, Introduction to Stochastic Processes (1975), section 4.7.
     """
-    until_s = np.array([segment.until_s for segment in segments])
-    rates = np.array([segment.rate_per_s for segment in segments])
+    until_s = np.array([segment.until_s for segment in spec.segments])
+    rates = np.array([segment.rate_per_s for segment in spec.segments])
+    gaps = exponential_gaps if spec.cv == 1 else gamma_gaps(spec.cv)
     start_s = np.concatenate([[0.0], until_s[:-1]])
     cumulative_end = np.cumsum((until_s - start_s) * rates)
     cumulative_start = np.concatenate([[0.0], cumulative_end[:-1]])
-    for times in _unit_times(exponential_gaps, stream, chunk):
+    for times in _unit_times(gaps, stream, chunk):
         times = times[times <= cumulative_end[-1]]
         # The first segment whose end is not before the draw: never one of rate 0, whose end equals its start.
         at = np.searchsorted(cumulative_end, times, side="left")
-        yield _to_ns(start_s[at] + (times - cumulative_start[at]) / rates[at])
+        times_s = start_s[at] + (times - cumulative_start[at]) / rates[at]
+        yield _to_ns(times_s if spec.tick_s is None else np.floor(times_s / spec.tick_s) * spec.tick_s)
         if len(times) < chunk:
             return
 

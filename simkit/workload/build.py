@@ -5,7 +5,7 @@ Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -17,9 +17,11 @@ from simkit.errors import InputError
 from simkit.types import Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
-from simkit.workload.lengths import Lengths, build_lengths
+from simkit.workload.lengths import ConditionalLengths, Drift, Lengths, build_lengths, build_outputs
 from simkit.workload.prefixes import Labels
 from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, trace_chunks
+from simkit.workload.reuse import Shared
+from simkit.workload.servegen import ServeGenClients
 from simkit.workload.streams import Streams
 from simkit.workload.traces import Trace, read_trace
 
@@ -28,6 +30,7 @@ COUNTERS = (
     "prompt_tokens_clipped",
     "output_tokens_clipped",
     "prefixes_cut_to_prompt",
+    "reuse_cut_to_prompt",
     "requests_not_sent",
 )
 
@@ -41,8 +44,8 @@ class Workload:
     `think_time_ns` after an answer, until `num_requests` were sent or `duration_ns` is reached; with a duration the
     iterator has no end of its own. `notes` says what was detected or left out. `counters` holds, for the requests taken
     from the iterator so far: drawn outputs that `max_tokens` cut (stop: eos), drawn lengths moved to `min` or `max`
-    (an implied min of 1 included), prefixes shortened to the prompt, and requests that `num_requests` asked for but the
-    last `piecewise` segment ended before.
+    (an implied min of 1 included), prefixes shortened to the prompt, reused beginnings shortened to the longest earlier
+    prompt near by, and requests that `num_requests` asked for but the last segment or window ended before.
 
     Of a replayed trace: the requests with ids below `num_warm` are served and not measured. `prefix_known` is False
     when its log says nothing of prompts, so that what they share is unknown. In closed sessions `requests` has only
@@ -93,21 +96,26 @@ def build_workload(
             notes.append(f"trace {workload.trace.path}: workload.prefix stands in place of what its prompts share")
             trace = replace(trace, has_blocks=False)
         chunks = trace_chunks(trace)
+    elif workload.servegen is not None:
+        clients = ServeGenClients(workload.servegen, base_dir)
+        notes.extend(clients.notes)
+        chunks = (Chunk(*columns, {}) for columns in clients.chunks(streams))
     else:
         assert arrivals is not None
         assert workload.prompt_tokens is not None
         assert workload.output_tokens is not None
         prompts = build_lengths(workload.prompt_tokens, "prompt_tokens", base_dir, notes)
-        outputs = build_lengths(workload.output_tokens, "output_tokens", base_dir, notes)
-        chunks = _synthetic_chunks(arrivals, prompts, outputs, streams)
+        outputs = build_outputs(workload.output_tokens, base_dir, notes)
+        chunks = _synthetic_chunks(arrivals, prompts, outputs, workload.drift, streams)
     bounded = _bounded(chunks, num_requests, duration_ns if closed is None else None, counters)
-    requests = _requests(bounded, workload, Labels(workload, streams), max_model_len, counters)
+    requests = _requests(bounded, workload, streams, max_model_len, counters)
     successors = None
     if trace is not None and trace.closed:
         requests, successors = caused(requests, trace)
     return Workload(
         requests=requests,
-        num_requests=None if isinstance(arrivals, scenario.PiecewiseArrivals) else num_requests,
+        # An end of its own may come first.
+        num_requests=None if isinstance(arrivals, scenario.PiecewiseArrivals) or workload.servegen else num_requests,
         duration_ns=duration_ns,
         concurrency=None if closed is None else closed.concurrency,
         think_time_ns=0 if closed is None else s_to_ns(closed.think_time_s),
@@ -121,14 +129,20 @@ def build_workload(
 
 
 def _synthetic_chunks(
-    arrivals: scenario.Arrivals, prompts: Lengths, outputs: Lengths, streams: Streams
+    arrivals: scenario.Arrivals,
+    prompts: Lengths,
+    outputs: Lengths | ConditionalLengths,
+    periods: Sequence[scenario.Period],
+    streams: Streams,
 ) -> Iterator[Chunk]:
     prompt_stream, output_stream = streams("prompt_tokens"), streams("output_tokens")
+    prompt_drift, output_drift = Drift(periods, "prompt_tokens"), Drift(periods, "output_tokens")
     first = 0
     for arrival_ns in arrival_chunks(arrivals, streams("arrivals")):
         n = len(arrival_ns)
-        prompt, prompt_clipped = prompts.tokens(first, prompt_stream.uniforms(n))
-        output, output_clipped = outputs.tokens(first, output_stream.uniforms(n))
+        prompt, prompt_clipped = prompts.tokens(first, prompt_drift.draws(arrival_ns, prompt_stream.uniforms(n)))
+        u = output_drift.draws(arrival_ns, output_stream.uniforms(n))
+        output, output_clipped = outputs.tokens(first, u) if isinstance(outputs, Lengths) else outputs.tokens(prompt, u)
         flags = {"prompt_tokens_clipped": prompt_clipped, "output_tokens_clipped": output_clipped}
         yield Chunk(arrival_ns, prompt, output, flags)
         first += n
@@ -155,8 +169,10 @@ def _bounded(
 
 
 def _requests(
-    chunks: Iterator[Chunk], spec: scenario.Workload, labels: Labels, max_model_len: int, counters: dict[str, int]
+    chunks: Iterator[Chunk], spec: scenario.Workload, streams: Streams, max_model_len: int, counters: dict[str, int]
 ) -> Iterator[Request]:
+    labels = Labels(spec, streams)
+    reuse = None if spec.reuse is None else Shared(spec.reuse, streams)
     first = 0
     for chunk in chunks:
         prompt, drawn = chunk.prompt_tokens, chunk.output_tokens
@@ -169,6 +185,9 @@ def _requests(
         elif chunk.session is not None:
             # For routers that keep sessions together; what prompts share is in `shared`.
             group = chunk.session
+        shared: Iterable[tuple[tuple[int, int], ...]] = repeat(()) if chunk.shared is None else chunk.shared
+        if reuse is not None:
+            shared, flags["reuse_cut_to_prompt"] = reuse.segments(prompt)
         columns = (
             np.arange(first, first + n),
             chunk.arrival_ns,
@@ -181,7 +200,6 @@ def _requests(
             shared_tokens,
         )
         # As Python ints: faster one by one than numpy's, and without overflow.
-        shared = repeat(()) if chunk.shared is None else chunk.shared
         requests = map(Request, *(column.tolist() for column in columns), repeat(spec.samples), shared)
         yield from _counting(requests, flags, counters)
         first += n

@@ -1,4 +1,5 @@
-"""Length distributions: uniform draws to tokens. Imports `errors`, `scenario` (schema), `types` and its own siblings.
+"""Length distributions: uniform draws to tokens. Imports `errors`, `scenario` (schema), `types`, `units`,
+siblings.
 
 Every random one is an inverse transform (a rising function of one draw), so request i is long in every arm or in none.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError, nearest
 from simkit.types import Floats, Ints
+from simkit.units import s_to_ns
 from simkit.workload.files import open_text, reading, resolve
 
 Column = Literal["prompt_tokens", "output_tokens"]
@@ -41,6 +43,51 @@ class Lengths:
         raw = np.rint(self.transform(first, u))
         clipped = np.clip(raw, self.low, self.high)
         return clipped.astype(np.int64), clipped != raw
+
+
+class Drift:
+    """Which lengths come when: turns the draws of requests into those of the period in which they arrive."""
+
+    def __init__(self, periods: Sequence[scenario.Period], column: Column) -> None:
+        self._ends_ns = np.array([s_to_ns(part.until_s) for part in periods[:-1]], dtype=np.int64)
+        found = [part.prompt_ranks if column == "prompt_tokens" else part.output_ranks for part in periods]
+        self._ranks = [np.array(points, dtype=np.float64) for points in found]
+
+    def draws(self, arrival_ns: Ints, u: Floats) -> Floats:
+        """Draws with the distribution of each request's period; a rising function of `u`. As they are without one."""
+        if not self._ranks:
+            return u
+        found = np.empty(len(u))
+        at = np.searchsorted(self._ends_ns, arrival_ns, side="right")
+        for index, points in enumerate(self._ranks):
+            inside = at == index
+            found[inside] = np.interp(u[inside], points[:, 0], points[:, 1])
+        return np.clip(found, 2.0**-53, 1 - 2.0**-53)
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalLengths:
+    """A length distribution for each bin of prompt lengths: up to ``ends[0]``, ``ends[1]`` ..., and beyond."""
+
+    ends: Ints
+    bins: tuple[Lengths, ...]
+
+    def tokens(self, prompt_tokens: Ints, u: Floats) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+        """(tokens, which of them were clipped) of requests with these prompts."""
+        found, clipped = np.empty(len(u), dtype=np.int64), np.empty(len(u), dtype=np.bool_)
+        at = np.searchsorted(self.ends, prompt_tokens, side="left")
+        for index, lengths in enumerate(self.bins):
+            inside = at == index
+            found[inside], clipped[inside] = lengths.tokens(0, u[inside])
+        return found, clipped
+
+
+def build_outputs(spec: scenario.OutputLength, base_dir: Path | None, notes: list[str]) -> Lengths | ConditionalLengths:
+    """The distribution of `workload.output_tokens`, as `build_lengths`."""
+    if not isinstance(spec, scenario.ConditionalLength):
+        return build_lengths(spec, "output_tokens", base_dir, notes)
+    ends = np.array([part.upto_tokens for part in spec.bins[:-1]], dtype=np.int64)
+    return ConditionalLengths(ends, tuple(Lengths(_quantiles(part.quantiles)) for part in spec.bins))
 
 
 def build_lengths(spec: scenario.Length, column: Column, base_dir: Path | None, notes: list[str]) -> Lengths:
@@ -95,9 +142,14 @@ def _empirical(
     if spec.preset is not None:
         probabilities, tokens = _read_preset(spec.preset, column)
     else:
-        pairs = np.array(spec.quantiles, dtype=np.float64)
-        probabilities, tokens = pairs[:, 0], pairs[:, 1]
+        assert spec.quantiles is not None
+        return _quantiles(spec.quantiles)
     return lambda first, u: np.interp(u, probabilities, tokens)
+
+
+def _quantiles(points: Sequence[tuple[float, float]]) -> Callable[[int, Floats], Floats]:
+    pairs = np.array(points, dtype=np.float64)
+    return lambda first, u: np.interp(u, pairs[:, 0], pairs[:, 1])
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

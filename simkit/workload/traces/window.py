@@ -15,7 +15,6 @@ from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s, s_to_ns
 from simkit.workload.streams import Streams
 from simkit.workload.traces.load import Log
-from simkit.workload.traces.stats import session_roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,20 @@ def _thinned(log: Log, rows: Ints, spec: scenario.Trace, streams: Streams) -> tu
     """
     if spec.keep_share == 1:
         return rows, []
-    roots, at = np.unique(session_roots(log.columns, log.after), return_inverse=True)
+    roots, at = np.unique(_first_rows(log), return_inverse=True)
     drawn = streams("trace_keep_share").uniforms(len(roots))[at]
     kept = rows[drawn[rows] < spec.keep_share]
     what = "requests" if log.session is None else "requests, sessions kept whole"
     return kept, [f"keep_share {spec.keep_share:g} keeps {len(kept)} of {len(rows)} {what}"]
+
+
+def _first_rows(log: Log) -> Ints:
+    """For each row the first one of its session, itself where it has none."""
+    alone = np.arange(len(log), dtype=np.int64)
+    if log.session is None:
+        return alone
+    _, first, at = np.unique(log.session, return_index=True, return_inverse=True)
+    return np.where(log.session >= 0, first[at], alone)
 
 
 def _short_enough(log: Log, rows: Ints, spec: scenario.Trace, max_model_len: int | None) -> tuple[Ints, list[str]]:

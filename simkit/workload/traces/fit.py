@@ -1,0 +1,94 @@
+"""From a log to a synthetic workload that holds none of its requests: rates, quantiles and what is alike, no row of it.
+
+Every number written stands for some `fit_lengths.LEAST` requests or more; lengths that fewer have are rounded. Imports
+`errors`, `scenario` (schema), `units` and its own siblings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simkit import scenario
+from simkit.errors import InputError
+from simkit.types import Ints
+from simkit.units import NS_PER_S, ns_to_s, s_to_ns
+from simkit.workload.traces.fit_arrivals import fit_arrivals
+from simkit.workload.traces.fit_drift import fit_drift
+from simkit.workload.traces.fit_lengths import LEAST, fit_outputs, fit_prompts
+from simkit.workload.traces.fit_reuse import fit_reuse
+from simkit.workload.traces.load import Log
+
+MIN_REQUESTS = 4 * LEAST
+"""Of fewer, quantiles would say little and single requests much."""
+
+MIN_SPAN_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A workload section as plain data, what it was fitted on, and what it leaves out, in words."""
+
+    workload: dict[str, Any]
+    num_requests: int
+    span_s: float
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    remarks: tuple[str, ...]
+
+
+def fit(log: Log, spec: scenario.Trace) -> Fit:
+    """The workload of the requests from `start_s` to `end_s`. InputError when they are too few."""
+    columns = log.columns
+    rows = _window(columns.time_ns, spec)
+    if len(rows) < MIN_REQUESTS:
+        what = f"expected at least {MIN_REQUESTS} requests to fit a workload on, got {len(rows)}"
+        raise InputError(f"trace {spec.path}: {what}: a fit on fewer would publish single requests")
+    columns = columns.take(rows)
+    times_s = (columns.time_ns - columns.time_ns[0]) / NS_PER_S
+    if times_s[-1] < MIN_SPAN_S:
+        raise InputError(f"trace {spec.path}: expected requests at different times to fit arrivals on")
+    prompts, outputs = columns.prompt_tokens, np.maximum(columns.output_tokens, 1)
+    arrivals, remarks = fit_arrivals(times_s)
+    without = int(np.sum(columns.output_tokens == 0))
+    if without:
+        remarks.append(f"{without} requests without output, kept for their prompt, have an output of 1 token here")
+    workload: dict[str, Any] = {
+        "duration_s": arrivals["segments"][-1]["until_s"],
+        "arrivals": arrivals,
+        "prompt_tokens": fit_prompts(prompts),
+        "output_tokens": fit_outputs(prompts, outputs),
+    }
+    drift = fit_drift(times_s, prompts, outputs)
+    if drift:
+        workload["drift"] = drift
+        remarks.append(f"lengths change over time, in {len(drift)} periods of about as many requests each")
+    block_tokens = spec.hash_block_tokens or log.hash_block_tokens
+    if columns.blocks is None or block_tokens is None:
+        remarks.append("the log does not say which prompts are alike, so the workload says nothing of it either")
+    else:
+        reuse, hit_rate = fit_reuse(columns.blocks, prompts, block_tokens)
+        shown = (
+            f"{hit_rate:.4f} of the prompt tokens began an earlier prompt (an unlimited prefix cache would hold them)"
+        )
+        remarks.append(shown if reuse is not None else f"{shown}: too few to fit")
+        if reuse is not None:
+            workload["reuse"] = reuse
+    return Fit(
+        workload=workload,
+        num_requests=len(rows),
+        span_s=ns_to_s(int(columns.time_ns[-1] - columns.time_ns[0])),
+        mean_prompt_tokens=float(prompts.mean()),
+        mean_output_tokens=float(outputs.mean()),
+        remarks=tuple(remarks),
+    )
+
+
+def _window(time_ns: Ints, spec: scenario.Trace) -> Ints:
+    start_ns = s_to_ns(spec.start_s)
+    inside = time_ns >= start_ns
+    if spec.end_s is not None:
+        inside &= time_ns < s_to_ns(spec.end_s)
+    return np.flatnonzero(inside)

@@ -1,0 +1,208 @@
+"""Lengths of a log as quantiles: of prompts, and of outputs for prompts of about the same length.
+
+Owns how coarse a published quantile must be. Imports `types` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simkit.types import Floats, Ints
+
+LEAST = 50
+"""Requests between two quantiles; a length that fewer requests have is rounded to `DIGITS`."""
+LEAST_IN_TAIL = 20
+"""The same above the 95th percentile."""
+DIGITS = 3
+MAX_POINTS = 200
+WANTED = (0.5, 0.95, 0.99, 0.9, 0.999)
+"""Percentiles that are kept before others, most wanted first."""
+MIN_A_BIN = 5 * LEAST
+MAX_BINS = 12
+MAX_COMMON = 20
+"""Lengths whose share of the requests is kept exactly."""
+TOLERANCE = 0.004
+"""Quantiles that their neighbours give as well as this are left out."""
+
+Points = list[list[float]]
+
+
+def fit_prompts(prompts: Ints) -> dict[str, Any]:
+    """The `prompt_tokens` section."""
+    return {"dist": "empirical", "quantiles": quantiles_of(prompts)}
+
+
+def fit_outputs(prompts: Ints, outputs: Ints) -> dict[str, Any]:
+    """The `output_tokens` section: for each bin of prompts, how outputs rank among all, as quantiles.
+
+    Ranks first: the outputs of all bins together then are distributed as the log's, however few points a bin has.
+    """
+    ranks = ranks_of(outputs)
+    overall = np.array(quantiles_of(outputs, simplify=False))
+    bins = binned(prompts)
+    curves = [rank_curve(ranks[rows]) for _, rows in bins]
+    # The ranks that the bins give together are not quite even: a value belongs at the rank below which its share lies.
+    levels, below = shares_below(curves, [len(rows) for _, rows in bins])
+    overall[:, 0] = np.interp(overall[:, 0], below, levels)
+    return {
+        "dist": "conditional",
+        "on": "prompt_tokens",
+        "bins": [
+            bin_of(upto, _composed(points, knots, overall))
+            for (upto, _), (points, knots) in zip(bins, curves, strict=True)
+        ],
+    }
+
+
+def shares_below(curves: Sequence[tuple[Floats, Floats]], counts: Sequence[int]) -> tuple[Floats, Floats]:
+    """(ranks, share below each) when groups of `counts` requests have these curves."""
+    levels = np.unique(np.concatenate([knots for _, knots in curves]))
+    parts = [count * np.interp(levels, knots, points) for count, (points, knots) in zip(counts, curves, strict=True)]
+    return levels, np.sum(parts, axis=0) / sum(counts)
+
+
+def rank_curve(ranks: Floats) -> tuple[Floats, Floats]:
+    """(probabilities, rising ranks) of one group of requests, from its ranks among all."""
+    ordered = np.sort(ranks)
+    points = probabilities_of(ordered)
+    knots = np.quantile(ordered, points)
+    knots[0], knots[-1] = end_values(ordered, points, knots)
+    # Strictly rising, so that each rank has one probability.
+    return points, np.maximum.accumulate(knots) + 1e-9 * np.arange(len(knots))
+
+
+def binned(values: Ints) -> list[tuple[int | None, Ints]]:
+    """(upper end, rows) of bins of about equal counts, about `MIN_A_BIN` rows or more each; the last has no end."""
+    count = max(1, min(MAX_BINS, len(values) // MIN_A_BIN))
+    wanted = np.quantile(values, np.arange(1, count) / count).astype(np.int64)
+    common = _common(values)
+    ends: list[int] = []
+    left = np.sort(values)
+    for end in dict.fromkeys(int(_round(float(value), common)) for value in wanted):
+        below = int(np.searchsorted(left, end, side="right"))
+        # Rounding and lengths that many have may leave a bin too small: it is then joined to the next.
+        if below >= MIN_A_BIN // 2 and len(left) - below >= MIN_A_BIN // 2:
+            ends.append(end)
+            left = left[below:]
+    at = np.searchsorted(np.array(ends, dtype=np.int64), values, side="left")
+    return [(end, np.flatnonzero(at == index)) for index, end in enumerate([*ends, None])]
+
+
+def bin_of(upto_tokens: int | None, quantiles: Points) -> dict[str, Any]:
+    """A bin as the schema has it."""
+    return ({} if upto_tokens is None else {"upto_tokens": upto_tokens}) | {"quantiles": quantiles}
+
+
+def quantiles_of(values: Ints, simplify: bool = True, low: float = 1.0) -> Points:
+    """[probability, value] pairs from 0 to 1. The ends are not the extremes: they give the first and last group their
+    mean, so that nobody's longest prompt is published."""
+    ordered = np.sort(values).astype(np.float64)
+    common = _common(values)
+    edges = _edges(ordered, common)
+    points = probabilities_of(values, tuple(edges))
+    found = np.array([edges.get(p, value) for p, value in zip(points, np.quantile(ordered, points), strict=True)])
+    found[0], found[-1] = end_values(ordered, points, found)
+    found = np.maximum.accumulate([max(low, _round(value, common)) for value in found])
+    pairs = [[round(float(p), 5), float(value)] for p, value in zip(points, found, strict=True)]
+    return simplified(pairs) if simplify else pairs
+
+
+def significant(value: float, digits: int) -> float:
+    """`value` to some significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def simplified(pairs: Points) -> Points:
+    """Fewer pairs: those are left out that interpolation between the kept ones gives within `TOLERANCE`."""
+    table = np.array(pairs)
+    kept = [0]
+    last = len(pairs) - 1
+    while kept[-1] < last:
+        first = kept[-1]
+        end = first + 1
+        while end < last and _is_straight(table[first : end + 2]):
+            end += 1
+        kept.append(end)
+    return [_plain(pairs[index]) for index in kept]
+
+
+def _is_straight(table: Floats) -> bool:
+    between = np.interp(table[1:-1, 0], table[[0, -1], 0], table[[0, -1], 1])
+    return bool(np.all(np.abs(between - table[1:-1, 1]) <= TOLERANCE * table[1:-1, 1]))
+
+
+def _plain(pair: list[float]) -> list[float]:
+    return [number if number != int(number) else int(number) for number in pair]
+
+
+def _edges(ordered: Floats, common: frozenset[float]) -> dict[float, float]:
+    """Probability to value where a length that many have begins and ends, of the `MAX_COMMON` most frequent."""
+    n = len(ordered)
+    spans = []
+    for value in sorted(common):
+        low = int(np.searchsorted(ordered, value, side="left"))
+        high = int(np.searchsorted(ordered, value, side="right"))
+        spans.append((high - low, low, high, value))
+    found: dict[float, float] = {}
+    for _, low, high, value in sorted(spans, reverse=True)[:MAX_COMMON]:
+        found |= {low / n: value, high / n: value}
+    return found
+
+
+def probabilities_of(values: Ints | Floats, first: Sequence[float] = ()) -> Floats:
+    """Probabilities between which there are always enough requests: those of `first`, then the wanted percentiles."""
+    n = len(values)
+    grid = np.arange(1, MAX_POINTS) / MAX_POINTS if n >= LEAST * MAX_POINTS else np.arange(1, n // LEAST) * LEAST / n
+    kept = [0.0, 1.0]
+    for p in (*first, *WANTED, 1 - LEAST_IN_TAIL / n, *grid.tolist()):
+        least = LEAST_IN_TAIL if p >= 0.95 else LEAST
+        # Slightly less than the distance of neighbours on the grid, which rounding may shorten.
+        if 0 < p < 1 and min(abs(p - other) for other in kept) * n >= 0.999 * least:
+            kept.append(p)
+    return np.array(sorted(kept))
+
+
+def end_values(ordered: Floats, points: Floats, found: Floats) -> tuple[float, float]:
+    """Values at probabilities 0 and 1 that give the first and the last group their mean, between its extremes."""
+    n = len(ordered)
+    first = ordered[: max(1, round(points[1] * n))].mean()
+    last = ordered[min(n - 1, round(points[-2] * n)) :].mean()
+    low = min(max(2 * first - found[1], ordered[0]), found[1])
+    high = max(min(2 * last - found[-2], ordered[-1]), found[-2])
+    return float(low), float(high)
+
+
+def _common(values: Ints) -> frozenset[float]:
+    found, counts = np.unique(values, return_counts=True)
+    return frozenset(found[counts >= LEAST].astype(np.float64).tolist())
+
+
+def _round(value: float, common: frozenset[float]) -> float:
+    return value if value in common else significant(value, DIGITS)
+
+
+def ranks_of(values: Ints) -> Floats:
+    """The rank of each value among all, 0 to 1, equal values in order of arrival."""
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(len(values))
+    ranks[order] = (np.arange(len(values)) + 0.5) / len(values)
+    return ranks
+
+
+def _composed(points: Floats, ranks: Floats, overall: Floats) -> Points:
+    """Quantiles of a bin from quantiles of its ranks and the value at each rank, exact at the points of both."""
+    inside = overall[(overall[:, 0] > ranks[0]) & (overall[:, 0] < ranks[-1]), 0]
+    levels = np.union1d(inside, ranks)
+    probabilities = np.interp(levels, ranks, points)
+    values = np.interp(levels, overall[:, 0], overall[:, 1])
+    pairs: Points = []
+    for p, value in zip(probabilities.tolist(), values.tolist(), strict=True):
+        point = [round(p, 4), significant(value, DIGITS)]
+        if not pairs or point[0] > pairs[-1][0]:
+            pairs.append(point)
+        elif point[0] == pairs[-1][0]:
+            pairs[-1] = [point[0], max(point[1], pairs[-1][1])]
+    return simplified(pairs)
