@@ -20,12 +20,10 @@ from simkit.workload.traces.order import straighten
 from simkit.workload.traces.record import NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sessions import place_untimed, predecessors, session_codes
-from simkit.workload.traces.ticks import CoarseClock, coarse_clock
+from simkit.workload.traces.ticks import CoarseClock, clock_of
+from simkit.workload.traces.times import too_fast
 
 Bools = npt.NDArray[np.bool_]
-
-ABSURD_RATE_PER_S = 1000
-ABSURD_REQUESTS = 100
 
 KEEP_ALL_ROWS = 1 << 20
 """Rows that are kept wherever they lie; beyond them, those that `end_s` leaves out for certain are not."""
@@ -87,10 +85,10 @@ def arrange(columns: Columns, spec: scenario.Trace, log: RowLog, format: Format,
     columns = replace(columns, time_ns=time_ns - time_ns[0])
     after, session_notes = predecessors(columns, before)
     columns, block_tokens, block_notes = checked_blocks(columns, spec, format.hash_block_tokens)
-    clock = coarse_clock(columns.time_ns[~untimed])
+    clock = clock_of(columns.time_ns[~untimed])
     found += [*order_notes, *session_notes, *block_notes]
     found += [clock.note()] if clock is not None else []
-    found += _absurd_rate(columns.time_ns)
+    found += too_fast(len(columns), ns_to_s(int(columns.time_ns[-1])))
     notes.insert(0, f"{where}: read as {format.title}, {_describe(columns.time_ns)}")
     notes += [f"{where}: {note}" for note in found]
     session = session_codes(columns, after)
@@ -126,16 +124,6 @@ def _moved(before: Ints, rows: Ints) -> Ints:
     at = np.full(len(before) + 1, -1, dtype=np.int64)
     at[rows] = np.arange(len(rows))
     return at[before[rows]]
-
-
-def _absurd_rate(arrival: Ints) -> list[str]:
-    """A warning when the rate is so high that the unit of times may be another."""
-    span_s = ns_to_s(int(arrival[-1]))
-    count = len(arrival)
-    if count <= ABSURD_REQUESTS or count - 1 <= ABSURD_RATE_PER_S * span_s:
-        return []
-    rate = f"{(count - 1) / span_s:,.0f} requests/s" if span_s > 0 else "all at once"
-    return [f"{count} requests over {span_s:.6g} s are {rate}: if that is too fast to be true, set time_unit"]
 
 
 def _describe(arrival: Ints) -> str:
