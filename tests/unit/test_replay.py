@@ -25,7 +25,8 @@ from simkit.metrics.measured import compare_measured
 from simkit.planner.beside import Failed, beside
 from simkit.planner.even import evened
 from simkit.types import Request
-from simkit.workload.build import Measured, Workload
+from simkit.workload.build import Workload
+from simkit.workload.replay import MeasuredTimes
 
 SCENARIO = """\
 name: base
@@ -241,7 +242,7 @@ def test_the_run_directory_is_a_normal_one(here: Path) -> None:
 
 def test_the_page_and_the_tables_set_what_was_measured_beside_the_prediction(here: Path) -> None:
     """One alone: 4 tokens in 4 steps of 1 ms where the log measured 2 and 14 ms; the other has no times."""
-    times = Measured(np.array([2 * MS, -1]), np.array([14 * MS, -1]))
+    times = MeasuredTimes(np.array([2 * MS, -1]), np.array([14 * MS, -1]))
     with (
         serving([request(0, 0, 8, 4), request(1, 50, 8, 4)], measured=times),
         patch("simkit.planner.even.evened") as no,
@@ -302,7 +303,7 @@ def test_a_plain_run_of_a_log_writes_what_it_measured_too(here: Path) -> None:
     (here / "t.yaml").write_text(
         SCENARIO.split("workload:")[0] + "workload: {trace: {path: log.v1.csv}}\nlatency: {profile: unit}\n"
     )
-    with serving([request(0, 0, 8, 4)], measured=Measured(np.array([2 * MS]), np.array([-1]))):
+    with serving([request(0, 0, 8, 4)], measured=MeasuredTimes(np.array([2 * MS]), np.array([-1]))):
         result = CliRunner().invoke(cli.app, ["run", "t.yaml", "--out", "r", "--quiet"])
     assert result.exit_code == 0, result.output
     assert set(json.loads((here / "r/measured.json").read_bytes())) == {"ttft_ms"}
