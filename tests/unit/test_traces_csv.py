@@ -319,6 +319,20 @@ def test_blis_behind_a_yaml_header(tmp_path: Path) -> None:
     assert "1 status error (line 10)" in notes(log)
 
 
+def test_litellm_answers_that_were_not_streamed_have_no_first_token(tmp_path: Path) -> None:
+    rows = [
+        "startTime,endTime,completionStartTime,prompt_tokens,completion_tokens",
+        "2025-11-29 16:00:00,2025-11-29 16:00:02,2025-11-29 16:00:00.5,9,8",
+        "2025-11-29 16:00:01,2025-11-29 16:00:03,2025-11-29 16:00:03,9,8",
+        "2025-11-29 16:00:02,,,9,8",
+    ]
+    columns = load(tmp_path, "\n".join(rows)).columns
+    assert columns.ttft_ns is not None
+    assert columns.e2e_ns is not None
+    assert columns.ttft_ns.tolist() == [500_000_000, UNKNOWN, UNKNOWN]
+    assert columns.e2e_ns.tolist() == [2_000_000_000, 2_000_000_000, UNKNOWN]
+
+
 def test_what_was_not_served_is_skipped_kept_for_its_prompt_or_an_error(tmp_path: Path) -> None:
     text = AZURE + "".join(f"2024-05-10 00:00:0{i}Z,{p},{o}\n" for i, (p, o) in enumerate([(5, 1), (6, 0), (0, 0)]))
     log = load(tmp_path, text, failed="prefill")

@@ -69,7 +69,7 @@ def test_mooncake_agentic_rows_wait_for_one_request(tmp_path: Path) -> None:
     header = {"schema": "agentic", "version": 1}
     found = read(tmp_path, header, {**MOONCAKE, "request_id": "a"}, step, {**step, "wait_for": "a"})
     assert (found.parent, found.delay_ns) == ((None, "a", "a"), [UNKNOWN, 40 * MS, 40 * MS])
-    assert "skipped 1 of 4 rows (25 %): a header, no request (line 1)" in found.notes
+    assert "skipped 1 of 4 rows (25 %): 1 header only (line 1)" in found.notes
     for change in ({"wait_for": ["a", "b"]}, {"branches": ["x"]}, {"prefix_reset": True}):
         (name,) = change
         assert f"line 2: {name} " in refusal(tmp_path, [MOONCAKE, {**step, **change}])
@@ -162,7 +162,7 @@ def test_llmservingsim_sessions_among_single_requests(tmp_path: Path) -> None:
     assert (found.prompt_tokens, found.line) == ([1472, 10, 20], [1, 2, 2])
     assert found.notes == [
         "fields not used: input_tok_ids",
-        "skipped 1 of 4 rows (25 %): session without requests (sub_requests is empty) (line 3)",
+        "skipped 1 of 4 rows (25 %): 1 without requests in sub_requests (line 3)",
     ]
 
 
@@ -199,8 +199,7 @@ def test_otlp(tmp_path: Path, layout: str) -> None:
     assert (found.prompt_tokens, found.output_tokens) == ([1021, 5], [87, 6])
     assert (found.ttft_ns, found.e2e_ns) == ([201 * MS, UNKNOWN], [1900 * MS, 3 * S])
     assert found.notes == [
-        "skipped 1 of 4 rows (25 %): span that is no model call (line 1)",
-        "skipped 1 of 4 rows (25 %): span with an error (line 1)",
+        "skipped 2 of 4 rows (50 %): 1 no model call (line 1); 1 with an error (line 1)",
     ]
 
 
@@ -228,11 +227,9 @@ def test_opentelemetry_model_calls_under_their_old_and_new_names(tmp_path: Path)
     assert found.time_ns == [EPOCH_S * S + 120 * MS] * 3
     assert (found.e2e_ns, found.cached_tokens) == ([1880 * MS] * 3, [4, UNKNOWN, UNKNOWN])
     assert (found.session, found.model) == (("c", "c", None), ("m", "m", None))
-    assert [note.split(": ", 1)[1] for note in found.notes] == [
-        "span of operation execute_tool (line 4)",
-        "span of operation embeddings (line 5)",
-        "span of another kind than LLM (line 6)",
-        "span with an error (lines 7, 8)",
+    assert found.notes == [
+        "skipped 5 of 8 rows (62.5 %): 1 of operation execute_tool (line 4); 1 of operation embeddings (line 5); "
+        "1 of another span kind than LLM (line 6); 2 with an error (lines 7, 8)"
     ]
 
 
@@ -260,11 +257,9 @@ def test_litellm_payloads_and_spend_rows(tmp_path: Path) -> None:
     assert found.time_ns == [EPOCH_S * S + 120 * MS, EPOCH_S * S + 1500 * MS]
     assert (found.ttft_ns, found.e2e_ns) == ([300 * MS, UNKNOWN], [1900 * MS, 1500 * MS])
     assert (found.cached_tokens, found.model) == ([512, UNKNOWN], ("m", "m"))
-    assert found.notes[0] == "times name no zone and are read as UTC"
-    assert sorted(note.split(": ", 1)[1] for note in found.notes[1:]) == [
-        "answered from LiteLLM's own cache (line 4)",
-        "call_type is no text generation (line 5)",
-        "status failure (line 3)",
+    assert found.notes == [
+        "times name no zone and are read as UTC",
+        "skipped 3 of 5 rows (60 %): 1 cache hit (line 4); 1 call type aembedding (line 5); 1 status failure (line 3)",
     ]
 
 
@@ -292,10 +287,9 @@ def test_langfuse_keeps_generations_that_were_served(tmp_path: Path) -> None:
            "usageDetails": {"input": 3, "output": 2, "total": 99}, "timeToFirstToken": 0.3, "model": "m"}  # fmt: skip
     found = read(tmp_path, api, langfuse({}, type="SPAN"), langfuse({}, level="ERROR"), langfuse({}, type="x\ny"))
     assert (found.id, found.session, found.model, found.ttft_ns) == (("a",), ("t",), ("m",), [300 * MS])
-    assert sorted(note.split(": ", 1)[-1] for note in found.notes) == [
-        "level ERROR (line 3)",
-        "observation of SPAN, not a GENERATION (line 2)",
-        "observation of another type, not a GENERATION (line 4)",
+    assert sorted(found.notes) == [
+        "skipped 3 of 4 rows (75 %): 1 of type SPAN, not GENERATION (line 2); "
+        "1 of another type than GENERATION (line 4); 1 at level ERROR (line 3)",
         "some rows have a total that is not the sum of their input and output tokens",
         "times name no zone and are read as UTC",
     ]
@@ -324,7 +318,7 @@ def test_aiperf(tmp_path: Path) -> None:
     assert (found.prompt_tokens, found.output_tokens) == ([550, 550], [9, 9])
     assert (found.time_ns, found.ttft_ns) == ([EPOCH_S * S + 1] * 2, [255_500_000] * 2)
     assert found.e2e_ns == [3 * S, 2 * S]
-    assert [note.split(": ", 1)[1] for note in found.notes] == ["cancelled (line 3)", "error (line 4)"]
+    assert found.notes == ["skipped 2 of 4 rows (50 %): 1 cancelled (line 3); 1 with an error (line 4)"]
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_a_row_that_is_no_proper_object_is_bad_and_the_next_is_read(
 ) -> None:
     found, notes = rows_of(tmp_path, layout.format('{"a": 0}', row, '{"a": 1}'))
     assert found == [(1, {"a": 0}), (3, {"a": 1})]
-    assert notes == [f"t: left out 1 of 3 rows (33 %) that cannot be read: line 2: {problem}"]
+    assert notes == [f"t: left out 1 of 3 rows (33.3 %) that cannot be read: line 2: {problem}"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_element_longer_than_the_buffer_is_read_whole(tmp_path: Path) -> None
     long = "x" * (3 * 2**20)
     found, notes = rows_of(tmp_path, f'[{{"a": "{long}"}},\n{{"a": 1}}, 12345]')
     assert found == [(1, {"a": long}), (2, {"a": 1})]
-    assert notes == ["t: left out 1 of 3 rows (33 %) that cannot be read: line 2: 12345, expected an object"]
+    assert notes == ["t: left out 1 of 3 rows (33.3 %) that cannot be read: line 2: 12345, expected an object"]
 
 
 def test_the_rows_of_an_answer_of_an_api_are_unwrapped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from simkit.units import NS_PER_S
 from simkit.workload import Workload, build_workload
 from simkit.workload.streams import Streams
 from simkit.workload.traces.formats import FORMATS
-from simkit.workload.traces.load import Log, arrange, load_log
+from simkit.workload.traces.load import PLAYED_KEYS, Log, arrange, load_log
 from simkit.workload.traces.log import RowLog
 from simkit.workload.traces.play import play
 from simkit.workload.traces.played import Trace
@@ -586,6 +587,51 @@ def test_a_plan_scales_what_the_trace_says(tmp_path: Path) -> None:
         assert getattr(faster.workload.trace, key) == pytest.approx(keys[key] * 10 / base)
     assert for_trials(offered(start_s=1, warmup_s=1), 1).warmup == "none"
     assert for_trials(offered(), 1).warmup != "none"
+
+
+# --- the last log -----------------------------------------------------------------------------------------------------
+def test_the_last_log_is_kept_while_its_file_and_how_it_is_read_stay(tmp_path: Path) -> None:
+    path = tmp_path / "t.log"
+    line = '{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1]}\n'
+    path.write_text(line * 3)
+    log = load_log(spec(), tmp_path)
+    playing = {"start_s": 1, "warmup_s": 1, "max_requests": 2, "keep_share": 0.5, "idle_gap_cap_s": 1, "repeat": 2,
+               "spread_ties": "even", "rate_per_s": 2, "sessions": "closed", "too_long": "drop"}  # fmt: skip
+    assert set(playing) | {"speed"} == PLAYED_KEYS
+    for key, value in playing.items():
+        keys = {"start_s": 1, key: value} if key == "warmup_s" else {key: value}
+        assert load_log(spec(**keys), tmp_path) is log
+    assert load_log(spec(speed=2), tmp_path) is log
+    assert load_log(spec(failed="prefill"), tmp_path) is not log
+    assert load_log(spec(), tmp_path) is not log  # only the last is kept
+    assert play(load_log(spec(), tmp_path), spec(repeat=1)).notes == play(log, spec()).notes
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.log"
+    line = '{{"timestamp": 0, "input_length": {}, "output_length": 5, "hash_ids": [1]}}\n'
+    for prompt in (11, 12, 13, 12):  # of the same size, and faster than file systems tell times
+        path.write_text(line.format(prompt))
+        for _ in range(2):
+            assert load_log(spec(), tmp_path).columns.prompt_tokens.tolist() == [prompt]
+    path.write_text(line.format('"no"'))
+    for _ in range(2):
+        with pytest.raises(InputError, match="line 1: input_length 'no'"):
+            load_log(spec(), tmp_path)
+    path.unlink()
+    with pytest.raises(InputError, match="No such file"):
+        load_log(spec(), tmp_path)
+
+
+def test_a_log_that_several_play_cannot_be_written_to(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1], "session_id": "a"}
+    (tmp_path / "t.log").write_text(json.dumps(row))
+    log = load_log(spec(), tmp_path)
+    assert log.columns.blocks is not None
+    assert log.session is not None
+    for array in (log.columns.time_ns, log.columns.blocks.ids, log.session, log.after, log.untimed):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:1] = 0
 
 
 # --- the real traces --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from simkit.workload.traces.describe import describe
 from simkit.workload.traces.record import NO_TIME, Columns, Record
 from simkit.workload.traces.sessions import session_codes
 from simkit.workload.traces.stats import SAMPLE_ROWS, Stats, session_stats
+from simkit.workload.traces.ticks import clock_of
 from simkit.workload.traces.times import MAX_BINS, Times
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -119,6 +120,7 @@ def test_arrival_statistics_are_numpys_however_the_parts_fall(gaps: list[int], a
     assert found.count == len(times_ns)
     assert found.span_s == pytest.approx(since[-1] / 1e9)
     assert found.num_same_time == np.sum(between == 0)
+    assert found.clock == clock_of(times_ns)
     if since[-1] == 0:
         assert found.rate_per_s is None
         assert found.interarrival_cv is None

@@ -15,7 +15,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.types import Ints
-from simkit.units import NS_PER_S
+from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.load import Log, arrange
 from simkit.workload.traces.log import RowLog
@@ -23,9 +23,8 @@ from simkit.workload.traces.record import NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sharing import unlimited_hits
 from simkit.workload.traces.stats import Stats, session_stats
-from simkit.workload.traces.times import Times
+from simkit.workload.traces.times import Times, too_fast
 
-ABSURD_RATE_PER_S = 1000.0
 EPOCH_NS = 10**17
 """Later times count from 1970, earlier ones from an origin of their own."""
 
@@ -96,7 +95,8 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
         notes = list(plain_notes(log.notes[1:], rows.where))
         if log.hash_block_tokens is not None:
             hits = unlimited_hits(log.columns, log.hash_block_tokens)
-    notes += _warnings(stats, notes)
+    # What a log that is read whole tells of its times is among its notes.
+    notes += [*(_of_times(stats.times) if log is None else ()), *_warnings(stats)]
     info = {
         "num_requests": stats.num_requests,
         "num_rows": rows.num_rows,
@@ -124,10 +124,10 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
 
 def _clock(own: Stats, ordered: Stats) -> dict[str, Any]:
     """`own` has the times as the log has them, `ordered` the same in order and from 0."""
-    first = own.least_ns
+    first, clock = own.least_ns, ordered.times.clock
     return {
         "start_utc": _utc(first) if first > EPOCH_NS else None,
-        "tick_s": ordered.times.tick_s,
+        "tick_s": None if clock is None or clock.tick_ns is None else ns_to_s(clock.tick_ns),
         "tied_share": ordered.times.tied_share,
         "resolution_s": ordered.times.resolution_s,
         "in_order": own.times.in_order,
@@ -141,20 +141,14 @@ def _utc(time_ns: int) -> str:
     return f"{start.isoformat()}.{nanos:09d}".rstrip("0").rstrip(".") + "Z"
 
 
-def _warnings(stats: Stats, told: list[str]) -> list[str]:
-    """What to beware of, unless it is `told` already."""
-    times, notes = stats.times, []
-    if times.tick_s is not None and not any("neighbours have equal times" in note for note in told):
-        notes.append(
-            f"coarse clock: {100 * times.tied_share:.0f} % of neighbours have equal times, it ticks every "
-            f"{times.tick_s:.4g} s, so each tick is a burst (spread_ties spreads them)"
-        )
-    rate = times.rate_per_s
-    if rate is not None and rate > ABSURD_RATE_PER_S and not any("too fast to be true" in note for note in told):
-        notes.append(
-            f"{times.count} requests over {times.span_s:.6g} s are {rate:,.0f} requests/s: if that is too fast to be "
-            "true, set time_unit"
-        )
+def _of_times(times: Times) -> list[str]:
+    clock = times.clock
+    return [*([] if clock is None else [clock.note()]), *too_fast(times.count, times.span_s)]
+
+
+def _warnings(stats: Stats) -> list[str]:
+    """What to beware of beside the times."""
+    notes = []
     if stats.num_without_time:
         notes.append(
             f"{stats.num_without_time} of {stats.num_requests} requests have no time of their own and follow the one "

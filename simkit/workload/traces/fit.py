@@ -47,11 +47,12 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         what = f"expected at least {MIN_REQUESTS} requests to fit a workload on, got {len(rows)}"
         raise InputError(f"trace {spec.path}: {what}: a fit on fewer would publish single requests")
     columns = columns.take(rows)
-    times_s = (columns.time_ns - columns.time_ns[0]) / NS_PER_S
+    time_ns = columns.time_ns - columns.time_ns[0]
+    times_s = time_ns / NS_PER_S
     if times_s[-1] < MIN_SPAN_S:
         raise InputError(f"trace {spec.path}: expected requests at different times to fit arrivals on")
     prompts, outputs = columns.prompt_tokens, np.maximum(columns.output_tokens, 1)
-    arrivals, remarks = fit_arrivals(times_s)
+    arrivals, remarks = fit_arrivals(time_ns)
     without = int(np.sum(columns.output_tokens == 0))
     if without:
         remarks.append(f"{without} requests without output, kept for their prompt, have an output of 1 token here")

@@ -1,4 +1,4 @@
-"""Arrivals of a log as a rate that changes in steps, and how bursty the gaps are beside it. Imports siblings, `types`.
+"""Arrivals of a log as a rate that changes in steps, and how bursty the gaps are. Imports siblings, `types`, `units`.
 
 Steps are found by optimal segmentation of the counts in small cells (Bayesian blocks: Scargle, Norris, Jackson and
 Chiang, Astrophysical Journal 764 (2013) 167, events in cells). A step holds many requests or none.
@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 
 from simkit.types import Floats, Ints
+from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload.traces.fit_lengths import LEAST, significant
+from simkit.workload.traces.ticks import clock_of
 
 MAX_CELLS = 8192
 CELL_S = 1.0
-TIES_OF_A_TICK = 0.1
-"""Share of neighbours at equal times above which the clock of the log is called coarse."""
 FALSE_ALARMS = 0.05
 """Chance that a step is seen in a steady stream, as the penalty is set."""
 
 
-def fit_arrivals(times_s: Floats) -> tuple[dict[str, Any], list[str]]:
+def fit_arrivals(time_ns: Ints) -> tuple[dict[str, Any], list[str]]:
     """(the `arrivals` section, remarks) of rising times that start at 0."""
-    tick_s = _tick(times_s)
+    clock = clock_of(time_ns)
+    tick_s = None if clock is None or clock.tick_ns is None else significant(ns_to_s(clock.tick_ns), 3)
+    times_s = time_ns / NS_PER_S
     remarks = []
     if tick_s is not None:
         # Half a tick early: stamps jitter to both sides of it.
@@ -59,19 +61,6 @@ def _edges(span_s: float, cell_s: float) -> Floats:
     """Borders of cells of `cell_s`; the last cell ends with the span and may be up to half as long again."""
     count = max(1, int(span_s / cell_s))
     return np.append(np.arange(count) * cell_s, span_s)
-
-
-def _tick(times_s: Floats) -> float | None:
-    """The clock's tick when more than a tenth of the neighbours share a stamp and gaps are multiples of it, or None."""
-    gaps = np.diff(times_s)
-    if np.mean(gaps == 0) <= TIES_OF_A_TICK:
-        return None
-    apart = gaps[gaps > 0]
-    # Stamps jitter by little beside the tick: tiny gaps are none, and the shortest of the others is one tick.
-    apart = apart[apart > 0.01 * np.quantile(apart, 0.9)]
-    tick_s = significant(float(np.quantile(apart, 0.05)), 3)
-    whole = np.abs(apart / tick_s - np.rint(apart / tick_s)) < 0.05
-    return tick_s if np.mean(whole) > 0.9 else None
 
 
 def _spread(ticks: Floats, tick_s: float) -> Floats:

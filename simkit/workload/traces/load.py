@@ -1,9 +1,13 @@
-"""A whole log in arrival order, with what was found on the way. Imports `errors`, `scenario` (schema), siblings."""
+"""A whole log in arrival order, with what was found on the way; the last one read is kept.
+
+Imports `errors`, `scenario` (schema), `types`, `units`, `workload.files` and its own siblings.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +17,34 @@ from simkit import scenario
 from simkit.errors import InputError
 from simkit.types import Ints
 from simkit.units import ns_to_s, s_to_ns
+from simkit.workload.files import resolve
 from simkit.workload.traces.block_check import checked_blocks
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.log import RowLog
 from simkit.workload.traces.order import straighten
-from simkit.workload.traces.record import NO_TIME, Columns
+from simkit.workload.traces.record import NO_TIME, Blocks, Columns
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sessions import place_untimed, predecessors, session_codes
-from simkit.workload.traces.ticks import CoarseClock, coarse_clock
+from simkit.workload.traces.ticks import CoarseClock, clock_of
+from simkit.workload.traces.times import too_fast
 
 Bools = npt.NDArray[np.bool_]
 
-ABSURD_RATE_PER_S = 1000
-ABSURD_REQUESTS = 100
-
 KEEP_ALL_ROWS = 1 << 20
 """Rows that are kept wherever they lie; beyond them, those that `end_s` leaves out for certain are not."""
+
+
+MAX_REMEMBERED_BYTES = 1 << 28
+MAX_REMEMBERED_NUMBERS = 1 << 25
+"""Logs in larger files, or of more numbers (a row has some ten, and one for each block), are read every time."""
+
+PLAYED_KEYS = frozenset(
+    (
+        "start_s", "warmup_s", "max_requests", "keep_share", "idle_gap_cap_s", "spread_ties", "speed", "rate_per_s",
+        "repeat", "sessions", "too_long",
+    )
+)  # fmt: skip
+"""Keys of a scenario's trace that say how a log is played: what is read does not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +73,56 @@ class Log:
         return len(self.columns)
 
 
+# A plan plays the same log for every trial, a comparison for every arm, a replay once more for its twin.
+_last: tuple[tuple[object, ...], Log] | None = None
+
+
 def load_log(spec: scenario.Trace, base_dir: Path | None = None) -> Log:
-    """Read `spec.path` whole. InputError, one line, for anything unreadable and for a log without requests."""
+    """Read `spec.path` whole, or give the last log again when it is this file, unchanged, read in the same way.
+
+    InputError, one line, for anything unreadable and for a log without requests. The arrays cannot be written to.
+    """
+    global _last  # one log of this process
+    key = _key(spec, base_dir)
+    if key is not None and _last is not None and _last[0] == key:
+        return _last[1]
+    _last = None
     with scanning(spec, base_dir) as scan:
         columns = Columns.concatenate(list(_within(scan.parts, spec, scan.log)))
-        return arrange(columns, spec, scan.log, scan.format, scan.why)
+        log = arrange(columns, spec, scan.log, scan.format, scan.why)
+    arrays = _locked(log)
+    # A file that changes while it is read is read again.
+    if key is not None and key == _key(spec, base_dir) and sum(map(len, arrays)) <= MAX_REMEMBERED_NUMBERS:
+        _last = key, log
+    return log
+
+
+def _key(spec: scenario.Trace, base_dir: Path | None) -> tuple[object, ...] | None:
+    """What a log depends on: the content of its file and how it is read; None for what is not remembered.
+
+    The content itself: times of change are too coarse to tell two writings in quick succession apart.
+    """
+    try:
+        path = resolve(spec.path, base_dir)
+        # A pipe can be read only once.
+        if not path.is_file() or path.stat().st_size > MAX_REMEMBERED_BYTES:
+            return None
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").digest()
+    except (OSError, ValueError, RuntimeError):
+        return None  # reading says what is wrong
+    return path.absolute(), content, spec.model_dump_json(exclude=set(PLAYED_KEYS))
+
+
+def _locked(log: Log) -> list[npt.NDArray[np.generic]]:
+    """The arrays of a log, which may be given to several: no longer writeable."""
+    columns = [getattr(log.columns, field.name) for field in fields(Columns)]
+    values = [log.after, log.session, log.untimed, *columns]
+    values += [part for blocks in values if isinstance(blocks, Blocks) for part in (blocks.ids, blocks.offsets)]
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
 
 
 def arrange(columns: Columns, spec: scenario.Trace, log: RowLog, format: Format, why: str) -> Log:
@@ -87,10 +148,10 @@ def arrange(columns: Columns, spec: scenario.Trace, log: RowLog, format: Format,
     columns = replace(columns, time_ns=time_ns - time_ns[0])
     after, session_notes = predecessors(columns, before)
     columns, block_tokens, block_notes = checked_blocks(columns, spec, format.hash_block_tokens)
-    clock = coarse_clock(columns.time_ns[~untimed])
+    clock = clock_of(columns.time_ns[~untimed])
     found += [*order_notes, *session_notes, *block_notes]
     found += [clock.note()] if clock is not None else []
-    found += _absurd_rate(columns.time_ns)
+    found += too_fast(len(columns), ns_to_s(int(columns.time_ns[-1])))
     notes.insert(0, f"{where}: read as {format.title}, {_describe(columns.time_ns)}")
     notes += [f"{where}: {note}" for note in found]
     session = session_codes(columns, after)
@@ -126,16 +187,6 @@ def _moved(before: Ints, rows: Ints) -> Ints:
     at = np.full(len(before) + 1, -1, dtype=np.int64)
     at[rows] = np.arange(len(rows))
     return at[before[rows]]
-
-
-def _absurd_rate(arrival: Ints) -> list[str]:
-    """A warning when the rate is so high that the unit of times may be another."""
-    span_s = ns_to_s(int(arrival[-1]))
-    count = len(arrival)
-    if count <= ABSURD_REQUESTS or count - 1 <= ABSURD_RATE_PER_S * span_s:
-        return []
-    rate = f"{(count - 1) / span_s:,.0f} requests/s" if span_s > 0 else "all at once"
-    return [f"{count} requests over {span_s:.6g} s are {rate}: if that is too fast to be true, set time_unit"]
 
 
 def _describe(arrival: Ints) -> str:

@@ -18,12 +18,15 @@ MANY_TIES = 0.1
 """Above this share of neighbours with equal times a clock is coarse."""
 
 JITTER = 0.01
-"""A tick is regular when gaps miss its multiples by at most this share of it ..."""
+"""A tick is regular when gaps miss its multiples by at most this share of it (gaps that are shorter are jitter) ..."""
 
 REGULAR_SHARE = 0.95
 """... in this share of those gaps that are at most `NEAR_TICKS` long."""
 
 NEAR_TICKS = 10
+LEAST_SHARE = 0.25
+"""Of all gaps that are not 0, the least share that must be of that length for a tick to be seen."""
+
 NUM_CANDIDATES = 10
 
 
@@ -43,27 +46,37 @@ class CoarseClock:
         return f"coarse clock: {share}, it ticks every {tick}, so each tick is a burst (spread_ties spreads them)"
 
 
-def coarse_clock(time_ns: Ints) -> CoarseClock | None:
-    """What is coarse about sorted times, None when at most 10 % of neighbours are equal."""
+def clock_of(time_ns: Ints) -> CoarseClock | None:
+    """What is coarse about sorted times, see `coarse_clock`."""
     gaps = np.diff(time_ns)
-    if not gaps.size:
+    apart, counts = np.unique(gaps[gaps > 0], return_counts=True)
+    return coarse_clock(len(gaps) - int(counts.sum()), apart, counts)
+
+
+def coarse_clock(num_ties: int, apart: Ints, counts: Ints) -> CoarseClock | None:
+    """What is coarse about times of which `num_ties` neighbours are equal, and `counts` are so far `apart` (rising).
+
+    None when at most 10 % of neighbours are equal.
+    """
+    num_apart = int(counts.sum())
+    if num_ties <= MANY_TIES * (num_ties + num_apart):
         return None
-    tied = float(np.mean(gaps == 0))
-    return CoarseClock(tied, _tick(gaps[gaps > 0])) if tied > MANY_TIES else None
+    return CoarseClock(num_ties / (num_ties + num_apart), _tick(apart, counts) if num_apart > 1 else None)
 
 
-def _tick(gaps: Ints) -> int | None:
+def _tick(apart: Ints, counts: Ints) -> int | None:
     """The largest frequent gap of whose multiples all short gaps are, jitter averaged out."""
-    if len(gaps) < 2:
-        return None
-    values, counts = np.unique(gaps, return_counts=True)
-    frequent = values[np.argsort(-counts, kind="stable")[:NUM_CANDIDATES]]
-    for tick in np.sort(np.append(frequent, values[len(values) // 2]))[::-1].tolist():
-        multiple = np.rint(gaps / tick)
-        near = (multiple > 0) & (multiple <= NEAR_TICKS)
-        off = np.abs(gaps - multiple * tick)[near]
-        if 2 * off.size >= len(gaps) and np.mean(off <= JITTER * tick) >= REGULAR_SHARE:
-            return round(float(np.median(gaps[near] / multiple[near])))
+    frequent = apart[np.argsort(-counts, kind="stable")[:NUM_CANDIDATES]]
+    for tick in np.sort(np.append(frequent, apart[len(apart) // 2]))[::-1].tolist():
+        multiple = np.rint(apart / tick)
+        near = (apart > JITTER * tick) & (multiple <= NEAR_TICKS)
+        regular = near & (np.abs(apart - multiple * tick) <= JITTER * tick)
+        num_near, num_regular = int(counts[near].sum()), int(counts[regular].sum())
+        if num_near >= LEAST_SHARE * counts.sum() and num_regular >= REGULAR_SHARE * num_near:
+            steps = apart[regular] / multiple[regular]
+            order = np.argsort(steps, kind="stable")
+            ends = np.cumsum(counts[regular][order])
+            return round(float(steps[order][np.searchsorted(ends, num_regular / 2)]))
     return None
 
 

@@ -13,17 +13,27 @@ import numpy as np
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_s
 from simkit.workload.traces.counts import Counts
+from simkit.workload.traces.ticks import MANY_TIES, CoarseClock, coarse_clock
 
 DISPERSION_BIN_NS = 10 * NS_PER_S
 GAP_BINS_PER_DECADE = 100
 MAX_DISTINCT_GAPS = 1 << 16
-COARSE_SHARE = 0.1
-"""The clock is called coarse when more than this share of the arrivals have the time of the one before."""
+
+ABSURD_RATE_PER_S = 1000
+ABSURD_REQUESTS = 100
 
 # Bin widths of the rate over time: each holds a whole number of the one before.
 _MS_WIDTHS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000)
 WIDTHS_NS: tuple[int, ...] = tuple(NS_PER_MS * ms for ms in (*_MS_WIDTHS, *(10**k * 86_400_000 for k in range(1, 5))))
 MAX_BINS = 4096
+
+
+def too_fast(count: int, span_s: float) -> list[str]:
+    """A warning when the rate is so high that the unit of times may be another."""
+    if count <= ABSURD_REQUESTS or count - 1 <= ABSURD_RATE_PER_S * span_s:
+        return []
+    rate = f"{(count - 1) / span_s:,.0f} requests/s" if span_s > 0 else "all at once"
+    return [f"{count} requests over {span_s:.6g} s are {rate}: if that is too fast to be true, set time_unit"]
 
 
 class RateBins:
@@ -136,18 +146,12 @@ class Times:
         return ((self._bin_squares + self._in_bin**2) / num_bins - mean * mean) / mean
 
     @property
-    def tick_s(self) -> float | None:
-        """The step of a coarse clock: the median of its shortest steps, jitter aside; None when it is not coarse."""
-        if self.tied_share <= COARSE_SHARE:
-            return None
+    def clock(self) -> CoarseClock | None:
+        """What is coarse about the clock; a tick is not looked for among more than `MAX_DISTINCT_GAPS` gaps."""
         gaps = self._gaps.settle()
-        if not len(gaps.values):
-            return None
-        usual = (self.last_ns - self.first_ns) / (self.count - 1 - self.num_same_time)
-        steps = gaps.values[gaps.values >= 0.1 * usual]
-        steps = steps[steps < 1.5 * steps[0]]
-        ends = np.cumsum(gaps.counts[np.isin(gaps.values, steps)])
-        return ns_to_s(int(steps[np.searchsorted(ends, ends[-1] / 2)]))
+        if gaps.overflown:
+            return CoarseClock(self.tied_share, None) if self.tied_share > MANY_TIES else None
+        return coarse_clock(self.num_same_time, gaps.values, gaps.counts)
 
     @property
     def resolution_s(self) -> float | None:

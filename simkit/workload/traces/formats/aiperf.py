@@ -39,7 +39,7 @@ def record(line: int, row: dict[str, Any], source: Source) -> Record:
     if metadata.get("was_cancelled") is True:
         failed = "cancelled"
     elif row.get("error") is not None:
-        failed = "error"
+        failed = "with an error"
     if metadata.get("benchmark_phase") == "warmup":
         source.log.remark("some requests are of the benchmark's own warm-up, and are replayed as the others")
     start = time(metadata, "request_start_ns", "ns")

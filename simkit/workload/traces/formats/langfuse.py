@@ -37,10 +37,10 @@ def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
     """One observation; None, counted, for what is no generation."""
     kind = row.get("type")
     if kind != "GENERATION":
-        shown = kind if kind in OTHERS else "another type"
-        source.log.add_skipped(line, f"observation of {shown}, not a GENERATION")
+        why = f"of type {kind}, not GENERATION" if kind in OTHERS else "of another type than GENERATION"
+        source.log.add_skipped(line, why)
         return None
-    failed = "level ERROR" if row.get("level") == "ERROR" else None
+    failed = "at level ERROR" if row.get("level") == "ERROR" else None
     start, end = arrival(row, START, source), moment(row, END, source)
     first = took(start, moment(row, FIRST, source), "completion start", source)
     usage = _usage(row)

@@ -10,17 +10,12 @@ from typing import Any
 
 from simkit.workload.traces.fields import text, tokens
 from simkit.workload.traces.format import Format, Head, Source
+from simkit.workload.traces.formats.litellm_csv import NEEDS, failure, why_not
 from simkit.workload.traces.moments import arrival, cached, first_of, moment, took
 from simkit.workload.traces.objects import read_objects, require
 from simkit.workload.traces.record import Columns, Record
 
-NEEDS = ("startTime", "prompt_tokens", "completion_tokens")
 ID, SESSION = ("request_id", "id"), ("session_id", "trace_id")
-CALLS = (
-    "completion", "acompletion", "text_completion", "atext_completion", "responses", "aresponses",
-    "anthropic_messages", "generate_content", "agenerate_content", "generate_content_stream",
-    "agenerate_content_stream",
-)  # fmt: skip
 
 
 def matches(head: Head) -> str | None:
@@ -30,14 +25,11 @@ def matches(head: Head) -> str | None:
 
 def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
     """One row; None, counted, for what no engine has generated."""
-    if row.get("cache_hit") in (True, "True", "true"):
-        source.log.add_skipped(line, "answered from LiteLLM's own cache")
+    hit = row.get("cache_hit")
+    reason = why_not(text(row, "call_type"), str(hit) if isinstance(hit, bool) else text(row, "cache_hit"))
+    if reason is not None:
+        source.log.add_skipped(line, reason)
         return None
-    if row.get("call_type") not in (None, "", *CALLS):
-        source.log.add_skipped(line, "call_type is no text generation")
-        return None
-    status = row.get("status")
-    failed = "status failure" if status not in (None, "", "success") else None
     start, end = arrival(row, ("startTime",), source), moment(row, ("endTime",), source)
     first = moment(row, ("completionStartTime",), source)
     prompt, own_id, session = tokens(row, "prompt_tokens"), first_of(row, ID), first_of(row, SESSION)
@@ -51,7 +43,7 @@ def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
         id=text(row, own_id) if own_id else None,
         session=text(row, session) if session else None,
         model=text(row, "model"),
-        failed=failed,
+        failed=failure(text(row, "status")),
         ttft_ns=took(start, first, "completionStartTime", source) if is_streamed else None,
         e2e_ns=took(start, end, "endTime", source),
         cached_tokens=cached(_details(row), ("cached_tokens",), prompt, source),

@@ -29,8 +29,8 @@ def matches(head: Head) -> str | None:
     return f"columns {', '.join((*NEEDS, *known))}"
 
 
-def skipped(call_type: str | None, cache_hit: str | None) -> str | None:
-    """Why a call is no request of the engine."""
+def why_not(call_type: str | None, cache_hit: str | None) -> str | None:
+    """Why a call is no request of the engine; None for one that is."""
     if cache_hit is not None and cache_hit.lower() in ("true", "1"):
         return "cache hit"
     if call_type is not None and not any(name in call_type for name in GENERATING):
@@ -38,18 +38,24 @@ def skipped(call_type: str | None, cache_hit: str | None) -> str | None:
     return None
 
 
+def failure(status: str | None) -> str | None:
+    """Why a call was not served; None for one that was."""
+    return None if status in (None, "success") else f"status {status}"
+
+
 def derive(values: Values, log: RowLog) -> None:
     """What failed, what never reached the engine, and the latencies from start to first token and end."""
     nothing = [None] * len(values["line"])
-    values["failed"] = [
-        None if status in (None, "success") else f"status {status}" for status in values.get("status", nothing)
-    ]
+    values["failed"] = list(map(failure, values.get("status", nothing)))
     calls, hits = values.get("call_type", nothing), values.get("cache_hit", nothing)
-    values[SKIPPED] = list(map(skipped, calls, hits))
+    values[SKIPPED] = list(map(why_not, calls, hits))
     for measured, end in (("ttft_ns", "first_token"), ("e2e_ns", "end")):
         if end in values:
             took = values[end] - values["time_ns"]
             values[measured] = np.where(values[end] != UNKNOWN, took, UNKNOWN)
+    if "first_token" in values and "end" in values:
+        # An answer that was not streamed has its end as its first token.
+        values["ttft_ns"] = np.where(values["first_token"] == values["end"], UNKNOWN, values["ttft_ns"])
 
 
 def read(source: Source) -> Iterator[Columns]:

@@ -62,7 +62,7 @@ def _turns(line: int, row: dict[str, Any], source: Source) -> Iterator[tuple[int
     turns = row["sub_requests"]
     if turns == []:
         source.log.num_rows += 1
-        source.log.add_skipped(line, "session without requests (sub_requests is empty)")
+        source.log.add_skipped(line, "without requests in sub_requests")
         return
     try:
         session = text(row, "session_id")

@@ -54,7 +54,7 @@ def request(line: int, row: dict[str, Any], source: Source, default_unit: Unit) 
     """One row, times in `default_unit` unless the scenario names another."""
     unit = default_unit if source.spec.time_unit == "auto" else source.spec.time_unit
     if "schema" in row and first_of(row, PROMPT) is None:
-        source.log.add_skipped(line, "a header, no request")
+        source.log.add_skipped(line, "header only")
         return None
     prompt_name = first_of(row, PROMPT)
     if prompt_name is None and first_of(row, TEXTS) is not None:

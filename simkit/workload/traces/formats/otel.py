@@ -53,7 +53,7 @@ def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
     if why_not is not None:
         source.log.add_skipped(line, why_not)
         return None
-    failed = "span with an error" if _has_failed(row, values) else None
+    failed = "with an error" if _has_failed(row, values) else None
     start = arrival(row, START, source)
     end = moment(row, END, source)
     prompt = _tokens(values, PROMPT, failed)
@@ -81,12 +81,12 @@ def _why_no_call(row: Mapping[str, Any], values: Mapping[str, Any]) -> str | Non
     if operation in CALLS or (operation is None and values.get(KIND) == "LLM"):
         return None
     if operation is not None:
-        return f"span of operation {operation}" if operation in OTHERS else "span of another operation"
+        return f"of operation {operation}" if operation in OTHERS else "of another operation"
     if values.get(KIND) is not None:
-        return "span of another kind than LLM"
+        return "of another span kind than LLM"
     if row.get("name") == "llm_request" or first_of(values, PROMPT) is not None:
         return None
-    return "span that is no model call"
+    return "no model call"
 
 
 def _has_failed(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
