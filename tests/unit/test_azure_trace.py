@@ -137,8 +137,11 @@ def test_ties_keep_the_order_of_the_file_and_jumps_back_are_named(tmp_path: Path
     (note,) = [note for note in workload.notes if "earlier" in note]
     assert "1 row is earlier than the row before (by up to 1.5 s): sorted by time" in note
     assert "clock change" not in note
-    (tmp_path / "t.csv").write_text(content.replace("02:00:00.5", "01:00:03.0"), newline="")
-    assert any("looks like a clock change" in note for note in replay(tmp_path).notes)
+    set_back = content.replace("02:00:00.5", "01:00:03.0").replace("02:00:02.0,5", "01:00:04.0,5")
+    (tmp_path / "t.csv").write_text(set_back, newline="")
+    workload = replay(tmp_path)
+    assert any("clock change" in note and "the hour is added" in note for note in workload.notes)
+    assert [a for a, _, _ in rows(workload)] == [0, 1_000_000_000, 1_000_000_000, 2_000_000_000, 3_000_000_000]
 
 
 def test_requests_with_no_tokens_are_skipped_counted_and_named(tmp_path: Path) -> None:

@@ -99,15 +99,21 @@ def test_a_single_late_row_is_no_second_run() -> None:
 CLOCK = [request(t, prompt) for prompt, t in enumerate([0, 3000, 7000, 3401, 4000, 8000], start=1)]
 
 
-def test_a_naive_clock_that_falls_by_an_hour_is_named() -> None:
-    log = log_of(*CLOCK, naive=True)
-    assert told(log.notes, "looks like a clock change (3599 s)", "append adds the hour")
-    assert log.columns.prompt_tokens.tolist() == [1, 2, 4, 5, 3, 6]
-    log = log_of(*CLOCK, naive=True, on_restart="append")
-    assert seconds(log.columns.time_ns) == [0, 3000, 7000, 7001, 7600, 11600]
+def test_the_hour_of_a_naive_clock_that_was_set_back_is_added_to_what_follows() -> None:
+    for on_restart in ("sort", "append"):
+        log = log_of(*CLOCK, naive=True, on_restart=on_restart)
+        assert told(log.notes, "taken for a clock change (3599 s): the hour is added to what follows")
+        assert seconds(log.columns.time_ns) == [0, 3000, 7000, 7001, 7600, 11600]
+        assert log.columns.prompt_tokens.tolist() == [1, 2, 3, 4, 5, 6]
     with pytest.raises(InputError, match="clock change"):
         log_of(*CLOCK, naive=True, on_restart="error")
     assert not told(log_of(*CLOCK).notes, "clock change")
+
+
+def test_a_single_row_that_is_an_hour_late_is_no_clock_change() -> None:
+    log = log_of(*(request(t) for t in (0, 3000, 7000, 3401, 7100, 8000)), naive=True)
+    assert not told(log.notes, "clock change")
+    assert seconds(log.columns.time_ns) == [0, 3000, 3401, 7000, 7100, 8000]
 
 
 def test_absurd_rates_are_named() -> None:

@@ -34,8 +34,9 @@ Fall = Literal["row", "restart", "clock change"]
 def straighten(time_ns: Ints, spec: scenario.Trace, *, naive: bool) -> tuple[Ints, list[str]]:
     """The times of a file in its order, and notes on how they fall; the caller sorts.
 
-    `on_restart: append` moves a run that starts again behind the one before, after the mean gap of that, and adds the
-    hour of a clock change to all that follows; `sort` leaves times as they are. `naive`: the clock names no zone.
+    `on_restart: append` moves a run that starts again behind the one before, after the mean gap of that; `sort` leaves
+    it where it is. The hour of a clock change is added to all that follows: sorted as they stand, two hours would be
+    played in one. `naive`: the clock names no zone.
     InputError with `on_restart: error` for either, and for times that lie more than 146 years apart.
     """
     if time_ns.size and int(time_ns.max()) - int(time_ns.min()) > MAX_NS:
@@ -45,15 +46,15 @@ def straighten(time_ns: Ints, spec: scenario.Trace, *, naive: bool) -> tuple[Int
         return time_ns, []
     kinds = _kinds(time_ns, falls, naive=naive)
     notes = []
-    for kind, told in (("restart", _restarts), ("clock change", _clock_changes)):
+    append = spec.on_restart == "append"
+    for kind in ("restart", "clock change"):
         rows = [row for row, found in zip(falls.tolist(), kinds, strict=True) if found == kind]
         if rows:
-            note = told(time_ns, rows, append=spec.on_restart == "append")
+            note = _restarts(time_ns, rows, append=append) if kind == "restart" else _clock_changes(time_ns, rows)
             if spec.on_restart == "error":
                 raise InputError(f"trace {spec.path}: {note} (on_restart: sort or append reads it)")
             notes.append(note)
-    if spec.on_restart == "append":
-        time_ns = _appended(time_ns, falls.tolist(), kinds, f"trace {spec.path}")
+    time_ns = _moved(time_ns, falls.tolist(), kinds, append=append, where=f"trace {spec.path}")
     back_s = -np.diff(time_ns) / NS_PER_S
     back_s = back_s[back_s > 0]
     if back_s.size:
@@ -76,7 +77,7 @@ def _kinds(time_ns: Ints, falls: Ints, *, naive: bool) -> list[Fall]:
     starts = np.setdiff1d(falls[(back_ns >= RESTART_SHARE * span_ns) & near_start], hours)
     kind: dict[int, Fall] = {}
     if len(hours) <= MAX_TOLD:
-        kind |= dict.fromkeys(hours.tolist(), "clock change")
+        kind |= {row: "clock change" for row in hours.tolist() if _stays_behind(time_ns, row)}
     if len(starts) <= MAX_TOLD:
         kind |= {row: "restart" for row in starts.tolist() if _goes_on(time_ns, row)}
     return [kind.get(row, "row") for row in falls.tolist()]
@@ -86,6 +87,11 @@ def _goes_on(time_ns: Ints, row: int) -> bool:
     """Whether a run begins at `row`: a single late row falls back as far, but what follows it is not earlier."""
     rest = time_ns[row:]
     return len(rest) > 1 and row > 1 and 2 * int(np.count_nonzero(rest < time_ns[row - 1])) >= len(rest)
+
+
+def _stays_behind(time_ns: Ints, row: int) -> bool:
+    """Whether the clock goes on from where it fell to at `row`: a single late row is followed by others in time."""
+    return row + 1 < len(time_ns) and bool(time_ns[row + 1] < time_ns[row - 1])
 
 
 def _restarts(time_ns: Ints, rows: list[int], *, append: bool) -> str:
@@ -100,10 +106,9 @@ def _restarts(time_ns: Ints, rows: list[int], *, append: bool) -> str:
     return f"{runs}: {fell}; each is put behind the one before, after its mean gap of {gaps}"
 
 
-def _clock_changes(time_ns: Ints, rows: list[int], *, append: bool) -> str:
+def _clock_changes(time_ns: Ints, rows: list[int]) -> str:
     falls = ", ".join(f"{ns_to_s(int(time_ns[row - 1] - time_ns[row])):.6g} s" for row in rows)
-    done = "the hour is added to what follows" if append else "on_restart: append adds the hour to what follows"
-    return f"a fall by an hour looks like a clock change ({falls}), so the times may not be what they say; {done}"
+    return f"a fall by an hour is taken for a clock change ({falls}): the hour is added to what follows"
 
 
 def _after_s(time_ns: Ints, row: int) -> float:
@@ -114,20 +119,20 @@ def _mean_gap(run_ns: Ints) -> int:
     return int(run_ns.max() - run_ns.min()) // max(1, len(run_ns) - 1)
 
 
-def _appended(time_ns: Ints, falls: list[int], kinds: list[Fall], where: str) -> Ints:
-    """Times with each run behind the one before and clock changes undone."""
+def _moved(time_ns: Ints, falls: list[int], kinds: list[Fall], *, append: bool, where: str) -> Ints:
+    """Times with clock changes undone and, with `append`, each run behind the one before."""
     moved = time_ns.copy()
     first = 0
     for row, kind in zip(falls, kinds, strict=True):
         if kind == "clock change":
             shift = 3600 * NS_PER_S
-        elif kind == "restart":
+        elif kind == "restart" and append:
             run = moved[first:row]
             shift = int(run.max()) + _mean_gap(run) - int(moved[row:].min())
             first = row
         else:
             continue
         if int(moved[row:].max()) + shift > MAX_NS:
-            raise InputError(f"{where}: on_restart: append would put requests after more than 146 years")
+            raise InputError(f"{where}: a {kind} would put requests after more than 146 years")
         moved[row:] += shift
     return moved
