@@ -72,7 +72,7 @@ def list_gpus() -> list[GpuSpec]:
 @functools.cache
 def _registry() -> dict[str, GpuSpec]:
     text = resources.files("simkit").joinpath("data/gpus.yaml").read_text(encoding="utf-8")
-    rows: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    rows: dict[str, dict[str, Any]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {name: _Fields("gpus.yaml", row).spec(name) for name, row in rows.items()}
 
 

@@ -191,5 +191,5 @@ def _entry(rule: str, version: Version) -> Mapping[str, Any]:
 @functools.cache
 def _table() -> Mapping[str, Any]:
     text = resources.files("simkit").joinpath("data/engine_memory.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, Any] = yaml.safe_load(text)
+    table: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return table

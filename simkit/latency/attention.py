@@ -61,6 +61,23 @@ class Attention:
                 total = total + self._decodes_one(seqs, context, longest) * scale
         return total
 
+    def decode_run(self, seqs: int, context: int, longest: int, num_steps: int) -> list[float]:
+        """`decode_one` of steps that follow each other, each a token further on in every sequence."""
+        if len(self._kinds) != 1 or self._kinds[0][1]:
+            return [self.decode_one(seqs, context + seqs * i, longest + i) for i in range(num_steps)]
+        scale, one = self._kinds[0][0], self._decode.one
+        skew, kv_heads = self._skew, self._heads.num_kv_heads
+        if skew is None or seqs * kv_heads < skew.min_sequence_heads:
+            return [one(seqs, (context + seqs * i) / seqs) * scale for i in range(num_steps)]
+        found, us_per_token = [], skew.us_per_token
+        for i in range(num_steps):
+            mean, most = (context + seqs * i) / seqs, longest + i
+            us, longest_us = one(seqs, mean), one(seqs, float(most))
+            # `skewed`, written out: a run asks for the price of every step.
+            most_us, sum_us = max(longest_us, us), us + us_per_token * (most - mean)
+            found.append((most_us if most_us < sum_us else sum_us) * scale)
+        return found
+
     def _layer_us(self, shapes: StepShapes, window: int) -> Floats:
         """One layer: decodes alone everywhere, then the steps that hold chunks, which are few, over it."""
         context, longest = _within(shapes, window)

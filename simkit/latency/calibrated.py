@@ -106,8 +106,8 @@ class Calibrated:
             return self.step_ns(step.shapes(num_steps))
         base = self._token_ns.one(seqs) + self._sample_ns.one(step.num_sampled)
         host = self._host_fixed_ns + self._host_per_seq_ns * max(seqs, step.num_sampled)
-        attention, context, longest = self._attention, step.decode_context_sum, step.decode_context_max
-        gpus = [base + attention.decode_one(seqs, context + seqs * i, longest + i) for i in range(num_steps)]
+        run = self._attention.decode_run(seqs, step.decode_context_sum, step.decode_context_max, num_steps)
+        gpus = [base + ns for ns in run]
         if self._async:
             return [max(round(max(gpu, host)), 1) for gpu in gpus]
         return [max(round(gpu + host), 1) for gpu in gpus]

@@ -5,10 +5,12 @@ Imports advise, limits and plan_values; decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simkit.planner import advise, limits
 from simkit.planner.plan_values import Found, Plan
 from simkit.planner.study import value_text
-from simkit.planner.trial import QUEUE
+from simkit.planner.trial import QUEUE, Term
 
 
 def notes(result: Plan) -> list[str]:
@@ -111,7 +113,9 @@ def unreachable(result: Plan) -> str:
         if best.lowest.margins[index] >= 0 or term.target_ms is None:
             continue
         value = best.lowest.numbers.get(term.name)
-        if value is None:
+        if _is_lost(best, term):
+            missed.append(f"{term.name} <= {term.target_ms:g} ms is missed by {_turned_away(best)}")
+        elif value is None:
             missed.append(f"{term.name} <= {term.target_ms:g} ms is missed")
         else:
             times = value / term.target_ms
@@ -121,15 +125,32 @@ def unreachable(result: Plan) -> str:
             )
     limit = "no rate, however low, meets it"
     where = f"at {best.point.name}, {best.lowest.rate_per_s:.3g} requests/s"
-    return (
-        f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {_binding(best)}."
-    )
+    binds = _binding(best, result.terms)
+    return f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {binds}."
 
 
-def _binding(best: Found) -> str:
+def _is_lost(best: Found, term: Term) -> bool:
+    """Whether all who are served are served in time, so that it is the others who miss a term."""
+    value = best.lowest.numbers.get(term.name)
+    return value is not None and term.target_ms is not None and value <= term.target_ms
+
+
+def _turned_away(best: Found) -> str:
+    """The requests that no rate serves."""
+    numbers = best.lowest.numbers
+    sent, rejected = numbers.get("num_requests.arrived") or 0.0, numbers.get("num_requests.rejected") or 0.0
+    lost = best.lowest.waits["lost"]
+    if rejected and sent:
+        return f"the {100 * rejected / sent:.2g} % of requests that can never be served and are rejected"
+    return f"the {100 * lost:.2g} % of requests that are refused, give up or do not end"
+
+
+def _binding(best: Found, terms: Sequence[Term]) -> str:
     worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
     metric = best.point.scenario.to_dict()["slo"]
     names = [name for name, values in metric.items() for _ in values]
     kind = names[worst] if worst < len(names) else QUEUE.metric
+    if worst < len(terms) and _is_lost(best, terms[worst]):
+        return f"{_turned_away(best)}: leave them out, or raise what turns them away"
     key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(kind, "compute")
     return f"{key}: {limits.NAMES[key]}"

@@ -1,4 +1,4 @@
-"""The even twin of a log: as many requests at the same mean rate with the same mean lengths, and nothing uneven.
+"""The even twin of a log: requests at the same mean rate with the same mean lengths, and nothing uneven.
 
 Owns what is even about it. Imports engine, metrics, parts, scenario and `offered`.
 """
@@ -20,6 +20,10 @@ from simkit.units import NS_PER_S
 
 EVEN_KEYS = ("stop", "max_tokens", "priority", "tenants", "samples", "timeout_s", "queue_limit")
 """Keys of a workload that its twin has as well."""
+
+
+MAX_REQUESTS = 5000
+"""Of the twin: it is the same all the time, so that more of it would not change its percentiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def evened(setup: Setup) -> Evened:
         raise InputError("requests at one instant have no rate")
     outputs = sum(min(request.output_tokens, limit - request.prompt_tokens) for request in taken)
     return Evened(
-        num_requests=len(taken),
+        num_requests=min(len(taken), MAX_REQUESTS),
         rate_per_s=(len(taken) - 1) * NS_PER_S / span_ns,
         prompt_tokens=max(1, round(sum(request.prompt_tokens for request in taken) / len(taken))),
         output_tokens=max(1, round(outputs / len(taken))),

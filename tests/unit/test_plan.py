@@ -250,6 +250,16 @@ def test_an_objective_that_nobody_can_meet_is_said_to_be_missed_by_how_much() ->
     assert "What binds: TTFT" in found["answer"]
 
 
+def test_requests_that_are_never_served_are_named_as_what_misses_an_objective() -> None:
+    prompts = "workload.prompt_tokens={dist: list, values: [8, 8, 8, 8, 500]}"
+    result = simkit_(*TWO, "--set", prompts, "--set", "engine.max_model_len=128", "--no-report", "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)["answer"]
+    assert "is missed by the 20 % of requests that can never be served and are rejected" in answer
+    assert "What binds: the 20 % of requests that can never be served and are rejected" in answer
+    assert "alone" not in answer
+
+
 def test_what_has_no_answer_is_refused() -> None:
     assert refused("--set", "slo=null") == (
         "--set slo: expected objectives to plan for, e.g. slo: {ttft_ms: {p99: 500}, tpot_ms: {p99: 50}}, got none"
