@@ -11,6 +11,7 @@ import typer
 
 from simkit import cli_studies, console
 from simkit.cli_studies import Json, NoReport, Quiet, Seed, Sets
+from simkit.cli_trace import Map, columns_of, flag_of
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def replay(
         Path | None, _option("--scenario", "Scenario file: the engine that serves the log.", "FILE")
     ] = None,
     format: Annotated[str | None, _option("--format", "Format of the log, instead of detecting it.", "NAME")] = None,
-    map: Annotated[
-        list[str] | None, _option("--map", "What the columns of a home-grown log are, e.g. prompt=col.", "K=COL,...")
-    ] = None,
+    map: Map = None,
     time_unit: Annotated[str | None, _option("--time-unit", "Unit of its times: s, ms, us or ns.", "UNIT")] = None,
     hash_block_tokens: Annotated[
         int | None, _option("--hash-block-tokens", "Tokens that an entry of hash_ids stands for.", "N")
@@ -77,7 +76,7 @@ def replay(
     if scenario is None:
         raise InputError("replay: expected --scenario FILE, whose engine serves the log; `simkit init` prints one")
     given = {
-        "path": str(trace), "format": format, "map": _columns(map), "time_unit": time_unit,
+        "path": str(trace), "format": format, "map": columns_of(map) or None, "time_unit": time_unit,
         "hash_block_tokens": hash_block_tokens, "failed": failed, "on_restart": on_restart,
         "allow_bad": allow_bad or None, "start_s": start, "end_s": end, "warmup_s": warmup,
         "max_requests": max_requests, "keep_share": keep_share, "idle_gap_cap_s": idle_gap_cap,
@@ -111,29 +110,13 @@ def replay(
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
 
 
-def _columns(texts: list[str] | None) -> dict[str, str] | None:
-    """``K=COL,...`` texts as canonical name to column."""
-    if not texts:
-        return None
-    columns: dict[str, str] = {}
-    for part in (part for text in texts for part in text.split(",")):
-        name, equals, column = (piece.strip() for piece in part.partition("="))
-        if not (name and equals and column):
-            raise InputError(f"--map {part.strip()!r}: expected NAME=COLUMN,..., e.g. --map prompt=in_tokens,time=at")
-        if name in columns:
-            raise InputError(f"--map {name}: expected each name once")
-        columns[name] = column
-    return columns
-
-
 def _scenario(
     path: Path, trace: Mapping[str, Any], sets: list[str] | None, seed: int | None
 ) -> tuple[Scenario, list[str]]:
     """The scenario with the log in it, and what had to make way."""
     from simkit import scenario as schema
 
-    flags = {"path": "TRACE", "start_s": "--start", "end_s": "--end", "warmup_s": "--warmup", "rate_per_s": "--rate"}
-    labels = {key: flags.get(key, f"--{key.removesuffix('_s').replace('_', '-')}") for key in trace}
+    labels = {key: {"path": "TRACE", "rate_per_s": "--rate"}.get(key, flag_of(key)) for key in trace}
     before = schema.load(path)
     chosen = schema.load_replay(path, trace, labels, cli_studies.settings_of(sets, seed))
     own = before.workload.model_fields_set - set(schema.REPLAYED_KEYS)

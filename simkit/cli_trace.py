@@ -27,7 +27,7 @@ app = typer.Typer(
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A log; what it is, is told by its content.")]
 FormatName = Annotated[str, typer.Option("--format", help="Format of the log; auto: by content.")]
 Map = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option("--map", metavar="NAME=COLUMN,...", help="Columns of a home-grown file: time=..,prompt=..,output=.."),
 ]
 TimeUnit = Annotated[str, typer.Option("--time-unit", metavar="s|ms|us|ns", help="Unit of the times.")]
@@ -149,7 +149,7 @@ def sample(
 def trace_spec(
     file: Path,
     format: str,
-    map: str | None,
+    map: list[str] | None,
     time_unit: str,
     hash_block_tokens: int | None,
     failed: str,
@@ -166,7 +166,7 @@ def trace_spec(
     data = {
         "path": str(file),
         "format": format,
-        "map": _mapping(map),
+        "map": columns_of(map),
         "time_unit": time_unit,
         "hash_block_tokens": hash_block_tokens,
         "failed": failed,
@@ -174,24 +174,29 @@ def trace_spec(
         "allow_bad": allow_bad,
         **(part or {}),
     }
-    flags: dict[tuple[str, ...], str] = {(key,): f"--{key.removesuffix('_s').replace('_', '-')}" for key in data}
+    flags: dict[tuple[str, ...], str] = {(key,): flag_of(key) for key in data}
     try:
         return Trace.model_validate(data)
     except ValidationError as error:
         raise explain(error, Trace, data, Origin(labels=flags)) from None
 
 
-def _mapping(text: str | None) -> dict[str, str]:
-    """``prompt=a,output=b`` as a mapping."""
-    found: dict[str, str] = {}
-    for item in text.split(",") if text else ():
-        name, equals, column = item.partition("=")
-        if not (equals and name.strip() and column.strip()):
-            raise InputError(f"--map: expected NAME=COLUMN,..., got {item!r}")
-        if name.strip() in found:
-            raise InputError(f"--map: {name.strip()!r} is given more than once")
-        found[name.strip()] = column.strip()
-    return found
+def flag_of(key: str) -> str:
+    """The option for a key of a scenario's trace."""
+    return f"--{key.removesuffix('_s').replace('_', '-')}"
+
+
+def columns_of(texts: list[str] | None) -> dict[str, str]:
+    """``NAME=COLUMN,...`` texts as canonical name to column."""
+    columns: dict[str, str] = {}
+    for part in (part for text in texts or () for part in text.split(",")):
+        name, equals, column = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and column):
+            raise InputError(f"--map {part.strip()!r}: expected NAME=COLUMN,..., e.g. --map prompt=in_tokens,time=at")
+        if name in columns:
+            raise InputError(f"--map {name}: expected each name once")
+        columns[name] = column
+    return columns
 
 
 def _tell(done: Exported, out: Path, quiet: bool) -> None:

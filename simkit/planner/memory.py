@@ -1,13 +1,13 @@
-"""Where the memory of a scenario's GPUs goes, and how many of its requests fit at once. Imports engine.build, memory.
+"""Where the memory of a scenario's GPUs goes, and how many of its requests fit at once.
 
-Nothing is simulated: the engine's start-up is sized, and the scenario's requests are drawn for their lengths.
+Nothing is simulated: the engine's start-up is sized, and the scenario's requests are drawn for their lengths. Imports
+`engine.build`, memory and siblings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy as np
 from simkit.engine.build import check_placement, memory_settings, resolve
 from simkit.errors import InputError
 from simkit.memory_account import account
+from simkit.planner.offered import first_requests
 from simkit.scenario import Scenario
-from simkit.workload.build import build_workload
 
 MAX_DRAWN = 100_000
 """Requests that are drawn for their lengths; a closed loop with a duration has no end of its own."""
@@ -75,14 +75,7 @@ def _drawn_lengths(scenario: Scenario, notes: list[str]) -> dict[str, float]:
     """Mean and p95 of prompt + output over the requests of replication 0 that the engine accepts, cut at its limit."""
     longest = scenario.engine.max_model_len
     assert longest is not None, "a resolved scenario has every value"
-    drawn = build_workload(
-        scenario.workload,
-        seed=scenario.seed,
-        replication=0,
-        max_model_len=longest,
-        base_dir=scenario.base_dir,
-    )
-    requests = list(islice(drawn.everyone(), MAX_DRAWN))
+    requests = first_requests(scenario, MAX_DRAWN, longest)
     tokens = [min(r.prompt_tokens + r.output_tokens, longest) for r in requests if r.prompt_tokens < longest]
     if len(tokens) < len(requests):
         notes.append(

@@ -127,7 +127,7 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     # The warm-up window of a trace is one.
     if scenario.warmup == "none" and not (workload.trace and workload.trace.warmup_s):
         if count is None and workload.trace is not None:
-            count = sum(1 for _ in _requests(scenario, None))
+            count = sum(1 for _ in first_requests(scenario, None))
         if count is not None:
             changes["warmup"] = {"requests": count // WARMUP_SHARE}
         else:
@@ -141,7 +141,7 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
 
 def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
     """Mean lengths of the first requests, of those that the engine would take."""
-    taken = [r for r in _requests(scenario, MEAN_OF, max_model_len) if r.prompt_tokens < max_model_len]
+    taken = [r for r in first_requests(scenario, MEAN_OF, max_model_len) if r.prompt_tokens < max_model_len]
     if not taken:
         raise InputError(scenario.blame(f"workload: no prompt is shorter than max_model_len ({max_model_len})"))
     totals = sorted(min(r.prompt_tokens + r.output_tokens, max_model_len) for r in taken)
@@ -159,7 +159,7 @@ def _servegen(scenario: Scenario) -> ServeGenClients:
         raise InputError(scenario.blame(str(error))) from None
 
 
-def _requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
+def first_requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
     """The first requests of replication 0; all of them for a `count` of None."""
     return list(islice(_workload(scenario, max_model_len).everyone(), count))
 

@@ -90,7 +90,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # --- round trips ------------------------------------------------------------------------------------------------------
 @given(rows=records, at=st.lists(st.integers(0, 12), max_size=3), group=st.sampled_from([1, 3, 1 << 16]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_requests_come_back_and_parts_do_not_show(
     here: Path, rows: list[Record], at: list[int], group: int
 ) -> None:

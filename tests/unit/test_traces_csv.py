@@ -467,10 +467,9 @@ def test_parquet_columns_with_dots_and_of_one_name(tmp_path: Path) -> None:
 
 
 def test_one_long_text_in_every_parquet_row_is_held_once(tmp_path: Path) -> None:
-    text = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["x" * 2**20])
-    pq.write_table(
-        pa.table({"p": [1] * 100_000, "o": [1] * 100_000, "t": [1.7e9] * 100_000, "s": text}), tmp_path / "t"
-    )
+    num = 20_000  # 20 GiB, if each had its own
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * num, pa.int32()), ["x" * 2**20])
+    pq.write_table(pa.table({"p": [1] * num, "o": [1] * num, "t": [1.7e9] * num, "s": text}), tmp_path / "t")
     log = load_log(scenario.Trace(path="t", map=MAP | {"session": "s"}), tmp_path)
     assert log.columns.session is not None
     assert len(set(map(len, log.columns.session))) == 1

@@ -50,12 +50,22 @@ class Description:
     curves: dict[str, Any]
 
 
-def survey(spec: scenario.Trace, base_dir: Path | None = None, report: Report | None = None) -> Survey:
-    """Read a log once, in memory that does not grow with it. InputError, one line, for anything unreadable."""
+def survey(
+    spec: scenario.Trace,
+    base_dir: Path | None = None,
+    report: Report | None = None,
+    take: Callable[[Columns, Stats], None] | None = None,
+) -> Survey:
+    """Read a log once, in memory that does not grow with it. InputError, one line, for anything unreadable.
+
+    `take` is handed each part that has requests, with what is known by then.
+    """
     stats = Stats()
     with scanning(spec, base_dir) as scan:
         for part in scan.parts:
             stats.add(part)
+            if take is not None and len(part):
+                take(part, stats)
             if report is not None:
                 report(0.0, f"{stats.num_requests:,} requests read")
         notes = scan.notes()

@@ -23,12 +23,10 @@ from simkit.workload.files import resolve
 from simkit.workload.streams import Streams
 from simkit.workload.traces import canonical
 from simkit.workload.traces.canonical import CanonicalWriter, Meta
-from simkit.workload.traces.describe import Report, own_times, plain_notes
-from simkit.workload.traces.format import Format
+from simkit.workload.traces.describe import Report, Survey, own_times, plain_notes, survey
 from simkit.workload.traces.jsonl import MooncakeWriter
 from simkit.workload.traces.load import Log, load_log
 from simkit.workload.traces.record import NO_TIME, Columns
-from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.stats import Stats
 from simkit.workload.traces.window import cut
 
@@ -57,16 +55,6 @@ class Exported:
     notes: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Pass:
-    """The first pass over a log. `written`: all requests went to the writer, as they can be taken in file order."""
-
-    stats: Stats
-    format: Format
-    notes: tuple[str, ...]
-    written: bool
-
-
 def convert(
     spec: scenario.Trace, out: Path, base_dir: Path | None = None, *, force: bool = False, report: Report | None = None
 ) -> Exported:
@@ -78,8 +66,8 @@ def convert(
     path = _check(out, resolve(spec.path, base_dir), force)
     with _replacing(path) as partial:
         with _writer(path, partial) as writer:
-            first = _first_pass(spec, base_dir, writer, report)
-            if first.written:
+            first = survey(spec, base_dir, report, lambda part, stats: _hand_on(part, stats, writer))
+            if first.stats.streams and first.stats.num_requests:
                 return _finish(writer, _meta(spec, base_dir, first, first.notes), first.stats)
         log = load_log(spec, base_dir)
         return _write(path, partial, spec, base_dir, first, log, np.arange(len(log)), [])
@@ -99,7 +87,7 @@ def sample(
     A replay with the same keys and seed serves the same requests. Times count from the first that is kept.
     """
     path = _check(out, resolve(spec.path, base_dir), force)
-    first = _first_pass(spec, base_dir, None, report)
+    first = survey(spec, base_dir, report)
     log = load_log(spec, base_dir)
     notes: list[str] = []
     rows = cut(log, log.columns.time_ns, spec, Streams(seed, 0), None, notes).rows
@@ -107,18 +95,11 @@ def sample(
         return _write(path, partial, spec, base_dir, first, log, rows, notes)
 
 
-def _first_pass(spec: scenario.Trace, base_dir: Path | None, writer: Writer | None, report: Report | None) -> _Pass:
-    stats = Stats()
-    with scanning(spec, base_dir) as scan:
-        for part in scan.parts:
-            stats.add(part)
-            if writer is not None and stats.streams and len(part):
-                assert stats.first_ns is not None
-                writer.add(replace(part, time_ns=part.time_ns - stats.first_ns))
-            if report is not None:
-                report(0.0, f"{stats.num_requests:,} requests read")
-        notes = plain_notes(scan.notes(), scan.log.where)
-        return _Pass(stats, scan.format, notes, writer is not None and stats.streams and stats.num_requests > 0)
+def _hand_on(part: Columns, stats: Stats, writer: Writer) -> None:
+    """Write a part as it comes, as long as all came in such a way that this is right."""
+    if stats.streams:
+        assert stats.first_ns is not None
+        writer.add(replace(part, time_ns=part.time_ns - stats.first_ns))
 
 
 def _write(
@@ -126,7 +107,7 @@ def _write(
     partial: Path,
     spec: scenario.Trace,
     base_dir: Path | None,
-    first: _Pass,
+    first: Survey,
     log: Log,
     rows: Ints,
     notes: list[str],
@@ -149,7 +130,7 @@ def _write(
 def _meta(
     spec: scenario.Trace,
     base_dir: Path | None,
-    first: _Pass,
+    first: Survey,
     notes: tuple[str, ...],
     shift_ns: int = 0,
     hash_block_tokens: int | None = None,

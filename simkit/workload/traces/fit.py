@@ -1,7 +1,7 @@
 """From a log to a synthetic workload that holds none of its requests: rates, quantiles and what is alike, no row of it.
 
 Every number written stands for some `fit_lengths.LEAST` requests or more; lengths that fewer have are rounded. Imports
-`errors`, `scenario` (schema), `units` and its own siblings.
+`errors`, `scenario` (schema), `units`, `workload.streams` and its own siblings.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.types import Ints
-from simkit.units import NS_PER_S, ns_to_s, s_to_ns
+from simkit.units import NS_PER_S, ns_to_s
+from simkit.workload.streams import Streams
 from simkit.workload.traces.fit_arrivals import fit_arrivals
 from simkit.workload.traces.fit_drift import fit_drift
 from simkit.workload.traces.fit_lengths import LEAST, fit_outputs, fit_prompts
 from simkit.workload.traces.fit_reuse import fit_reuse
 from simkit.workload.traces.load import Log
+from simkit.workload.traces.window import cut
 
 MIN_REQUESTS = 4 * LEAST
 """Of fewer, quantiles would say little and single requests much."""
@@ -42,7 +43,7 @@ class Fit:
 def fit(log: Log, spec: scenario.Trace) -> Fit:
     """The workload of the requests from `start_s` to `end_s`. InputError when they are too few."""
     columns = log.columns
-    rows = _window(columns.time_ns, spec)
+    rows = cut(log, columns.time_ns, spec, Streams(0, 0), None, []).rows
     if len(rows) < MIN_REQUESTS:
         what = f"expected at least {MIN_REQUESTS} requests to fit a workload on, got {len(rows)}"
         raise InputError(f"trace {spec.path}: {what}: a fit on fewer would publish single requests")
@@ -85,11 +86,3 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         mean_output_tokens=float(outputs.mean()),
         remarks=tuple(remarks),
     )
-
-
-def _window(time_ns: Ints, spec: scenario.Trace) -> Ints:
-    start_ns = s_to_ns(spec.start_s)
-    inside = time_ns >= start_ns
-    if spec.end_s is not None:
-        inside &= time_ns < s_to_ns(spec.end_s)
-    return np.flatnonzero(inside)
