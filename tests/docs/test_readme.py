@@ -54,13 +54,15 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as a reader has it: the scenarios, and what `simkit init` wrote."""
+    """A directory as a reader has it: the scenarios, and what `simkit init` and `simkit trace fit` wrote."""
     directory = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "scenarios", directory / "scenarios")
     (directory / "tests").mkdir()
     (directory / "tests" / "golden").symlink_to(ROOT / "tests" / "golden")
     (init,) = (line for line in COMMANDS if line.startswith("simkit init"))
     shell(init, directory)
+    (fit,) = (line for line in COMMANDS if line.startswith("simkit trace fit"))
+    shell(fit, directory)
     shell(f"simkit run scenarios/llama3-8b-a100.yaml --set workload.num_requests={MAX_REQUESTS} --no-report", directory)
     return directory
 
