@@ -31,7 +31,8 @@ def workload_yaml(fit: Fit, title: str, version: str) -> str:
         f"follows from such means, or is a length that {LEAST} requests or more have exactly; the ends give the "
         f"outermost requests their mean. Lengths are rounded to {DIGITS} digits, and may then be as long as some "
         "request by chance. The span and the number of requests are those of the log; a rate is that of "
-        f"{LEAST} requests or more, of none, or of all."
+        f"{LEAST} requests or more, of none, or of all, so the end of a silence tells when a request came, as exactly "
+        "as the steps are."
     )
     heading = [
         f"{TITLE} simkit {version} (`simkit trace fit`): use it with `simkit run SCENARIO --workload THIS_FILE`, or",
