@@ -1,6 +1,6 @@
 """From a log to a synthetic workload that holds none of its requests: rates, quantiles and what is alike, no row of it.
 
-Every number written stands for some `fit_lengths.LEAST` requests or more; lengths that fewer have are rounded. Imports
+Every number written stands for a group of requests, see `fit_lengths`; only the span is that of the log. Imports
 `errors`, `scenario` (schema), `units`, `workload.streams` and its own siblings.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from simkit import scenario
 from simkit.errors import InputError
@@ -17,13 +18,13 @@ from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload.streams import Streams
 from simkit.workload.traces.fit_arrivals import fit_arrivals
 from simkit.workload.traces.fit_drift import fit_drift
-from simkit.workload.traces.fit_lengths import LEAST, fit_outputs, fit_prompts
+from simkit.workload.traces.fit_lengths import FEW, LEAST_IN_TAIL, fit_outputs, fit_prompts
 from simkit.workload.traces.fit_reuse import fit_reuse
 from simkit.workload.traces.load import Log
 from simkit.workload.traces.window import cut
 
-MIN_REQUESTS = 4 * LEAST
-"""Of fewer, quantiles would say little and single requests much."""
+MIN_REQUESTS = LEAST_IN_TAIL
+"""Fewer are no group."""
 
 MIN_SPAN_S = 0.01
 
@@ -41,7 +42,7 @@ class Fit:
 
 
 def fit(log: Log, spec: scenario.Trace) -> Fit:
-    """The workload of the requests from `start_s` to `end_s`. InputError when they are too few."""
+    """The workload of the requests from `start_s` to `end_s`. InputError when they are too few, or at one time."""
     columns = log.columns
     rows = cut(log, columns.time_ns, spec, Streams(0, 0), None, []).rows
     if len(rows) < MIN_REQUESTS:
@@ -54,6 +55,9 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         raise InputError(f"trace {spec.path}: expected requests at different times to fit arrivals on")
     prompts, outputs = columns.prompt_tokens, np.maximum(columns.output_tokens, 1)
     arrivals, remarks = fit_arrivals(time_ns)
+    if len(rows) < FEW:
+        few = f"only {len(rows)} requests: values stand for as few as {LEAST_IN_TAIL} of them, so they are coarse and"
+        remarks.insert(0, f"{few} each request weighs much; read the file before you give it away")
     without = int(np.sum(columns.output_tokens == 0))
     if without:
         remarks.append(f"{without} requests without output, kept for their prompt, have an output of 1 token here")
@@ -78,6 +82,7 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         remarks.append(shown if reuse is not None else f"{shown}: too few to fit")
         if reuse is not None:
             workload["reuse"] = reuse
+    _check(workload, spec.path)
     return Fit(
         workload=workload,
         num_requests=len(rows),
@@ -86,3 +91,14 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
         mean_output_tokens=float(outputs.mean()),
         remarks=tuple(remarks),
     )
+
+
+def _check(workload: dict[str, Any], path: str) -> None:
+    """Refuse a workload that a scenario would refuse: of a log with times or lengths beyond what simkit plays."""
+    try:
+        scenario.Workload.model_validate(workload)
+    except ValidationError as error:
+        found = error.errors()[0]
+        key = ".".join(str(part) for part in found["loc"])
+        what = f"workload.{key} would be {found['input']!r} ({found['msg']})"
+        raise InputError(f"trace {path}: expected a log that a workload can stand for; {what}") from error

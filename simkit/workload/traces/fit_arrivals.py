@@ -18,6 +18,8 @@ from simkit.workload.traces.ticks import clock_of
 
 MAX_CELLS = 8192
 CELL_S = 1.0
+MIN_CV = 0.01
+"""Of gaps that are even: the schema wants more than 0."""
 FALSE_ALARMS = 0.05
 """Chance that a step is seen in a steady stream, as the penalty is set."""
 
@@ -51,7 +53,7 @@ def fit_arrivals(time_ns: Ints) -> tuple[dict[str, Any], list[str]]:
         f"the rate changes in {len(segments)} steps of {cell_s:.3g} s or more with {LEAST} requests or more or none; "
         "bursts shorter than a step are only in cv"
     )
-    found: dict[str, Any] = {"process": "piecewise", "cv": round(cv, 3)}
+    found: dict[str, Any] = {"process": "piecewise", "cv": max(MIN_CV, round(cv, 3))}
     if tick_s is not None:
         found["tick_s"] = tick_s
     return found | {"segments": segments}, remarks

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simkit.types import Floats, Ints
-from simkit.workload.traces.fit_lengths import MIN_A_BIN, binned, rank_curve, ranks_of, shares_below
+from simkit.workload.traces.fit_lengths import MIN_A_BIN, binned, mean_around, rank_curve, ranks_of, shares_below
 
 MAX_PERIODS = 24
 MIN_A_PERIOD = 2 * MIN_A_BIN
@@ -19,7 +19,7 @@ SURE = 1.95
 def fit_drift(times_s: Floats, prompts: Ints, outputs: Ints) -> list[dict[str, Any]]:
     """The `drift` section: periods of as many requests each; empty when no period differs from the whole."""
     count = min(MAX_PERIODS, len(times_s) // MIN_A_PERIOD)
-    ends_s = np.unique(np.rint(np.quantile(times_s, np.arange(1, count) / count))) if count > 1 else np.zeros(0)
+    ends_s = np.unique(np.rint([mean_around(times_s, k / count) for k in range(1, count)]))
     ends_s = ends_s[(ends_s > 0) & (ends_s < times_s[-1])]
     at = np.searchsorted(ends_s, times_s, side="right")
     groups = [rows for index in range(len(ends_s) + 1) if len(rows := np.flatnonzero(at == index)) >= MIN_A_BIN]

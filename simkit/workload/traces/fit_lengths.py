@@ -13,11 +13,15 @@ import numpy as np
 from simkit.types import Floats, Ints
 
 LEAST = 50
-"""Requests between two quantiles; a length that fewer requests have is rounded to `DIGITS`."""
+"""Requests between two quantiles, and of whose values a quantile is the mean; as many have a length kept exactly."""
 LEAST_IN_TAIL = 20
-"""The same above the 95th percentile."""
+"""The same from the percentile `TAIL` on, and of groups of fewer than `FEW` requests."""
+TAIL = 0.95
+FEW = 2 * LEAST
 DIGITS = 3
 MAX_POINTS = 200
+MIN_STEP = 2e-4
+"""Probability between two quantiles, so that they differ when they are rounded."""
 WANTED = (0.5, 0.95, 0.99, 0.9, 0.999)
 """Percentiles that are kept before others, most wanted first."""
 MIN_A_BIN = 5 * LEAST
@@ -41,7 +45,7 @@ def fit_outputs(prompts: Ints, outputs: Ints) -> dict[str, Any]:
     Ranks first: the outputs of all bins together then are distributed as the log's, however few points a bin has.
     """
     ranks = ranks_of(outputs)
-    overall = np.array(quantiles_of(outputs, simplify=False))
+    overall, common = np.array(quantiles_of(outputs, simplify=False)), _common(outputs)
     bins = binned(prompts)
     curves = [rank_curve(ranks[rows]) for _, rows in bins]
     # The ranks that the bins give together are not quite even: a value belongs at the rank below which its share lies.
@@ -51,7 +55,7 @@ def fit_outputs(prompts: Ints, outputs: Ints) -> dict[str, Any]:
         "dist": "conditional",
         "on": "prompt_tokens",
         "bins": [
-            bin_of(upto, _composed(points, knots, overall))
+            bin_of(upto, _composed(points, knots, overall, common))
             for (upto, _), (points, knots) in zip(bins, curves, strict=True)
         ],
     }
@@ -68,19 +72,17 @@ def rank_curve(ranks: Floats) -> tuple[Floats, Floats]:
     """(probabilities, rising ranks) of one group of requests, from its ranks among all."""
     ordered = np.sort(ranks)
     points = probabilities_of(ordered)
-    knots = np.quantile(ordered, points)
-    knots[0], knots[-1] = end_values(ordered, points, knots)
     # Strictly rising, so that each rank has one probability.
-    return points, np.maximum.accumulate(knots) + 1e-9 * np.arange(len(knots))
+    return points, smoothed(ordered, points, (0.0, 1.0)) + 1e-9 * np.arange(len(points))
 
 
 def binned(values: Ints) -> list[tuple[int | None, Ints]]:
     """(upper end, rows) of bins of about equal counts, about `MIN_A_BIN` rows or more each; the last has no end."""
     count = max(1, min(MAX_BINS, len(values) // MIN_A_BIN))
-    wanted = np.quantile(values, np.arange(1, count) / count).astype(np.int64)
+    left = np.sort(values)
+    wanted = [int(mean_around(left, k / count)) for k in range(1, count)]
     common = _common(values)
     ends: list[int] = []
-    left = np.sort(values)
     for end in dict.fromkeys(int(_round(float(value), common)) for value in wanted):
         below = int(np.searchsorted(left, end, side="right"))
         # Rounding and lengths that many have may leave a bin too small: it is then joined to the next.
@@ -96,18 +98,52 @@ def bin_of(upto_tokens: int | None, quantiles: Points) -> dict[str, Any]:
     return ({} if upto_tokens is None else {"upto_tokens": upto_tokens}) | {"quantiles": quantiles}
 
 
-def quantiles_of(values: Ints, simplify: bool = True, low: float = 1.0) -> Points:
-    """[probability, value] pairs from 0 to 1. The ends are not the extremes: they give the first and last group their
-    mean, so that nobody's longest prompt is published."""
+def quantiles_of(values: Ints, simplify: bool = True) -> Points:
+    """[probability, tokens] pairs from 0 to 1; the tokens are means of groups or lengths that `LEAST` requests have."""
     ordered = np.sort(values).astype(np.float64)
     common = _common(values)
     edges = _edges(ordered, common)
     points = probabilities_of(values, tuple(edges))
-    found = np.array([edges.get(p, value) for p, value in zip(points, np.quantile(ordered, points), strict=True)])
-    found[0], found[-1] = end_values(ordered, points, found)
-    found = np.maximum.accumulate([max(low, _round(value, common)) for value in found])
-    pairs = [[round(float(p), 5), float(value)] for p, value in zip(points, found, strict=True)]
+    found = [edges.get(p, value) for p, value in zip(points.tolist(), smoothed(ordered, points).tolist(), strict=True)]
+    found = np.maximum.accumulate([max(1.0, _round(value, common)) for value in found]).tolist()
+    pairs = [[round(p, 5), value] for p, value in zip(points.tolist(), found, strict=True)]
     return simplified(pairs) if simplify else pairs
+
+
+def smoothed(ordered: Floats, points: Floats, bounds: tuple[float, float] | None = None) -> Floats:
+    """Rising values at probabilities from 0 to 1 of sorted values, none that of a single request.
+
+    Between the ends each is the mean of the requests around it. The ends give the first and the last group their mean,
+    unless they would then lie outside of `bounds`, or without those of the values there are: they are the bound then,
+    or the mean of the outermost `LEAST_IN_TAIL`.
+    """
+    if len(points) == 2:
+        return np.full(2, ordered.mean())
+    n = len(ordered)
+    found = np.array([mean_around(ordered, p) for p in points.tolist()])
+    first, last = ordered[: round(points[1] * n)].mean(), ordered[round(points[-2] * n) :].mean()
+    low, high = 2 * first - found[1], 2 * last - found[-2]
+    if bounds is not None:
+        low, high = max(low, bounds[0]), min(high, bounds[1])
+    else:
+        low = low if low >= ordered[0] else ordered[:LEAST_IN_TAIL].mean()
+        high = high if high <= ordered[-1] else ordered[-LEAST_IN_TAIL:].mean()
+    found[0], found[-1] = low, high
+    return np.maximum.accumulate(np.minimum(found, high))
+
+
+def mean_around(ordered: Floats | Ints, probability: float) -> float:
+    """The mean of the sorted values around a probability: of `LEAST`, in the tail or of few of `LEAST_IN_TAIL`."""
+    n = len(ordered)
+    at = round(probability * n)
+    beside = (LEAST_IN_TAIL if probability >= TAIL else least_of(n)) // 2
+    start = max(0, min(at - beside, n - 2 * beside))
+    return float(ordered[start : start + 2 * beside].mean())
+
+
+def least_of(num_requests: int) -> int:
+    """Requests for which a quantile of `num_requests` stands."""
+    return LEAST if num_requests >= FEW else LEAST_IN_TAIL
 
 
 def significant(value: float, digits: int) -> float:
@@ -155,24 +191,19 @@ def _edges(ordered: Floats, common: frozenset[float]) -> dict[float, float]:
 def probabilities_of(values: Ints | Floats, first: Sequence[float] = ()) -> Floats:
     """Probabilities between which there are always enough requests: those of `first`, then the wanted percentiles."""
     n = len(values)
-    grid = np.arange(1, MAX_POINTS) / MAX_POINTS if n >= LEAST * MAX_POINTS else np.arange(1, n // LEAST) * LEAST / n
+    usual = least_of(n)
+    points = min(MAX_POINTS, n // usual)
+    grid = np.arange(1, points) / points if points == MAX_POINTS else np.arange(1, points) * usual / n
     kept = [0.0, 1.0]
     for p in (*first, *WANTED, 1 - LEAST_IN_TAIL / n, *grid.tolist()):
-        least = LEAST_IN_TAIL if p >= 0.95 else LEAST
+        # In the tail neighbours may share half of the requests of which they are means, the last two only some.
+        apart, from_end = (LEAST_IN_TAIL // 2, LEAST_IN_TAIL) if p >= TAIL else (usual, usual)
         # Slightly less than the distance of neighbours on the grid, which rounding may shorten.
-        if 0 < p < 1 and min(abs(p - other) for other in kept) * n >= 0.999 * least:
+        if min(p, 1 - p) * n >= 0.999 * from_end and np.abs(p - np.array(kept)).min() >= max(
+            0.999 * apart / n, MIN_STEP
+        ):
             kept.append(p)
     return np.array(sorted(kept))
-
-
-def end_values(ordered: Floats, points: Floats, found: Floats) -> tuple[float, float]:
-    """Values at probabilities 0 and 1 that give the first and the last group their mean, between its extremes."""
-    n = len(ordered)
-    first = ordered[: max(1, round(points[1] * n))].mean()
-    last = ordered[min(n - 1, round(points[-2] * n)) :].mean()
-    low = min(max(2 * first - found[1], ordered[0]), found[1])
-    high = max(min(2 * last - found[-2], ordered[-1]), found[-2])
-    return float(low), float(high)
 
 
 def _common(values: Ints) -> frozenset[float]:
@@ -192,17 +223,22 @@ def ranks_of(values: Ints) -> Floats:
     return ranks
 
 
-def _composed(points: Floats, ranks: Floats, overall: Floats) -> Points:
+def _composed(points: Floats, ranks: Floats, overall: Floats, common: frozenset[float]) -> Points:
     """Quantiles of a bin from quantiles of its ranks and the value at each rank, exact at the points of both."""
     inside = overall[(overall[:, 0] > ranks[0]) & (overall[:, 0] < ranks[-1]), 0]
     levels = np.union1d(inside, ranks)
     probabilities = np.interp(levels, ranks, points)
     values = np.interp(levels, overall[:, 0], overall[:, 1])
-    pairs: Points = []
-    for p, value in zip(probabilities.tolist(), values.tolist(), strict=True):
-        point = [round(p, 4), significant(value, DIGITS)]
-        if not pairs or point[0] > pairs[-1][0]:
-            pairs.append(point)
-        elif point[0] == pairs[-1][0]:
-            pairs[-1] = [point[0], max(point[1], pairs[-1][1])]
-    return simplified(pairs)
+    pairs = zip(probabilities.tolist(), values.tolist(), strict=True)
+    return simplified(rising([[round(p, 4), _round(value, common)] for p, value in pairs]))
+
+
+def rising(pairs: Points) -> Points:
+    """Pairs whose probabilities rise and whose values do not fall: of equal probabilities the last."""
+    found: Points = []
+    for p, value in pairs:
+        if found and p <= found[-1][0]:
+            found[-1][1] = max(value, found[-1][1])
+        else:
+            found.append([p, max(value, found[-1][1]) if found else value])
+    return found

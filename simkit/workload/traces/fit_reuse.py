@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from simkit.types import Floats, Ints
-from simkit.workload.traces.fit_lengths import LEAST, Points, bin_of, binned, end_values, probabilities_of, simplified
+from simkit.workload.traces.fit_lengths import (
+    FEW,
+    LEAST,
+    Points,
+    bin_of,
+    binned,
+    probabilities_of,
+    rising,
+    simplified,
+    smoothed,
+)
 from simkit.workload.traces.record import Blocks
 
 MAX_BACK = 1_000_000
@@ -22,7 +32,7 @@ def fit_reuse(blocks: Blocks, prompts: Ints, block_tokens: int) -> tuple[dict[st
     shared, back = shared_tokens(blocks, prompts, block_tokens)
     hit_rate = float(shared.sum() / prompts.sum())
     hits = np.flatnonzero(shared)
-    if len(hits) < LEAST:
+    if len(hits) < FEW:
         return None, hit_rate
     shares = [bin_of(upto, _shares(shared[rows], prompts[rows])) for upto, rows in binned(prompts)]
     backs = [
@@ -60,27 +70,25 @@ def shared_tokens(blocks: Blocks, prompts: Ints, block_tokens: int) -> tuple[Int
 def _shares(shared: Ints, prompts: Ints) -> Points:
     """Quantiles of the share of prompts that is not new, with the same tokens not new in all as in the log."""
     values = shared / prompts
-    none = float(np.mean(values == 0))
-    if not 0.02 <= none <= 0.98:
-        pairs = _quantiles(values, 4)
+    some = values[values > 0]
+    none = 1 - len(some) / len(values)
+    if none < 0.02 or len(some) < LEAST:
+        pairs = _quantiles(values, 4, (0.0, 1.0))
     else:
         # What shares nothing apart from the rest: between the two there are no values to interpolate.
-        rest = _quantiles(values[values > 0], 4)
-        pairs = [[0, 0], [round(none, 4), 0], *([round(none + (1 - none) * p, 4), value] for p, value in rest)]
-        pairs[2][0] = round(none + 0.0001, 4)
+        rest = [[none + 0.0001 + (0.9999 - none) * p, value] for p, value in _quantiles(some, 4, (0.0, 1.0))]
+        pairs = rising([[0, 0], [round(none, 4), 0], *([round(p, 4), value] for p, value in rest)])
     table = np.array(pairs)
     mean = float(np.trapezoid(table[:, 1], table[:, 0]))
     factor = float(shared.sum() / prompts.sum()) / mean if mean else 1.0
     return [[p, min(1.0, round(share * factor, 4))] for p, share in pairs]
 
 
-def _quantiles(values: Floats, digits: int) -> Points:
+def _quantiles(values: Floats, digits: int, bounds: tuple[float, float] | None = None) -> Points:
     points = probabilities_of(values)
-    ordered = np.sort(values)
-    found = np.quantile(ordered, points)
-    found[0], found[-1] = end_values(ordered, points, found)
-    pairs = [[round(float(p), 5), round(float(value), digits)] for p, value in zip(points, found, strict=True)]
-    return simplified(pairs)
+    found = smoothed(np.sort(values), points, bounds)
+    pairs = zip(points.tolist(), found.tolist(), strict=True)
+    return simplified([[round(p, 5), round(value, digits)] for p, value in pairs])
 
 
 def _whole(pairs: Points) -> Points:

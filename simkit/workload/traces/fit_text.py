@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 from simkit.workload.traces.fit import Fit
-from simkit.workload.traces.fit_lengths import DIGITS, LEAST, LEAST_IN_TAIL
+from simkit.workload.traces.fit_lengths import DIGITS, FEW, LEAST, LEAST_IN_TAIL
 
 TITLE = "# Synthetic workload, made by"
 WIDTH = 118
@@ -26,13 +26,17 @@ def workload_yaml(fit: Fit, title: str, version: str) -> str:
     import yaml
 
     privacy = (
-        f"Each quantile is {LEAST} requests or more from the next (above the 95th percentile {LEAST_IN_TAIL}); a "
-        f"length that fewer than {LEAST} requests have is rounded to {DIGITS} digits, and the ends of the quantiles "
-        "are not the extremes but give the outermost requests their mean."
+        f"No value below is that of one request: a length, share, rank or distance is the mean of {LEAST} "
+        f"neighbouring requests (of {LEAST_IN_TAIL} from the 95th percentile on and among fewer than {FEW} requests), "
+        f"follows from such means, or is a length that {LEAST} requests or more have exactly; the ends give the "
+        f"outermost requests their mean. Lengths are rounded to {DIGITS} digits, and may then be as long as some "
+        "request by chance. The span and the number of requests are those of the log; a rate is that of "
+        f"{LEAST} requests or more, of none, or of all, so the end of a silence tells when a request came, as exactly "
+        "as the steps are."
     )
     heading = [
         f"{TITLE} simkit {version} (`simkit trace fit`): use it with `simkit run SCENARIO --workload THIS_FILE`, or",
-        "# copy the section into a scenario. It holds no request of the log it was fitted on.",
+        "# copy the section into a scenario. It holds groups of requests of a log, and no request of it.",
         f"# Fitted on {fit.num_requests} requests over {fit.span_s:.6g} s, read as {title}.",
     ]
     for text in (*(f"{remark[0].upper()}{remark[1:]}." for remark in fit.remarks), privacy, NOT_KEPT):
