@@ -420,8 +420,17 @@ def test_speed_and_rate_scale_gaps_and_leave_lengths() -> None:
     assert told(target.notes, "gaps divided by 2, faster than recorded: 0.2 requests/s in place of 0.1")
     with pytest.raises(InputError, match="rate_per_s: expected requests at different times"):
         played(request(0), rate_per_s=1)
-    with pytest.raises(InputError, match="speed: expected a faster one"):
-        played(*TEN_APART, speed=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scaling", [{"speed": x} for x in (1e-12, 1e-300, 5e-324)] + [{"rate_per_s": 5e-324}])
+def test_nothing_arrives_after_146_years(scaling: dict[str, float]) -> None:
+    key, value = next(iter(scaling.items()))
+    with pytest.raises(InputError) as caught:
+        played(*TEN_APART, *(request(90, 200 + i) for i in range(900)), **scaling)
+    late = f"{key}: expected a faster one than {value:g}, requests would arrive after 146 years"
+    assert str(caught.value) == f"trace t.log: {late}"
+    assert seconds(played(request(0), speed=1e-300).arrival_ns) == [0]
 
 
 def test_a_large_log_out_of_order_is_sorted_and_nothing_is_read_into_it() -> None:
