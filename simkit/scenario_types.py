@@ -46,6 +46,11 @@ NAME_PATTERN = r"^\w[\w .+@-]*$"
 
 Flag = Annotated[bool, expecting("true or false")]
 Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]+$"), expecting("a text")]
+FilePath = Annotated[
+    str,
+    Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$"),
+    expecting("a path of 1 to 4096 characters that is Unicode without newlines and control characters; rename it"),
+]
 Name = Annotated[
     str,
     Field(min_length=1, max_length=100, pattern=NAME_PATTERN),
