@@ -237,5 +237,7 @@ def test_rates_of_the_picture_count_every_request(
 def test_names_that_no_message_can_show_are_refused_with_a_reason(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(LOG, encoding="utf-8")
     said = refusal("info", name)
-    assert said.startswith("FILE: expected a path of 1 to 4096 characters that is Unicode without newlines and control ")
+    assert said.startswith(
+        "FILE: expected a path of 1 to 4096 characters that is Unicode without newlines and control "
+    )
     assert said.isprintable() or said.removesuffix("\n").isprintable()

@@ -712,3 +712,11 @@ def test_mooncakes_tick_is_found_and_spreads() -> None:
     assert log.clock.tick_ns == pytest.approx(3e9, abs=1e6)
     gaps = np.diff(play(log, spec(spread_ties="uniform")).arrival_ns)
     assert 0.95 < gaps.std() / gaps.mean() < 1.15  # 2.854 with the ticks
+
+
+@pytest.mark.parametrize("num_rows", [100, 1000])
+def test_rows_in_no_order_are_no_joined_runs(num_rows: int) -> None:
+    times = np.random.default_rng(3).permutation(num_rows)
+    log = log_of(*(request(int(t)) for t in times))
+    assert not told(log.notes, "runs are joined")
+    assert told(log.notes, "sorted by time")
