@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import stat
 import zlib
@@ -63,6 +64,12 @@ def resolve(path: str, base_dir: Path | None) -> Path:
     """The path a scenario names: `~` expanded, relative ones from `base_dir` (None: the working directory)."""
     full = Path(path).expanduser()
     return full if full.is_absolute() or base_dir is None else base_dir / full
+
+
+def sha256_of(path: Path) -> str:
+    """What identifies the content of a file. OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

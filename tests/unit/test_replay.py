@@ -332,9 +332,10 @@ def _leave_early() -> None:
 
 
 def test_work_that_nobody_waits_for_is_ended() -> None:
+    before = set(multiprocessing.active_children())
     with pytest.raises(KeyError):
         _leave_early()
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def _refuse() -> None:
