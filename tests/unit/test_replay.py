@@ -204,6 +204,10 @@ def test_what_is_wrong_is_said_in_one_line(here: Path, args: tuple[str, ...], sa
 def test_files_that_are_missing(here: Path) -> None:
     for args, said in (
         (("log.v1.csv",), "replay: expected --scenario FILE, whose engine serves the log; `simkit init` prints one"),
+        (
+            ("log.v1.csv", "--scenario", "s.yaml", "--keep-share", "1e-9"),
+            "TRACE: trace log.v1.csv: no requests from 0 s to the end",
+        ),
         (("no.csv", "--scenario", "s.yaml"), "TRACE: trace no.csv: No such file or directory"),
         (("log.v1.csv", "--scenario", "no.yaml"), "no.yaml: No such file or directory"),
     ):

@@ -241,3 +241,10 @@ def test_names_that_no_message_can_show_are_refused_with_a_reason(tmp_path: Path
         "FILE: expected a path of 1 to 4096 characters that is Unicode without newlines and control "
     )
     assert said.isprintable() or said.removesuffix("\n").isprintable()
+
+
+def test_a_mooncake_copy_says_that_it_does_not_hold_the_start() -> None:
+    told = trace("convert", "log.csv", "--out", "copy.jsonl")
+    assert "note: Mooncake JSONL counts times from the first request: when the log began is left out" in told.stderr
+    (again := Path("seconds.jsonl")).write_text('{"timestamp": 5, "input_length": 1, "output_length": 1}\n')
+    assert "began" not in trace("convert", str(again), "--out", "other.jsonl").stderr
