@@ -118,6 +118,7 @@ def _scenario(
 
     labels = {key: {"path": "TRACE", "rate_per_s": "--rate"}.get(key, flag_of(key)) for key in trace}
     before = schema.load(path)
+    _check_sets(sets or [], labels)
     chosen = schema.load_replay(path, trace, labels, cli_studies.settings_of(sets, seed))
     own = before.workload.model_fields_set - set(schema.REPLAYED_KEYS)
     gone = sorted(key for key in own if getattr(before.workload, key) is not None)
@@ -131,6 +132,17 @@ def _scenario(
     if before.variants:
         told.append(f"note: variants of {path} are not run: {', '.join(before.variants)}")
     return chosen, told
+
+
+def _check_sets(sets: list[str], labels: Mapping[str, str]) -> None:
+    """Refuse a setting of what an argument or an option has said already."""
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        parts = key.split(".")
+        if parts[:2] in (["workload"], ["workload", "trace"]):
+            label = labels.get(parts[2]) if len(parts) > 2 else "TRACE"
+            if label is not None:
+                raise InputError(f"--set {key}: expected either this or {label}, got both")
 
 
 def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, str | None]:

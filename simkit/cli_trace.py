@@ -175,6 +175,7 @@ def trace_spec(
         **(part or {}),
     }
     flags: dict[tuple[str, ...], str] = {(key,): flag_of(key) for key in data}
+    flags["path",] = "FILE"
     try:
         return Trace.model_validate(data)
     except ValidationError as error:

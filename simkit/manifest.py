@@ -65,11 +65,13 @@ def build_manifest(
     without_effect: Sequence[str] = (),
     notes: Sequence[str] = (),
     warmup: Mapping[str, Any] | None = None,
+    log_sha256: str | None = None,
 ) -> dict[str, Any]:
     """The content of ``manifest.json``.
 
     `scenario` is the resolved scenario's `to_dict()`; `model`, `gpu` and `memory` are dataclasses or mappings and are
-    written field by field; `profile` names the source of step times and `profile_hash` identifies its content.
+    written field by field; `profile` names the source of step times and `profile_hash` identifies its content, as
+    `log_sha256` does that of the log that was replayed; without one there is no such key.
     """
     seed = scenario["seed"]
     manifest = {
@@ -90,6 +92,8 @@ def build_manifest(
         "warmup": warmup,
         "created_by": CREATED_BY,
     }
+    if log_sha256 is not None:
+        manifest["log_sha256"] = log_sha256
     result: dict[str, Any] = plain(manifest)
     return result
 

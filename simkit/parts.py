@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simkit.engine.build import Setup
-from simkit.engine.run import Progress, RunFacts, simulate
+from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
 from simkit.manifest import build_manifest, plain
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.metrics.intervals import combine
@@ -202,6 +202,7 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
         without_effect=setup.without_effect,
         notes=notes,
         warmup={**parts[0].warmup, "of_replication": 0},
+        log_sha256=log_sha256(setup),
     )
 
 

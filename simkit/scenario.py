@@ -153,7 +153,10 @@ class Scenario(Strict):
         if message.startswith("model "):
             return f"{self._origin.place(('model',))}: {message}"
         if message.startswith("trace "):
-            key = "format" if ": format '" in message else "start_s" if ": no requests from " in message else "path"
+            given = () if self.workload.trace is None else self.workload.trace.model_fields_set
+            key = "format" if ": format '" in message else "path"
+            if ": no requests from " in message and "start_s" in given:
+                key = "start_s"
             return f"{self._origin.place(('workload', 'trace', key))}: {message}"
         return message
 

@@ -46,6 +46,11 @@ NAME_PATTERN = r"^\w[\w .+@-]*$"
 
 Flag = Annotated[bool, expecting("true or false")]
 Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]+$"), expecting("a text")]
+FilePath = Annotated[
+    str,
+    Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$"),
+    expecting("a path of 1 to 4096 characters that is Unicode without newlines and control characters; rename it"),
+]
 Name = Annotated[
     str,
     Field(min_length=1, max_length=100, pattern=NAME_PATTERN),
@@ -64,8 +69,8 @@ Replications = Annotated[int, Field(ge=1, le=10_000), expecting("an integer from
 Blocks = Annotated[int, Field(ge=2, le=MAX_INT), expecting("an integer >= 2 (one block is kept as a dummy)")]
 BlockSize = Annotated[int, Field(ge=1, le=256), expecting("an integer from 1 to 256")]
 
-PositiveFloat = Annotated[float, Field(gt=0.0, le=1e12), expecting("a number > 0")]
-NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e12), expecting("a number >= 0")]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e12), expecting("a number > 0 (and <= 1e12)")]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e12), expecting("a number >= 0 (and <= 1e12)")]
 Rate = Annotated[float, Field(gt=0.0, le=1e9), expecting("a rate per second > 0 (and <= 1e9)")]
 RateOrZero = Annotated[float, Field(ge=0.0, le=1e9), expecting("a rate per second >= 0 (and <= 1e9)")]
 Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS), expecting("seconds >= 0 (and <= 1e9)")]

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from simkit.scenario_lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
 from simkit.scenario_types import (
     BackInt,
+    FilePath,
     Flag,
     Ints,
     PositiveFloat,
@@ -224,7 +225,7 @@ class Trace(Strict):
     room under max_model_len are handled by `too_long`.
     """
 
-    path: Text
+    path: FilePath
     format: Text = "auto"
     map: dict[Text, Text] = Field(default_factory=dict)
     time_unit: Literal["auto", "s", "ms", "us", "ns"] = "auto"

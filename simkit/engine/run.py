@@ -29,6 +29,7 @@ from simkit.sequence import Sequence
 from simkit.types import Request
 from simkit.units import s_to_ns
 from simkit.workload.build import Workload, build_workload
+from simkit.workload.files import resolve, sha256_of
 from simkit.workload.replay import MeasuredTimes
 
 MAX_TURNED_AWAY_AT_ONCE = 10_000
@@ -373,3 +374,14 @@ def _measure_rule(setup: Setup, workload: Workload) -> Callable[[Request, int], 
         return lambda request, now_ns: bool(request.id >= num_requests)
     end_ns = s_to_ns(getattr(warmup, "seconds", 0.0))
     return lambda request, now_ns: now_ns >= end_ns
+
+
+def log_sha256(setup: Setup) -> str | None:
+    """What identifies the content of the log that is replayed; None without one."""
+    trace = setup.scenario.workload.trace
+    if trace is None:
+        return None
+    try:
+        return sha256_of(resolve(trace.path, setup.scenario.base_dir))
+    except OSError:
+        return None  # it was taken away since it was read

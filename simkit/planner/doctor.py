@@ -23,7 +23,7 @@ from simkit.parts import Result
 from simkit.planner.study import Options, Point, run_study, setting
 from simkit.planner.verdict import WATCHED, Proof, judge, look_up, paired_ci95
 from simkit.scenario import Scenario, apply_sets, from_dict
-from simkit.workload.files import resolve
+from simkit.workload.files import resolve, sha256_of
 
 SAME = "the run itself"
 ELSEWHERE = "relative paths of the scenario start in the working directory, or give --base-dir"
@@ -68,9 +68,20 @@ def rebuild(manifest: Mapping[str, Any], label: str, base_dir: Path | None = Non
         path = getattr(named, "path", None)
         if path is not None and not resolve(path, base_dir).is_file():
             raise InputError(f"{label}: {path}: no such file; {ELSEWHERE}")
+    known, trace = manifest.get("log_sha256"), workload.trace
+    if trace is not None and known is not None and _content(resolve(trace.path, base_dir)) != known:
+        expected = "expected the log of this run, but its content has changed since"
+        raise InputError(f"{label}: {trace.path}: {expected}; replay it again")
     if workload.servegen is not None and not resolve(workload.servegen.path, base_dir).is_dir():
         raise InputError(f"{label}: {workload.servegen.path}: no such folder; {ELSEWHERE}")
     return scenario
+
+
+def _content(path: Path) -> str | None:
+    try:
+        return sha256_of(path)
+    except OSError:
+        return None
 
 
 def examine(

@@ -98,6 +98,7 @@ def build_workload(
         chunks = trace_chunks(trace)
     elif workload.servegen is not None:
         clients = ServeGenClients(workload.servegen, base_dir)
+        clients.check_count(num_requests, workload.duration_s)
         notes.extend(clients.notes)
         chunks = (Chunk(*columns, {}) for columns in clients.chunks(streams))
     else:

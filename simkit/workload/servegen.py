@@ -17,11 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from simkit import scenario
+from simkit.errors import InputError
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S
 from simkit.workload.arrivals import Gaps, gamma_gaps
 from simkit.workload.servegen_files import Client, Histogram, Window, read_clients
 from simkit.workload.streams import CHUNK, Stream, Streams
+
+MAX_REQUESTS = 10_000_000
+"""More requests than this are refused, and a window of more, since it is drawn whole."""
 
 Columns = tuple[Ints, Ints, Ints]
 """Arrival in ns, prompt tokens, output tokens."""
@@ -31,6 +35,7 @@ class ServeGenClients:
     """The clients of a folder, read now. InputError, one line, for what cannot be read."""
 
     def __init__(self, spec: scenario.ServeGen, base_dir: Path | None) -> None:
+        self._path = spec.path
         self._clients = [_clipped(client, spec) for client in read_clients(spec, base_dir)]
         last_s = max(client.windows[-1].end_s for client in self._clients)
         self.span_s = last_s - spec.start_s
@@ -41,6 +46,18 @@ class ServeGenClients:
     def rate_per_s(self) -> float:
         """Requests per second to expect, silent windows included."""
         return sum(window.expected for client in self._clients for window in client.windows) / self.span_s
+
+    def check_count(self, num_requests: int | None, duration_s: float | None) -> None:
+        """InputError where more requests are to be expected than fit in memory."""
+        windows = [window.expected for client in self._clients for window in client.windows]
+        total = sum(windows) if duration_s is None else self.rate_per_s * min(duration_s, self.span_s)
+        total = total if num_requests is None else min(total, num_requests)
+        most = max(total, *windows)
+        if most > MAX_REQUESTS:
+            raise InputError(
+                f"servegen {self._path}: expected at most {MAX_REQUESTS:,} requests, got {most:,.0f}: lower rate_scale "
+                "or end_s of workload.servegen, or workload.num_requests"
+            )
 
     def _describe(self, spec: scenario.ServeGen) -> str:
         count = len(self._clients)

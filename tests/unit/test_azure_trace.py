@@ -221,7 +221,7 @@ def test_other_formats_and_unreadable_files(tmp_path: Path) -> None:
     assert "not a complete gzip file" in refusal(tmp_path, zipped[: len(zipped) // 2])
     assert "not a complete gzip file" in refusal(tmp_path, zipped[:9] + b"\xff" * 40)
     assert "not a text file" in refusal(tmp_path, HEADER.encode() + b"\r\n\xff\xfe\xfa,1,1")
-    for name, reason in (("missing.csv", "No such file or directory"), (".", "Is a directory")):
+    for name, reason in (("missing.csv", "No such file or directory"), (".", "this is a directory, expected a file")):
         with pytest.raises(InputError, match=reason):
             replay(tmp_path, name)
 

@@ -174,6 +174,11 @@ def test_a_log_that_is_gone_is_named_and_can_be_pointed_to(tmp_path: Path) -> No
     assert done.exit_code == 0, done.stderr
     assert "slots-limit" in done.stdout
     assert "helps" in done.stdout
+    with (tmp_path / "data" / "log.csv").open("a") as log:
+        log.write("2023-11-16 18:15:59.0,32,20\n")
+    done = simkit(tmp_path, "doctor", "run", "--base-dir", "data")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "log.csv: expected the log of this run, but its content has changed since" in done.stderr
 
 
 # --- rebuilding and judging -------------------------------------------------------------------------------------------

@@ -177,7 +177,8 @@ def test_every_flag_reaches_its_key(here: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--speed", "0"), "--speed: expected a number > 0, got 0.0"),
+        (("--speed", "0"), "--speed: expected a number > 0 (and <= 1e12), got 0.0"),
+        (("--speed", "1e300"), "--speed: expected a number > 0 (and <= 1e12), got 1e+300"),
         (("--speed", "2", "--rate", "3"), "--rate: expected either speed or rate_per_s, got both"),
         (("--start", "3", "--end", "2"), "--end: expected end_s > start_s (3), got 2"),
         (("--warmup", "5"), "--warmup: expected warmup_s <= start_s (0), got 5"),
@@ -189,7 +190,10 @@ def test_every_flag_reaches_its_key(here: Path) -> None:
             ("--set", "engine.max_num_seq=2"),
             "--set engine.max_num_seq: unknown key; did you mean 'engine.max_num_seqs'?",
         ),
-        (("--set", "workload.trace.speed=-1"), "--set workload.trace.speed: expected a number > 0, got -1"),
+        (
+            ("--set", "workload.trace.speed=-1"),
+            "--set workload.trace.speed: expected a number > 0 (and <= 1e12), got -1",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(here: Path, args: tuple[str, ...], said: str) -> None:
@@ -200,6 +204,10 @@ def test_what_is_wrong_is_said_in_one_line(here: Path, args: tuple[str, ...], sa
 def test_files_that_are_missing(here: Path) -> None:
     for args, said in (
         (("log.v1.csv",), "replay: expected --scenario FILE, whose engine serves the log; `simkit init` prints one"),
+        (
+            ("log.v1.csv", "--scenario", "s.yaml", "--keep-share", "1e-9"),
+            "TRACE: trace log.v1.csv: no requests from 0 s to the end",
+        ),
         (("no.csv", "--scenario", "s.yaml"), "TRACE: trace no.csv: No such file or directory"),
         (("log.v1.csv", "--scenario", "no.yaml"), "no.yaml: No such file or directory"),
     ):
@@ -328,9 +336,10 @@ def _leave_early() -> None:
 
 
 def test_work_that_nobody_waits_for_is_ended() -> None:
+    before = set(multiprocessing.active_children())
     with pytest.raises(KeyError):
         _leave_early()
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def _refuse() -> None:

@@ -211,7 +211,7 @@ def test_a_trace_takes_the_place_of_arrivals_and_lengths(write: Any) -> None:
         ("value: 256", "value: 0", "s.yaml:11: workload.output_tokens.value: expected an integer >= 1, got 0"),
         ("dist: fixed, value: 256", "dist: uniform, low: 9, high: 8", "s.yaml:11: workload.output_tokens.low: expected low <= high (8), got 9"),
         ("dist: fixed, value: 256", "dist: list, values: [1, 2, x]", "s.yaml:11: workload.output_tokens.values[2]: expected an integer >= 1, got 'x'"),
-        ("dist: fixed, value: 256", "dist: lognormal, mean: 9, cv: 0", "s.yaml:11: workload.output_tokens.cv: expected a number > 0, got 0"),
+        ("dist: fixed, value: 256", "dist: lognormal, mean: 9, cv: 0", "s.yaml:11: workload.output_tokens.cv: expected a number > 0 (and <= 1e12), got 0"),
         ("num_requests: 10", "num_requests: 10\n  duration_s: 5",
          "s.yaml:9: workload.duration_s: expected either num_requests or duration_s, got both"),
         ("num_requests: 10", "num_requests: 10\n  max_tokens: 5",

@@ -219,3 +219,13 @@ def test_folders_that_hold_no_clients_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chunk-0-dataset.json").unlink()
     with pytest.raises(InputError, match=r"chunk-0-dataset.json: No such file or directory"):
         build(tmp_path)
+
+
+@pytest.mark.parametrize("bound", [{}, {"num_requests": 10}])
+def test_more_requests_than_fit_in_memory_are_refused_before_they_are_drawn(
+    tmp_path: Path, bound: dict[str, int]
+) -> None:
+    client(tmp_path)
+    with pytest.raises(InputError, match=r"servegen .*: expected at most 10,000,000 requests, got [0-9,]+: lower rate"):
+        build(tmp_path, rate_scale=1e5, **bound)
+    assert len(requests(tmp_path, rate_scale=100, num_requests=10)) == 10

@@ -231,3 +231,20 @@ def test_rates_of_the_picture_count_every_request(
     assert ends.tolist() == pytest.approx(edges)
     assert width == width_s
     assert float(found @ np.diff(ends)) == pytest.approx(sum(counts))
+
+
+@pytest.mark.parametrize("name", ["new\nline.csv", "\x1b[31mred", "bad\udcff.csv", "del\x7f"])
+def test_names_that_no_message_can_show_are_refused_with_a_reason(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(LOG, encoding="utf-8")
+    said = refusal("info", name)
+    assert said.startswith(
+        "FILE: expected a path of 1 to 4096 characters that is Unicode without newlines and control "
+    )
+    assert said.isprintable() or said.removesuffix("\n").isprintable()
+
+
+def test_a_mooncake_copy_says_that_it_does_not_hold_the_start() -> None:
+    told = trace("convert", "log.csv", "--out", "copy.jsonl")
+    assert "note: Mooncake JSONL counts times from the first request: when the log began is left out" in told.stderr
+    (again := Path("seconds.jsonl")).write_text('{"timestamp": 5, "input_length": 1, "output_length": 1}\n')
+    assert "began" not in trace("convert", str(again), "--out", "other.jsonl").stderr

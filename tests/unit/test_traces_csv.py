@@ -572,3 +572,11 @@ def test_any_bytes_are_read_or_refused_in_one_line(
         assert (log.columns.prompt_tokens > 0).all()
     assert said
     assert not any("\n" in text or len(text) > 2000 for text in said)
+
+
+def test_a_number_that_is_no_time_is_not_said_to_be_none(tmp_path: Path) -> None:
+    for stamp in ("18446744073709551415", "-1e30"):
+        (tmp_path / "t.csv").write_text(f"at,p,o\n{stamp},1,1\n", encoding="utf-8")
+        spec = scenario.Trace(path=str(tmp_path / "t.csv"), map={"time": "at", "prompt": "p", "output": "o"})
+        with pytest.raises(InputError, match="expected a time that even in ns is within 146 years of 0"):
+            load_log(spec)

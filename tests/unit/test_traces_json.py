@@ -112,7 +112,7 @@ def test_mooncake_stamps_that_cannot_be_ms_are_asked_about(tmp_path: Path) -> No
         assert advice in message
     found = read(tmp_path, *in_seconds(), time_unit="s")
     assert found.time_ns == [at * S // 8 for at in range(20)]
-    assert found.notes == ["hash_ids do not fit blocks of 512 tokens, but of 16: give --hash-block-tokens 16"]
+    assert found.notes == ["the first hash_ids fit blocks of 16 tokens, not of 512 (--hash-block-tokens)"]
     assert read(tmp_path, *in_seconds(), time_unit="s", hash_block_tokens=16).notes == []
     assert read(tmp_path, *in_seconds(), format="guidellm").time_ns == found.time_ns
     assert read(tmp_path, *({**row, "timestamp": row["timestamp"] * 1000} for row in in_seconds())).format == "mooncake"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,11 @@ def test_few_objects_are_read_ahead_when_they_are_large(tmp_path: Path, monkeypa
         head, rows = json_rows.head_and_objects(file, RowLog("t"))
         assert len(head) == 2
         assert [row["b"] for _, row in rows] == list(range(9))
+
+
+@pytest.mark.parametrize("begin", ['{"a": [', '[{"a": ['])
+def test_a_piece_of_too_many_lists_is_refused_before_it_is_made(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_rows, "MAX_LINE_CHARACTERS", 2**16)
+    monkeypatch.setattr(json_rows, "MAX_DOCUMENT_CHARACTERS", 2**16)
+    with pytest.raises(InputError, match="line 1: more than 4,096 lists and objects in one piece"):
+        list(objects(io.StringIO(begin + "[]," * 2**13), RowLog("trace t")))

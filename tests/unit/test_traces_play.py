@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.units import NS_PER_S
+from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload import Workload, build_workload
 from simkit.workload.streams import Streams
 from simkit.workload.traces.formats import FORMATS
@@ -310,12 +310,51 @@ def test_a_coarse_clock_is_named_with_its_tick() -> None:
     assert log.clock is not None
     assert log.clock.tick_ns == pytest.approx(3e9, abs=1.1e6)
     assert told(log.notes, "coarse clock: 78 % of neighbours have equal times, it ticks every 3")
-    odd = log_of(*(request(t) for t in (0, 0, 0, 1, 1, 7.3, 7.3, 9.9, 20.2)))
+    odd = log_of(*(request(t) for t in (0, 0, 0, 1, 1, 7.31, 7.31, 9.917, 20.2)))
     assert odd.clock is not None
     assert odd.clock.tick_ns is None
     assert told(odd.notes, "at no regular tick")
     assert told(play(odd, spec(spread_ties="even")).notes, "spread_ties has no effect")
     assert log_of(*(request(t) for t in range(20))).clock is None
+
+
+@pytest.mark.parametrize(
+    ("times_s", "tick_s"),
+    [
+        ((0, 0, 1, 6, 6, 6, 6), 1),  # few ticks are seen, and the most frequent gap is not one
+        ((0, 0, 0, 40, 113, 113, 862_914), 1),  # months of whole seconds
+        ((0, 0, 0.2, 0.5, 0.5), 0.1),  # no gap is one tick long
+        ((0, 0, 60, 60, 180), 60),
+        (tuple(3 * (i // 3) + (i % 3 - 1) // 2 * 0.001 for i in range(60)), 3),  # stamps of a tick are 1 ms apart
+        ((0, 1000, 2000, 2000, 2000.001), 0.001),  # twice is no tick
+        ((0, 0, 0, 3.052), None),  # a single gap is a multiple of anything
+    ],
+)
+def test_a_tick_is_never_longer_than_the_shortest_gap(times_s: tuple[float, ...], tick_s: float | None) -> None:
+    log = log_of(*(request(t) for t in times_s))
+    assert log.clock is not None
+    assert log.clock.tick_ns == (None if tick_s is None else pytest.approx(tick_s * 1e9, rel=1e-3))
+    if tick_s is not None:
+        assert told(log.notes, f"ticks every {ns_to_s(log.clock.tick_ns):g} s")
+        trace = play(log, spec(spread_ties="even"))
+        assert told(trace.notes, f"spread over its {ns_to_s(log.clock.tick_ns):g} s")
+        # Nobody comes before the time of the log (but for jitter), nor when the next tick has come.
+        late = trace.arrival_ns - log.columns.time_ns
+        assert np.all((late >= -2e6) & (late < tick_s * 1e9))
+
+
+@given(
+    gaps=st.lists(st.sampled_from([0, 0, 1, 2, 3, 7, 60, 10**6]), min_size=2, max_size=30), unit_ms=st.integers(1, 5000)
+)
+@settings(max_examples=60, deadline=None)
+def test_spread_ties_never_pass_the_next_time_of_the_log(gaps: list[int], unit_ms: int) -> None:
+    log = log_of(*(request(int(t) * unit_ms / 1000) for t in np.cumsum([0, *gaps])))
+    time_ns = log.columns.time_ns
+    moved = play(log, spec(spread_ties="even")).arrival_ns
+    for now, then in zip(moved.tolist(), time_ns.tolist(), strict=True):
+        later = time_ns[time_ns > then]
+        assert then <= now
+        assert not later.size or now < later[0]
 
 
 def test_ties_are_spread_over_the_tick_in_the_order_of_the_file() -> None:
@@ -387,8 +426,17 @@ def test_speed_and_rate_scale_gaps_and_leave_lengths() -> None:
     assert told(target.notes, "gaps divided by 2, faster than recorded: 0.2 requests/s in place of 0.1")
     with pytest.raises(InputError, match="rate_per_s: expected requests at different times"):
         played(request(0), rate_per_s=1)
-    with pytest.raises(InputError, match="speed: expected a faster one"):
-        played(*TEN_APART, speed=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scaling", [{"speed": x} for x in (1e-12, 1e-300, 5e-324)] + [{"rate_per_s": 5e-324}])
+def test_nothing_arrives_after_146_years(scaling: dict[str, float]) -> None:
+    key, value = next(iter(scaling.items()))
+    with pytest.raises(InputError) as caught:
+        played(*TEN_APART, *(request(90, 200 + i) for i in range(900)), **scaling)
+    late = f"{key}: expected a faster one than {value:g}, requests would arrive after 146 years"
+    assert str(caught.value) == f"trace t.log: {late}"
+    assert seconds(played(request(0), speed=1e-300).arrival_ns) == [0]
 
 
 def test_a_large_log_out_of_order_is_sorted_and_nothing_is_read_into_it() -> None:
@@ -670,3 +718,11 @@ def test_mooncakes_tick_is_found_and_spreads() -> None:
     assert log.clock.tick_ns == pytest.approx(3e9, abs=1e6)
     gaps = np.diff(play(log, spec(spread_ties="uniform")).arrival_ns)
     assert 0.95 < gaps.std() / gaps.mean() < 1.15  # 2.854 with the ticks
+
+
+@pytest.mark.parametrize("num_rows", [100, 1000])
+def test_rows_in_no_order_are_no_joined_runs(num_rows: int) -> None:
+    times = np.random.default_rng(3).permutation(num_rows)
+    log = log_of(*(request(int(t)) for t in times))
+    assert not told(log.notes, "runs are joined")
+    assert told(log.notes, "sorted by time")

@@ -92,6 +92,10 @@ def test_a_coarse_clock_is_named() -> None:
     assert info["clock"]["tick_s"] == 3.0
     assert info["clock"]["resolution_s"] == 0.001
     assert "it ticks every 3 s" in " ".join(info["notes"])
+    sparse = describe(scenario.Trace(path="burstgpt_v1_rows.csv"), TRACES).info
+    assert sparse["clock"]["tick_s"] == sparse["clock"]["resolution_s"] == 1.0
+    few = describe(scenario.Trace(path="mooncake_arxiv_mixed_toolagent_12s.jsonl"), TRACES).info
+    assert f"it ticks every {few['clock']['tick_s']:g} s" in " ".join(few["notes"])
     fine = describe(scenario.Trace(path="mooncake_synthetic_0-8min.jsonl"), TRACES).info
     assert fine["clock"]["tick_s"] is None
     assert "ticks" not in " ".join(fine["notes"])

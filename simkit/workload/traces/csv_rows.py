@@ -70,6 +70,9 @@ class CsvRows:
         """The rows in blocks; blank lines are left out."""
         while lines := self._text.readlines(BLOCK_CHARACTERS):
             joined = "".join(lines)
+            if joined.isspace() and joined.strip("\r\n") == "":
+                self._line += len(lines)
+                continue
             block = self._quoted(lines) if '"' in joined else self._plain(lines)
             if block is not None:
                 yield block

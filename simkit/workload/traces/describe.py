@@ -19,14 +19,11 @@ from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.load import Log, arrange
 from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.record import NO_TIME, Columns
+from simkit.workload.traces.record import EPOCH_NS, NO_TIME, Columns
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sharing import unlimited_hits
 from simkit.workload.traces.stats import Stats, session_stats
 from simkit.workload.traces.times import Times, too_fast
-
-EPOCH_NS = 10**17
-"""Later times count from 1970, earlier ones from an origin of their own."""
 
 Report = Callable[[float, str], None]
 

@@ -18,6 +18,8 @@ from simkit.workload.traces.log import RowLog, shown
 MAX_LINE_CHARACTERS = 64 * 2**20
 """Of a line, and of an element of an array."""
 MAX_DOCUMENT_CHARACTERS = 256 * 2**20
+CHARACTERS_PER_PART = 16
+"""As many on average, of these limits, that there is no list or object more: an empty one takes 64 bytes and more."""
 NUM_HEAD_OBJECTS = 50
 HEAD_CHARACTERS = 4 * 2**20
 """The beginning of a file is at most so many objects, and ends with the one that passes so many characters."""
@@ -166,6 +168,7 @@ def _lines(text: IO[str], first: str, number: int, where: str) -> Iterator[_Valu
         if len(line) > MAX_LINE_CHARACTERS:
             raise InputError(f"{where}: line {number} is longer than {MAX_LINE_CHARACTERS // 2**20} MiB")
         if not line.isspace():
+            _check_parts(line, 0, MAX_LINE_CHARACTERS, where, number)
             try:
                 value = decoder.line(line)
                 problem = decoder.problem
@@ -176,6 +179,13 @@ def _lines(text: IO[str], first: str, number: int, where: str) -> Iterator[_Valu
             yield number, value, problem, len(line)
         line = text.readline(MAX_LINE_CHARACTERS + 1)
         number += 1
+
+
+def _check_parts(text: str, at: int, limit: int, where: str, line: int) -> None:
+    """InputError for more lists and objects than fit in memory, before they are made."""
+    most = limit // CHARACTERS_PER_PART
+    if len(text) - at > most and text.count("[", at) + text.count("{", at) > most:
+        raise InputError(f"{where}: line {line}: more than {most:,} lists and objects in one piece")
 
 
 def _streamed(stream: _Stream) -> Iterator[_Value]:
@@ -214,6 +224,7 @@ class _Stream:
         self._text = text
         self._buffer = start
         self._at = 0
+        self._is_new = True
         self._ended = False
         self._decoder = _Decoder()
 
@@ -235,6 +246,9 @@ class _Stream:
         """The value that begins here, of at most `limit` characters."""
         line, problem = self.line, None
         while True:
+            if self._is_new:  # once a buffer: counting for every value in it would take too long
+                _check_parts(self._buffer, self._at, limit, self.where, line)
+                self._is_new = False
             try:
                 found, end = self._decoder.beginning(self._buffer, self._at)
                 problem = self._decoder.problem
@@ -272,4 +286,4 @@ class _Stream:
         rest = self._buffer[self._at :]
         more = self._text.read(max(_CHUNK, len(rest)))
         self._ended = not more
-        self._buffer, self._at = rest + more, 0
+        self._buffer, self._at, self._is_new = rest + more, 0, True

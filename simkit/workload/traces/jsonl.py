@@ -17,7 +17,7 @@ from typing import Any
 from simkit.types import Ints
 from simkit.units import NS_PER_MS
 from simkit.workload.traces.canonical import Meta
-from simkit.workload.traces.record import NO_TIME, UNKNOWN, Columns
+from simkit.workload.traces.record import EPOCH_NS, NO_TIME, UNKNOWN, Columns
 
 MOONCAKE_BLOCK_TOKENS = 512
 """What a reader of Mooncake files takes a hash id for, unless it is told otherwise."""
@@ -55,6 +55,8 @@ class MooncakeWriter:
         """What the format cannot hold of what was written, and how to read it again."""
         lost = [text for name, text in _NOT_HELD.items() if name in self._lost]
         notes = [f"Mooncake JSONL has no place for {', '.join(lost)}: left out"] if lost else []
+        if meta.start_ns > EPOCH_NS:
+            notes.append("Mooncake JSONL counts times from the first request: when the log began is left out")
         tokens = meta.hash_block_tokens
         if tokens not in (None, MOONCAKE_BLOCK_TOKENS):
             notes.append(f"hash_ids stand for {tokens} tokens each: read it with --hash-block-tokens {tokens}")

@@ -7,6 +7,7 @@ result. Imports `errors` and its own siblings.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -154,8 +155,18 @@ def _settled(field: Field, at: int, block: Block, log: RowLog) -> Parse:
             "expected time_unit (--time-unit)"
         )
     begin = repr(cells[0][:60]) if cells else "nothing"
-    column = listed([field.column])
-    raise InputError(f"{log.where}: column {column!r} begins with {begin}, expected a wall clock or a number")
+    expected = "a time that even in ns is within 146 years of 0" if cells and _is_number(cells[0]) else _STAMP
+    raise InputError(f"{log.where}: column {listed([field.column])!r} begins with {begin}, expected {expected}")
+
+
+_STAMP = "a wall clock or a number"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
 
 
 def _of_size(unit: Unit) -> Parse:

@@ -5,7 +5,6 @@ Imports `errors`, `scenario` (schema), `types`, `units`, `workload.files` and it
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from simkit import scenario
 from simkit.errors import InputError
 from simkit.types import Ints
 from simkit.units import ns_to_s, s_to_ns
-from simkit.workload.files import resolve
+from simkit.workload.files import resolve, sha256_of
 from simkit.workload.traces.block_check import checked_blocks
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.log import RowLog
@@ -107,8 +106,7 @@ def _key(spec: scenario.Trace, base_dir: Path | None) -> tuple[object, ...] | No
         # A pipe can be read only once.
         if not path.is_file() or path.stat().st_size > MAX_REMEMBERED_BYTES:
             return None
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").digest()
+        content = sha256_of(path)
     except (OSError, ValueError, RuntimeError):
         return None  # reading says what is wrong
     return path.absolute(), content, spec.model_dump_json(exclude=set(PLAYED_KEYS))

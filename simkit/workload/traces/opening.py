@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from simkit.errors import InputError
-from simkit.workload.files import open_text, reading
+from simkit.workload.files import check_regular, open_text, reading
 from simkit.workload.traces.canonical import meta_of
 from simkit.workload.traces.csv_rows import CsvRows
 from simkit.workload.traces.format import Head
@@ -29,6 +29,7 @@ def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, 
     Rows are (line, cells) of CSV, (line, object) of JSON, (number, object) of parquet, and none of running text.
     """
     with reading(f"trace {path}"):
+        check_regular(path)
         with path.open("rb") as file:
             is_parquet = file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
         if is_parquet:
@@ -47,6 +48,9 @@ def _head_and_rows(text: IO[str], log: RowLog) -> tuple[Head, Iterator[tuple[int
         raise InputError(f"{log.where}: no requests")
     if begins_json(first):
         found, objects = head_and_objects(text, log)
+        if not found:
+            notes = log.finish(log.line)
+            raise InputError(f"{log.where}: no requests" + (f" ({'; '.join(notes)})" if notes else ""))
         return Head("json", objects=found, text=first), objects
     rows = CsvRows(text)
     if not rows.looks_like_one:

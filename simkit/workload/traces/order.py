@@ -74,7 +74,10 @@ def _kinds(time_ns: Ints, falls: Ints, *, naive: bool) -> list[Fall]:
     least, most = (NS_PER_S * seconds for seconds in CLOCK_CHANGE_S)
     hours = falls[(back_ns >= least) & (back_ns <= most)] if naive else falls[:0]
     near_start = np.abs(time_ns[falls] - time_ns[0]) <= NEAR_START_SHARE * span_ns
-    starts = np.setdiff1d(falls[(back_ns >= RESTART_SHARE * span_ns) & near_start], hours)
+    far = back_ns >= RESTART_SHARE * span_ns
+    starts = np.setdiff1d(falls[far & near_start], hours)
+    if np.count_nonzero(far & ~near_start) > len(starts):
+        starts = starts[:0]  # rows in no order fall far to anywhere
     kind: dict[int, Fall] = {}
     if len(hours) <= MAX_TOLD:
         kind |= {row: "clock change" for row in hours.tolist() if _stays_behind(time_ns, row)}

@@ -47,6 +47,8 @@ def speed_of(arrival_ns: Ints, spec: scenario.Trace, notes: list[str]) -> float:
         raise InputError(f"{where}: rate_per_s: expected requests at different times, there are no gaps to scale")
     own = (len(arrival_ns) - 1) / span_s
     speed = spec.rate_per_s / own
+    if speed == 0:
+        raise _too_slow(spec)
     done = f"divided by {speed:.6g}, faster" if speed > 1 else f"multiplied by {1 / speed:.6g}, slower"
     notes.append(f"{where}: gaps {done} than recorded: {spec.rate_per_s:g} requests/s in place of {own:.6g}")
     return speed
@@ -56,11 +58,18 @@ def scaled(times_ns: Ints, speed: float, spec: scenario.Trace) -> Ints:
     """Times or gaps at another speed, to the nearest ns. InputError beyond 146 years."""
     if speed == 1:
         return times_ns
-    found: Floats = times_ns / speed
+    with np.errstate(over="ignore"):
+        found: Floats = times_ns / speed
     if found.size and not float(found.max()) <= MAX_NS:
-        key = "speed" if spec.rate_per_s is None else "rate_per_s"
-        raise InputError(f"trace {spec.path}: {key}: expected a faster one, requests would arrive after 146 years")
+        raise _too_slow(spec)
     return np.rint(found).astype(np.int64)
+
+
+def _too_slow(spec: scenario.Trace) -> InputError:
+    key, got = ("speed", spec.speed) if spec.rate_per_s is None else ("rate_per_s", spec.rate_per_s)
+    return InputError(
+        f"trace {spec.path}: {key}: expected a faster one than {got:g}, requests would arrive after 146 years"
+    )
 
 
 def think_times(log: Log, rows: Ints, after: Ints, arrival_ns: Ints, spec: scenario.Trace, notes: list[str]) -> Ints:

@@ -92,7 +92,7 @@ def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) 
     for row in np.flatnonzero(log.untimed).tolist():
         moved[row] += moved[log.after[row]] - time_ns[log.after[row]]
     notes.append(
-        f"trace {spec.path}: requests of a tick are spread over its {ns_to_s(tick_ns):.4g} s ({spec.spread_ties})"
+        f"trace {spec.path}: requests of a tick are spread over its {ns_to_s(tick_ns):g} s ({spec.spread_ties})"
     )
     return moved
 

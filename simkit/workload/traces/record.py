@@ -20,6 +20,9 @@ UNKNOWN = -1
 NO_TIME = -(2**63)
 """In `time_ns`: the log gives no time, the request follows its predecessor."""
 
+EPOCH_NS = 10**17
+"""Later times count from 1970, earlier ones from an origin of their own."""
+
 Ids = npt.NDArray[np.uint64]
 Strings = tuple[str | None, ...]
 

@@ -91,6 +91,8 @@ def _unknown(head: Head) -> str:
         begin = listed([head.text[:80].splitlines()[0] if head.text else ""])
         return f"it begins with {begin!r}, which is no CSV header and no JSON; expected one row a request"
     names = head.columns or tuple(sorted(head.keys))
+    if not names:
+        return "its objects have no fields; expected one object a request"
     what = "header was" if head.kind == "csv" else "columns are" if head.kind == "parquet" else "fields are"
     text = f"{what} {listed(names)!r}"
     if head.kind == "csv" and any(_is_number(name) for name in names):

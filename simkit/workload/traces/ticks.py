@@ -11,23 +11,27 @@ from typing import Literal
 import numpy as np
 
 from simkit.types import Ints
-from simkit.units import ns_to_s
+from simkit.units import NS_PER_MS, NS_PER_S, ns_to_s
 from simkit.workload.streams import Stream
 
 MANY_TIES = 0.1
 """Above this share of neighbours with equal times a clock is coarse."""
 
 JITTER = 0.01
-"""A tick is regular when gaps miss its multiples by at most this share of it (gaps that are shorter are jitter) ..."""
+"""Gaps miss the multiples of a tick by at most this share of them."""
 
-REGULAR_SHARE = 0.95
-"""... in this share of those gaps that are at most `NEAR_TICKS` long."""
+MAX_JITTER_NS = 10 * NS_PER_MS
+LEAST_JITTERED = 10
+"""Stamps of one tick may lie this far apart, and at most `JITTER` of the tick, where so many gaps are regular."""
 
 NEAR_TICKS = 10
-LEAST_SHARE = 0.25
-"""Of all gaps that are not 0, the least share that must be of that length for a tick to be seen."""
+"""Longer gaps are not looked at for jitter: the tick is not known well enough."""
 
-NUM_CANDIDATES = 10
+LEAST_SHARE = 0.25
+"""Of all gaps that are not 0, the least share that must be of at most that length for a shorter tick to be seen."""
+
+CERTAIN_NS = NS_PER_S
+"""A clock that only has multiples of so much ticks, however rare requests are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class CoarseClock:
         share = f"{100 * self.tied_share:.0f} % of neighbours have equal times"
         if self.tick_ns is None:
             return f"{share}, at no regular tick"
-        tick = f"{ns_to_s(self.tick_ns):.4g} s"
+        tick = f"{ns_to_s(self.tick_ns):g} s"
         return f"coarse clock: {share}, it ticks every {tick}, so each tick is a burst (spread_ties spreads them)"
 
 
@@ -65,19 +69,37 @@ def coarse_clock(num_ties: int, apart: Ints, counts: Ints) -> CoarseClock | None
 
 
 def _tick(apart: Ints, counts: Ints) -> int | None:
-    """The largest frequent gap of whose multiples all short gaps are, jitter averaged out."""
-    frequent = apart[np.argsort(-counts, kind="stable")[:NUM_CANDIDATES]]
-    for tick in np.sort(np.append(frequent, apart[len(apart) // 2]))[::-1].tolist():
-        multiple = np.rint(apart / tick)
-        near = (apart > JITTER * tick) & (multiple <= NEAR_TICKS)
-        regular = near & (np.abs(apart - multiple * tick) <= JITTER * tick)
-        num_near, num_regular = int(counts[near].sum()), int(counts[regular].sum())
-        if num_near >= LEAST_SHARE * counts.sum() and num_regular >= REGULAR_SHARE * num_near:
-            steps = apart[regular] / multiple[regular]
-            order = np.argsort(steps, kind="stable")
-            ends = np.cumsum(counts[regular][order])
-            return round(float(steps[order][np.searchsorted(ends, num_regular / 2)]))
-    return None
+    """The longest tick of whose multiples all gaps are, jitter aside: then no gap but jitter is shorter than it."""
+    step = int(np.gcd.reduce(apart))
+    if step >= CERTAIN_NS:
+        return step
+    # Shorter gaps are jitter only where a far longer one follows.
+    beyond = apart[1:][apart[:-1] <= np.minimum(JITTER * apart[1:], MAX_JITTER_NS)]
+    for shortest in (*beyond[::-1].tolist(), int(apart[0])):
+        if (tick := _jittering(apart, counts, shortest)) is not None:
+            return tick
+    return step if _seen(apart, counts, step) else None
+
+
+def _jittering(apart: Ints, counts: Ints, shortest: int) -> int | None:
+    """The tick, jitter averaged out, where the `shortest` gap beyond jitter is one; None where gaps are irregular."""
+    longer = apart >= shortest
+    multiple = np.rint(apart / shortest)
+    near = longer & (multiple <= NEAR_TICKS)
+    least = 2 if longer.all() else LEAST_JITTERED
+    if not _seen(apart[longer], counts[longer], shortest) or int(counts[near].sum()) < least:
+        return None
+    # The shortest gap is a little shorter than a tick, and a longer one is off by that for each of its ticks.
+    if np.any(np.abs(apart - multiple * shortest)[near] > JITTER * shortest * multiple[near]):
+        return None
+    steps = apart[near] / multiple[near]
+    order = np.argsort(steps, kind="stable")
+    ends = np.cumsum(counts[near][order])
+    return round(float(steps[order][np.searchsorted(ends, ends[-1] / 2)]))
+
+
+def _seen(apart: Ints, counts: Ints, tick: int) -> bool:
+    return int(counts[apart <= NEAR_TICKS * tick].sum()) >= LEAST_SHARE * int(counts.sum())
 
 
 def spread(time_ns: Ints, tick_ns: int, how: Literal["uniform", "even"], stream: Stream) -> Ints:

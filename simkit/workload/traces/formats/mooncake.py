@@ -134,9 +134,7 @@ def check_blocks(source: Source) -> None:
     wanted = source.spec.hash_block_tokens or BLOCK_TOKENS
     fitting = fitting_block_tokens(source.head.objects, "input_length", "hash_ids", wanted)
     if fitting is not None and fitting != wanted:
-        source.log.remark(
-            f"hash_ids do not fit blocks of {wanted} tokens, but of {fitting}: give --hash-block-tokens {fitting}"
-        )
+        source.log.remark(f"the first hash_ids fit blocks of {fitting} tokens, not of {wanted} (--hash-block-tokens)")
 
 
 def refuse_text(source: Source) -> None:
