@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,8 @@ def damaged_logs(draw: st.DrawFn) -> tuple[str, bytes]:
             break
         container, key = draw(st.sampled_from(spots))
         if draw(st.integers(0, 5)):
-            container[key] = draw(VALUES)
+            # A copy: the next damage may be done inside it.
+            container[key] = copy.deepcopy(draw(VALUES))
         else:
             del container[key]
     indent = draw(st.sampled_from([None, None, 1]))
