@@ -59,6 +59,7 @@ def build_manifest(
     gpu: Any,
     memory: Any,
     latency_source: str,
+    effects: Mapping[str, str],
     profile: str,
     profile_hash: str,
     not_simulated: Sequence[str] = (),
@@ -70,8 +71,9 @@ def build_manifest(
     """The content of ``manifest.json``.
 
     `scenario` is the resolved scenario's `to_dict()`; `model`, `gpu` and `memory` are dataclasses or mappings and are
-    written field by field; `profile` names the source of step times and `profile_hash` identifies its content, as
-    `log_sha256` does that of the log that was replayed; without one there is no such key.
+    written field by field; `effects` says where each effect of the latency comes from; `profile` names the source of
+    step times and `profile_hash` identifies its content, as `log_sha256` does that of the log that was replayed;
+    without one there is no such key.
     """
     seed = scenario["seed"]
     manifest = {
@@ -85,6 +87,7 @@ def build_manifest(
         "gpu": gpu,
         "memory": memory,
         "latency_source": latency_source,
+        "latency_effects": effects,
         "profile": {"name": profile, "hash": profile_hash},
         "not_simulated": list(not_simulated),
         "without_effect": list(without_effect),

@@ -161,6 +161,7 @@ def terms_of(setup: Setup, facts: RunFacts) -> Terms:
         peak_bytes_per_s=setup.latency.peak_bytes_per_s,
         latency_source=setup.latency.source,
         not_simulated=setup.not_simulated,
+        first_token_ns=setup.first_token_ns,
     )
 
 
@@ -196,6 +197,7 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
         gpu=setup.gpu,
         memory=plain(setup.memory) | {"num_gpu_blocks_used": setup.num_gpu_blocks},
         latency_source=setup.latency.source,
+        effects=setup.effects,
         profile=setup.profile,
         profile_hash=setup.profile_hash,
         not_simulated=setup.not_simulated,

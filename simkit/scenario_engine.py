@@ -102,10 +102,38 @@ def check_limits(engine: Engine) -> None:
         raise conflict(("max_num_active_seqs", "max_num_seqs"), f"<= max_num_seqs ({seqs})", str(active))
 
 
+Effect = Literal[
+    "host",
+    "overlap",
+    "graph_padding",
+    "sampled_rows",
+    "unequal_decodes",
+    "mixed_launches",
+    "chunk_context",
+    "all_reduce",
+    "first_token",
+    "prefix_rehits",
+]
+"""What a step time and a latency are made of, as `simkit.latency.effects` lists it."""
+
+
+class HostKeys(Strict):
+    """What the host adds, in microseconds: to a step, to it for each sequence, to a request. None: as the profile."""
+
+    fixed_us: NonNegativeFloat | None = None
+    per_seq_us: NonNegativeFloat | None = None
+    first_token_us: NonNegativeFloat | None = None
+
+
 class Latency(Strict):
-    """Where step times come from: auto | roofline | unit | a shipped profile's name | a path."""
+    """Where step times come from: auto | roofline | unit | a shipped profile's name | a path.
+
+    `without` switches effects off, `host` replaces host terms.
+    """
 
     profile: Text = "auto"
+    without: list[Effect] = Field(default_factory=list)
+    host: HostKeys | None = None
 
 
 Stat = Literal["mean", "p50", "p90", "p95", "p99"]

@@ -5,8 +5,8 @@ Owns what the real engine does at start-up. Imports scenario, hardware, models, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
@@ -21,6 +21,7 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
+from simkit.latency.effects import PREFIX_REHITS
 from simkit.latency.rates import dtype_peak
 from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
@@ -48,6 +49,10 @@ class Setup:
     profile_hash: str
     not_simulated: tuple[str, ...]
     without_effect: tuple[str, ...]
+    first_token_ns: int = 0
+    """Path of a request from its client to the engine's queue and back."""
+    effects: Mapping[str, str] = field(default_factory=dict)
+    """What latencies are made of, and where each effect comes from."""
     names_blocks: bool = True
     """False: nothing would ever be found in a prefix cache, so that blocks are merely counted."""
 
@@ -90,6 +95,11 @@ class Setup:
         return self.scenario.workload.samples if self.scenario.engine.batching == "continuous" else 1
 
     @property
+    def finds_again(self) -> bool:
+        """Whether who was preempted looks for its blocks in the prefix cache."""
+        return PREFIX_REHITS not in self.scenario.latency.without
+
+    @property
     def swaps(self) -> bool:
         """Whether a victim's memory can go to the host."""
         engine = self.scenario.engine
@@ -129,6 +139,8 @@ def _set_up(scenario: Scenario) -> Setup:
         profile_hash=times.profile_hash,
         not_simulated=_not_simulated(scenario),
         without_effect=without_effect,
+        first_token_ns=times.first_token_ns,
+        effects=times.effects,
     )
 
 
@@ -309,7 +321,9 @@ def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVAllocator:
         return ContiguousAllocator(setup.capacity_tokens, engine.placement)
     if count_blocks and not setup.prefix_caching and setup.samples == 1:
         return CountedAllocator(setup.num_gpu_blocks, engine.block_size, engine.watermark)
-    return PagedAllocator(setup.num_gpu_blocks, engine.block_size, engine.watermark, setup.prefix_caching)
+    return PagedAllocator(
+        setup.num_gpu_blocks, engine.block_size, engine.watermark, setup.prefix_caching, finds_again=setup.finds_again
+    )
 
 
 def may_ride(setup: Setup) -> bool:

@@ -124,7 +124,8 @@ class _System:
         self._prefix_caching = setup.prefix_caching
         self._clock = Clock()
         self._workload = workload
-        self._source = Source(workload, self._clock, self._arrive, self._arrivals_ended)
+        self._first_token_ns = setup.first_token_ns
+        self._source = Source(workload, self._clock, self._arrive, self._arrivals_ended, setup.first_token_ns)
         self._progress = progress
         self._router = ROUTERS[scenario.router]
         self._queue_limit = scenario.workload.queue_limit
@@ -260,7 +261,9 @@ class _System:
         else:
             replica.arrive(customer.sequences[0])
         if self._timeout_ns is not None:
-            self._clock.at(now + self._timeout_ns, ranks.ARRIVAL, lambda: abandon(customer))
+            # The client counts from when it sent the request.
+            left_ns = max(0, self._timeout_ns - self._first_token_ns)
+            self._clock.at(now + left_ns, ranks.ARRIVAL, lambda: abandon(customer))
 
     def _choose(self, request: Request) -> int:
         """The index of a replica that is up, -1 when none is."""
@@ -341,7 +344,7 @@ class _System:
 
     def preempted(self) -> None:
         """Somebody was preempted, and might find its blocks again."""
-        if self._blocks_are_nameless:
+        if self._blocks_are_nameless and self._setup.finds_again:
             raise _BlocksMatter
 
     def _share_done(self, now_ns: int) -> float:
@@ -372,7 +375,7 @@ def _measure_rule(setup: Setup, workload: Workload) -> Callable[[Request, int], 
         return None
     if num_requests is not None:
         return lambda request, now_ns: bool(request.id >= num_requests)
-    end_ns = s_to_ns(getattr(warmup, "seconds", 0.0))
+    end_ns = s_to_ns(getattr(warmup, "seconds", 0.0)) + setup.first_token_ns
     return lambda request, now_ns: now_ns >= end_ns
 
 

@@ -20,10 +20,18 @@ class Source:
 
     In a closed loop a departure brings the client's next request, in a session the turns that follow. They arrive after
     everything that ended at the same instant, in order of departure.
+
+    Each request arrives `path_ns` after its client sent it: the path to the queue, and that of the tokens back, which
+    is the same for all and so may be taken at once.
     """
 
     def __init__(
-        self, workload: Workload, clock: Clock, arrive: Callable[[Request], None], ended: Callable[[], None]
+        self,
+        workload: Workload,
+        clock: Clock,
+        arrive: Callable[[Request], None],
+        ended: Callable[[], None],
+        path_ns: int = 0,
     ) -> None:
         self.next_arrival_ns: int | None = None
         """When the next of the requests comes that come by themselves, as far as that is known."""
@@ -34,6 +42,7 @@ class Source:
         self._clock = clock
         self._arrive = arrive
         self._ended = ended
+        self._path_ns = path_ns
         self._is_dry = False
 
     def start(self) -> None:
@@ -59,6 +68,8 @@ class Source:
         if request is None:
             self.next_arrival_ns = None
             return
+        if self._path_ns:
+            request = request._replace(arrival_ns=request.arrival_ns + self._path_ns)
         assert request.arrival_ns >= now_ns, "requests come in arrival order"
         self.next_arrival_ns = request.arrival_ns
         self.num_booked += 1
@@ -81,7 +92,8 @@ class Source:
         self._book(request, time_ns, rank)
 
     def _book(self, request: Request, time_ns: int, rank: int) -> None:
-        """`request` comes at a time that only the run decides."""
+        """`request` is sent at a time that only the run decides."""
+        time_ns += self._path_ns
         if time_ns >= NEVER_NS:
             raise InputError("workload.arrivals: clients think so long that requests arrive after more than 146 years")
         self.num_booked += 1

@@ -93,13 +93,20 @@ _NUMBER = attrgetter("number")
 class PagedAllocator:
     """`KVAllocator` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
 
-    `watermark` is the fraction of all blocks that admission leaves free while something is running.
+    `watermark` is the fraction of all blocks that admission leaves free while something is running. Unless
+    `finds_again`, who was preempted looks nothing up in the prefix cache.
     """
 
     blocks_are_alike = False
 
     def __init__(
-        self, num_gpu_blocks: int, block_size: int, watermark: float = 0.0, enable_prefix_caching: bool = False
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        watermark: float = 0.0,
+        enable_prefix_caching: bool = False,
+        *,
+        finds_again: bool = True,
     ) -> None:
         assert num_gpu_blocks >= 2, "a pool needs the dummy block and one more"
         self._num_gpu_blocks = num_gpu_blocks
@@ -109,6 +116,7 @@ class PagedAllocator:
         self._free: FreeStack | PrefixCache = self.cache or FreeStack(num_gpu_blocks)
         self._held: dict[Sequence, None] = {}
         self._num_entries = 0
+        self._finds_again = finds_again
         self._forked = False
         self._num_grown = 0
         # Who joined, by the number of steps (modulo the block size) after which they begin a block.
@@ -145,7 +153,8 @@ class PagedAllocator:
 
     def lookup(self, seq: Sequence) -> int:
         """Tokens of the leading blocks that the cache holds; the last known token is never among them."""
-        if self.cache is None:
+        if self.cache is None or (seq.num_preemptions and not self._finds_again):
+            self._hits = (seq, [])
             return 0
         hits = self.cache.hits(seq.tokens, (seq.num_known_tokens - 1) // self.block_size)
         self._hits = (seq, hits)

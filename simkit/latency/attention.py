@@ -6,10 +6,12 @@ siblings; never an engine.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
+from simkit.latency.effects import CHUNK_CONTEXT, KERNEL_TABLE, MIXED_LAUNCHES, UNEQUAL_DECODES
 from simkit.latency.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
 from simkit.latency.sheets import Bools
@@ -27,11 +29,18 @@ SKEW_TAG = "decodes of unequal length: rule not measured on this GPU"
 class Attention:
     """Attention of all layers of a step, ns. A launch in which every query is one token is one of decodes."""
 
-    def __init__(self, tables: TableBuilder, profile: Profile) -> None:
+    def __init__(self, tables: TableBuilder, profile: Profile, without: Collection[str] = ()) -> None:
         self._heads, self._kv_measured = tables.heads, tables.kv_is_measured
         self._decode, self._decode_outside = tables.decode()
         self._chunks, self._chunks_outside = tables.chunks()
-        self._mixed, self._skew = profile.mixed, profile.skew
+        self._mixed, self._skew = profile.mixed, None if UNEQUAL_DECODES in without else profile.skew
+        self._one_by_one = MIXED_LAUNCHES in without
+        self._context_share = 0.0 if CHUNK_CONTEXT in without else 1.0
+        self.sources = {
+            UNEQUAL_DECODES: _skew_source(profile),
+            MIXED_LAUNCHES: KERNEL_TABLE if profile.mixed.measured else "rule not measured on this GPU",
+            CHUNK_CONTEXT: KERNEL_TABLE if tables.context_measured else "formula of the kernel: not measured",
+        }
         kinds = ((tables.layers, 0), (tables.sliding_layers, tables.window))
         self._kinds = [(layers * float(NS_PER_US), window) for layers, window in kinds if layers]
 
@@ -84,7 +93,7 @@ class Attention:
         us = self._decodes(shapes.decode_seqs, context, longest)
         some = np.flatnonzero(shapes.prefill_tokens)
         if len(some):
-            chunks, q, before = _chunks_of(shapes, some, window)
+            chunks, q, before = self._chunks_of(shapes, some, window)
             seqs, context = shapes.decode_seqs[some], context[some]
             alone = self._chunks.at(chunks, q, before)
             both = self._both(alone, us[some], chunks, q, before, seqs, context, longest[some], ARRAYS)
@@ -100,6 +109,7 @@ class Attention:
         if window:
             context, longest = min(context, seqs * window), min(longest, window)
         chunks, q, before = equal_chunks(step.prefill_tokens, step.prefill_context_tokens, step.prefill_pairs, SCALARS)
+        before = before * self._context_share
         if window:
             chunks, q, before = windowed(chunks, q, before, window, SCALARS)
         if q <= 1.0:
@@ -143,6 +153,8 @@ class Attention:
         lib: Any,
     ) -> Any:
         """Chunks and decodes in one launch; never faster than either of them alone."""
+        if self._one_by_one:
+            return alone + decodes
         if self._mixed.varlen is None:
             return added(alone, decodes, self._mixed.floor_us, lib)
         us = launch_us(self._mixed.varlen, self._heads, chunks, q, before, seqs, context, longest, lib)
@@ -190,11 +202,18 @@ class Attention:
         )
         return beyond
 
+    def _chunks_of(self, shapes: StepShapes, steps: Ints, window: int) -> tuple[Floats, Floats, Floats]:
+        """The equal chunks of some steps."""
+        tokens, before = shapes.prefill_tokens[steps], shapes.prefill_context_tokens[steps]
+        chunks, q, each = equal_chunks(tokens, before, shapes.prefill_pairs[steps], ARRAYS)
+        each = each * self._context_share
+        return windowed(chunks, q, each, window, ARRAYS) if window else (chunks, q, each)
+
     def _beyond(self, shapes: StepShapes, alone: Bools) -> Floats:
         """More than 0 where the chunks of a step that holds nothing else are priced beyond what was measured."""
         beyond, steps = np.zeros(len(shapes)), np.flatnonzero(alone)
         if len(steps):
-            beyond[steps] = self._chunks_outside.at(*_chunks_of(shapes, steps, 0))
+            beyond[steps] = self._chunks_outside.at(*self._chunks_of(shapes, steps, 0))
         return beyond
 
 
@@ -206,8 +225,7 @@ def _within(shapes: StepShapes, window: int) -> tuple[Ints, Ints]:
     return context, longest
 
 
-def _chunks_of(shapes: StepShapes, steps: Ints, window: int) -> tuple[Floats, Floats, Floats]:
-    """The equal chunks of some steps."""
-    tokens, before = shapes.prefill_tokens[steps], shapes.prefill_context_tokens[steps]
-    chunks, q, each = equal_chunks(tokens, before, shapes.prefill_pairs[steps], ARRAYS)
-    return windowed(chunks, q, each, window, ARRAYS) if window else (chunks, q, each)
+def _skew_source(profile: Profile) -> str:
+    if profile.skew is None:
+        return "none: this kernel splits long sequences"
+    return KERNEL_TABLE if profile.skew.heads else "rule not measured on this GPU"

@@ -9,17 +9,34 @@ single steps are priced by the same operations in the same order as arrays.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from simkit.hardware import GpuSpec
 from simkit.latency.attention import Attention
+from simkit.latency.effects import (
+    ALL_REDUCE,
+    EFFECTS,
+    FIRST_TOKEN,
+    GRAPH_PADDING,
+    HOST,
+    OVERLAP,
+    SAMPLED_ROWS,
+    SPEC,
+    check_known,
+    common_sources,
+    source_of,
+)
+from simkit.latency.graphs import graph_rows
+from simkit.latency.host import DEFAULT, HostCosts
 from simkit.latency.kernels import TABLE_ROWS, Kernels
 from simkit.latency.profile import Profile
-from simkit.latency.roofline import HOST_FIXED_NS, HOST_PER_SEQ_NS, SCALAR_STEPS, to_ns
+from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
+from simkit.latency.transfer import transferred
 from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
-from simkit.units import NS_PER_US
 
 
 class Calibrated:
@@ -27,6 +44,8 @@ class Calibrated:
 
     Several chunks of one step are priced as equal ones with the same tokens, cached tokens and (query, key) pairs.
     Decodes of sliding layers read min(sum of contexts, sequences x window) tokens, an upper bound as on the roofline.
+
+    `largest_graph` is the largest batch that was captured as a CUDA graph, 0 for none.
 
     Raises ProfileError when the profile lacks an op that the model needs, InputError as `Kernels` does.
     """
@@ -43,7 +62,12 @@ class Calibrated:
         quantization: str | None,
         kv_cache_dtype: str,
         async_scheduling: bool,
+        host: HostCosts = DEFAULT,
+        without: Collection[str] = (),
+        largest_graph: int = 0,
     ) -> None:
+        check_known(without, EFFECTS, f"profile {profile.name}")
+        profile = transferred(profile, gpu)
         self.kernels = Kernels(
             model,
             gpu,
@@ -60,27 +84,32 @@ class Calibrated:
             dtype=dtype,
             quantization=quantization,
             nvlink=interconnect == "nvlink",
+            reduces=ALL_REDUCE not in without,
         )
-        # MFU and MBU are shares of the GPU that the times are of.
-        measured_here = profile.gpu.get("name") == gpu.name
-        peaks = tables.limits if not measured_here else None
-        self.peak_flops_per_s: float | None = (
-            self.kernels.peak_flops_per_s if peaks is None else peaks.flops_per_s * tensor_parallel_size
-        )
-        self.peak_bytes_per_s: float | None = (
-            self.kernels.peak_bytes_per_s if peaks is None else peaks.bytes_per_s * tensor_parallel_size
-        )
+        self.peak_flops_per_s: float | None = self.kernels.peak_flops_per_s
+        self.peak_bytes_per_s: float | None = self.kernels.peak_bytes_per_s
         tokens, samples = tables.token_table(), tables.sample_table()
+        if GRAPH_PADDING not in without:
+            tokens = tokens.at(graph_rows(TABLE_ROWS, largest_graph))
+        if SAMPLED_ROWS in without:
+            tokens, samples = tokens.with_all_of(samples), samples.at(np.zeros(TABLE_ROWS + 1, dtype=np.int64))
         self._token_ns, self._sample_ns = _Rows(tokens.ns), _Rows(samples.ns)
         self._token_shares, self._sample_shares = _shares(tokens), _shares(samples)
-        self._attention = Attention(tables, profile)
+        self._attention = Attention(tables, profile, without)
         swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
         self._swap_in_ns, self._swap_out_ns = swap_in / tensor_parallel_size, swap_out / tensor_parallel_size
-        self._async = async_scheduling
-        host = profile.host
-        # What a calibration measures is the launching of a step: the engine's own work is no less than assumed.
-        self._host_fixed_ns = float(HOST_FIXED_NS) if host is None else max(HOST_FIXED_NS, host.fixed_us * NS_PER_US)
-        self._host_per_seq_ns = float(HOST_PER_SEQ_NS) if host is None else host.per_seq_us * NS_PER_US
+        self._async = async_scheduling and OVERLAP not in without
+        host = host.without(step=HOST in without, first_token=FIRST_TOKEN in without)
+        self.host, self._host_fixed_ns, self._host_per_seq_ns = host, host.fixed_ns, host.per_seq_ns
+        own = {
+            GRAPH_PADDING: SPEC if largest_graph else "none: no CUDA graphs",
+            ALL_REDUCE: tables.all_reduce_source,
+            **self._attention.sources,
+        }
+        self.effects = {
+            **common_sources(host.sources, asynchronous=async_scheduling, without=without),
+            **{effect: source_of(effect, source, without) for effect, source in own.items()},
+        }
         self.num_clamped = tables.num_clamped
         self.source = f"profile {profile.name} ({_calibrated(profile, gpu, dtype, tables.measured_dtype)})"
 
@@ -142,7 +171,7 @@ def _calibrated(profile: Profile, gpu: GpuSpec, dtype: str, measured_dtype: str)
     """What a reader must know of the profile in a few words."""
     words, measured_on = "calibrated", str(profile.gpu.get("name", "another GPU"))
     if measured_on != gpu.name:
-        words += f" on {measured_on}, not on {gpu.name}"
+        words += f" on {measured_on}, scaled to the limits of {gpu.name}"
     return words if measured_dtype == dtype else f"{words}, in {measured_dtype} for {dtype}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ from simkit.latency.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added,
 from simkit.latency.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, sheet_key_sizes, sheet_keys
 from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
 from simkit.latency.profile_reader import NAME, Reader
-from simkit.latency.profile_values import SCHEMA, Host, Mixed, Profile, ProfileError
+from simkit.latency.profile_values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
 from simkit.latency.sheets import Sheet, between_neighbours, log_sizes, to_nested
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
-    "Heads", "Host", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "Sheet",
-    "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe", "is_shipped",
-    "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "sheet_key_sizes", "sheet_keys",
-    "skewed", "to_nested", "work_of",
+    "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile",
+    "ProfileError", "Sheet", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe",
+    "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "sheet_key_sizes",
+    "sheet_keys", "skewed", "to_nested", "work_of",
 ]  # fmt: skip
 
 
@@ -90,6 +91,10 @@ def describe(profile: Profile) -> dict[str, Any]:
         "host": None
         if profile.host is None
         else {"fixed_us": profile.host.fixed_us, "per_seq_us": profile.host.per_seq_us},
+        "engine_hosts": {
+            version: asdict(host.terms) | {"provenance": dict(host.provenance)}
+            for version, host in profile.engine_hosts.items()
+        },
     }
 
 

@@ -14,11 +14,14 @@ from typing import Any
 from simkit.latency.launches import Skew, Varlen
 from simkit.latency.op_fit import AXES, KEYS, OpFit, SheetKey, sheet_keys
 from simkit.latency.physics import ELEMENT_BYTES, Limits, Physics
-from simkit.latency.profile_values import SCHEMA, Host, Mixed, Profile, ProfileError
+from simkit.latency.profile_values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
 from simkit.latency.sheets import Sheet, from_nested
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a profile may be called: it becomes the name of a file and a word in a line."""
+
+VERSION = re.compile(r"[0-9]+\.[0-9]+")
+"""A version of vLLM as scenarios name it."""
 
 LARGEST_SIZE = 1e13
 
@@ -77,8 +80,22 @@ class Reader:
             mixed=self._mixed(self._get(data, "mixed", dict)),
             skew=None if skew is None else self._skew(skew),
             host=None if host is None else Host(*self._numbers(host, "host", ("fixed_us", "per_seq_us"))),
+            engine_hosts=self._engine_hosts(self._get({"engine_hosts": []} | data, "engine_hosts", list)),
             content=content,
         )
+
+    def _engine_hosts(self, rows: list[Any]) -> dict[str, EngineHost]:
+        found: dict[str, EngineHost] = {}
+        for index, row in enumerate(rows):
+            key = f"engine_hosts[{index}]"
+            version = self._get(row, f"{key}.version", str)
+            if not VERSION.fullmatch(version):
+                raise self._error(f"{key}.version", f"expected a version of vLLM such as 0.19, got {version!a:.40}")
+            if version in found:
+                raise self._error(f"{key}.version", f"{version} is there twice")
+            terms = HostTerms(*self._numbers(row, key, ("fixed_us", "per_seq_us", "first_token_us")))
+            found[version] = EngineHost(terms, self._get(row, f"{key}.provenance", dict))
+        return found
 
     def _mixed(self, row: Any) -> Mixed:
         rule, constants = self._get(row, "mixed.rule", str), self._get(row, "mixed.constants", dict)

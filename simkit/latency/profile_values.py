@@ -26,6 +26,23 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class HostTerms:
+    """What the host of a whole engine adds, in microseconds: to a step, to it for each sequence, and to a request."""
+
+    fixed_us: float
+    per_seq_us: float
+    first_token_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHost:
+    """Host terms fitted to a real run of one engine version; `provenance` says which run, what was fitted, how well."""
+
+    terms: HostTerms
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Mixed:
     """How a launch of a chunk beside decodes is priced: by `varlen`, else as the sum of its parts less one floor.
 
@@ -43,7 +60,8 @@ class Mixed:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A parsed profile. `gpu` has the limits it was fitted with, `provenance` who measured what, `report` the errors of
-    each op, `launches` those of launches of unlike sequences. `content` is the hash of the file."""
+    each op, `launches` those of launches of unlike sequences. `engine_hosts` is by version of vLLM. `content` is the
+    hash of the file."""
 
     name: str
     gpu: Mapping[str, Any]
@@ -54,6 +72,7 @@ class Profile:
     mixed: Mixed
     skew: Skew | None
     host: Host | None
+    engine_hosts: Mapping[str, EngineHost]
     content: str
 
     def op(self, op: str, dtype: str) -> OpFit | None:

@@ -1,4 +1,4 @@
-"""Step times from model shapes and GPU data sheets. Owns how a step is put together, and the assumed host overhead.
+"""Step times from model shapes and GPU data sheets. Owns how a step is put together.
 
 step = host overhead + sum over layers of {GEMMs, prefill attention, decode attention, elementwise, all-reduce if
 TP > 1} + LM head and sampler + swaps over PCIe. Every kernel is the larger of its compute roof and its memory roof, at
@@ -10,12 +10,26 @@ elementwise, so k steps at once give the same bytes as k single calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import numpy.typing as npt
 
 from simkit.hardware import GpuSpec
+from simkit.latency.effects import (
+    ALL_REDUCE,
+    DATA_SHEET,
+    FIRST_TOKEN,
+    HOST,
+    ONE_GPU,
+    OVERLAP,
+    PREFIX_REHITS,
+    SAMPLED_ROWS,
+    check_known,
+    common_sources,
+    source_of,
+)
+from simkit.latency.host import DEFAULT, HostCosts
 from simkit.latency.kernels import TABLE_ROWS, Kernels, attended
 from simkit.latency.ops import AttentionShape
 from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
@@ -23,12 +37,8 @@ from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 
-HOST_FIXED_NS = 500_000
-"""Host work of a step (scheduling, input preparation, output handling). An *assumed* default, one for every GPU: a
-calibrated profile replaces it by a measured figure."""
-
-HOST_PER_SEQ_NS = 0
-"""Host work a sequence and step; assumed, as `HOST_FIXED_NS`."""
+KNOWN = (HOST, OVERLAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
+"""Effects that the roofline has."""
 
 SCALAR_STEPS = 32
 """Steps of a run up to which Python's own arithmetic is faster than arrays."""
@@ -61,9 +71,10 @@ class Roofline:
         quantization: str | None,
         kv_cache_dtype: str,
         async_scheduling: bool,
-        host_fixed_ns: float = HOST_FIXED_NS,
-        host_per_seq_ns: float = HOST_PER_SEQ_NS,
+        host: HostCosts = DEFAULT,
+        without: Collection[str] = (),
     ) -> None:
+        check_known(without, KNOWN, self.source)
         self.kernels = kernels = Kernels(
             model,
             gpu,
@@ -74,11 +85,22 @@ class Roofline:
             kv_cache_dtype=kv_cache_dtype,
         )
         self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / tensor_parallel_size
-        self._async = async_scheduling
-        self._host_fixed_ns, self._host_per_seq_ns = float(host_fixed_ns), float(host_per_seq_ns)
+        self._async = async_scheduling and OVERLAP not in without
+        self._reduces = kernels.link is not None and ALL_REDUCE not in without
+        host = host.without(step=HOST in without, first_token=FIRST_TOKEN in without)
+        self.host, self._host_fixed_ns, self._host_per_seq_ns = host, host.fixed_ns, host.per_seq_ns
+        self.effects = {
+            **common_sources(host.sources, asynchronous=async_scheduling, without=without),
+            ALL_REDUCE: source_of(ALL_REDUCE, DATA_SHEET if kernels.link else ONE_GPU, without),
+        }
         self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
         self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
+        self._token_ns: RowNs = self._layers_ns
+        self._sample_ns: RowNs = self._head_ns
+        if SAMPLED_ROWS in without:
+            self._token_ns = lambda rows: self._layers_ns(rows) + self._head_ns(rows)
+            self._sample_ns = lambda rows: 0.0 * rows
         self._token_table, self._sample_table = self._token_ns(rows), self._sample_ns(rows)
         # Python floats: faster one by one than numpy's, and equal to them.
         self._token_list: list[float] = self._token_table.tolist()
@@ -150,7 +172,7 @@ class Roofline:
         samples = _look_up(self._sample_table, self._sample_ns, shapes.sampled_seqs)
         return tokens + samples + self._attention_costs.ns(shapes)
 
-    def _token_ns(self, tokens: Floats) -> Floats:
+    def _layers_ns(self, tokens: Floats) -> Floats:
         """Everything but attention in the layers of a step of `tokens` tokens, with the floor of attention."""
         kernels, some = self.kernels, np.minimum(tokens, 1.0)
         total = some * (kernels.layers * ATTENTION_FLOOR_NS)
@@ -158,16 +180,16 @@ class Roofline:
             total = total + gemm.layers * kernels.gemm_ns(gemm, tokens, some)
         for kernel in kernels.elementwise:
             total = total + kernel.layers * kernels.elementwise_ns(kernel, tokens, some, ELEMENTWISE_FLOOR_NS)
-        if kernels.link:
+        if kernels.link and self._reduces:
             total = total + 2 * kernels.layers * kernels.link.all_reduce_ns(kernels.reduce_bytes * tokens, some)
         return total
 
-    def _sample_ns(self, samples: Floats) -> Floats:
+    def _head_ns(self, samples: Floats) -> Floats:
         """LM head, gathering of the logits, and sampler for `samples` sequences."""
         kernels, some = self.kernels, np.minimum(samples, 1.0)
         total = kernels.gemm_ns(kernels.head, samples, some)
         total = total + kernels.elementwise_ns(kernels.sampler, samples, some, SAMPLER_FLOOR_NS)
-        if kernels.link:
+        if kernels.link and self._reduces:
             total = total + kernels.link.all_reduce_ns(kernels.gather_bytes * samples, some)
         return total
 

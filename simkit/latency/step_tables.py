@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simkit.latency.effects import DATA_SHEET, KERNEL_TABLE, ONE_GPU
 from simkit.latency.kernels import TABLE_ROWS, Kernels
 from simkit.latency.launches import Heads
 from simkit.latency.op_fit import OpFit, Prediction
@@ -20,7 +21,7 @@ from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS
 from simkit.latency.sheets import Bools
 from simkit.latency.surfaces import ChunkSurface, DecodeSurface
 from simkit.models import ModelSpec
-from simkit.types import Floats
+from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, NS_PER_US
 
 MAX_SEQS = 2048
@@ -41,6 +42,17 @@ class RowTable:
     ns: Floats
     tagged: dict[str, Floats]
 
+    def at(self, rows: Ints) -> RowTable:
+        """The same with the row `rows[i]` in place of row i."""
+        return RowTable(self.ns[rows], {name: ns[rows] for name, ns in self.tagged.items()})
+
+    def with_all_of(self, other: RowTable) -> RowTable:
+        """Both, of as many rows each."""
+        tagged = dict(self.tagged)
+        for name, ns in other.tagged.items():
+            tagged[name] = tagged.get(name, 0.0) + ns
+        return RowTable(self.ns + other.ns, tagged)
+
 
 class TableBuilder:
     """Tabulates one model on one profile. Raises ProfileError for an op that the model needs and the profile lacks."""
@@ -54,9 +66,10 @@ class TableBuilder:
         dtype: str,
         quantization: str | None,
         nvlink: bool,
+        reduces: bool = True,
     ) -> None:
         self._model, self._kernels, self._profile = model, kernels, profile
-        self._dtype, self._quantization, self._nvlink = dtype, quantization, nvlink
+        self._dtype, self._quantization, self._nvlink, self._reduces = dtype, quantization, nvlink, reduces
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._some = np.minimum(self._rows, 1.0)
         self.num_clamped = 0
@@ -77,7 +90,7 @@ class TableBuilder:
         for kernel in kernels.elementwise:
             total = total + kernel.layers * self._elementwise_ns(kernel, tagged)
         total = total + self._once_ns(tagged)
-        if kernels.link:
+        if kernels.link and self._reduces:
             total = total + self._all_reduce_ns(kernels.reduce_bytes, 2 * kernels.layers, tagged)
         return RowTable(_rounded(total), tagged.rounded())
 
@@ -92,7 +105,7 @@ class TableBuilder:
         else:
             ns = self._predicted(sampler, "sampler", 1, tagged, m=self._rows, n=float(self._model.vocab_size))
         total = total + ns
-        if kernels.link:
+        if kernels.link and self._reduces:
             total = total + self._all_reduce_ns(kernels.gather_bytes, 1, tagged)
         return RowTable(_rounded(total), tagged.rounded())
 
@@ -135,6 +148,18 @@ class TableBuilder:
                 us = fit.predict({"bytes": np.array([LARGE_COPY_BYTES])}).us
                 rates.append(round(float(us[0]) * NS_PER_US / LARGE_COPY_BYTES, 6))
         return rates[0], rates[1]
+
+    @property
+    def context_measured(self) -> bool:
+        """Whether prefill over cached tokens was measured."""
+        return max(_measured(self._attention("attention_prefill"), 2), default=0.0) > 0
+
+    @property
+    def all_reduce_source(self) -> str:
+        """Where the times of all-reduces come from."""
+        if not self._kernels.link:
+            return ONE_GPU
+        return KERNEL_TABLE if self._nvlink and self._op("all_reduce") else DATA_SHEET
 
     def _op(self, op: str) -> OpFit | None:
         """The fit of an op in the model's format; 16-bit formats stand for each other, and 32 bits for them at need."""

@@ -36,6 +36,9 @@ class Outcome:
 def summarise(record: Record, terms: Terms) -> Outcome:
     """Numbers of one replication."""
     table = record.requests.sort("id")
+    if terms.first_token_ns:
+        # From here on a request counts from when its client sent it.
+        table["arrival_ns"] = table["arrival_ns"] - terms.first_token_ns
     finished = table["status"] == rec.FINISHED
     measured, warmup = _measured(table, finished, terms.warmup)
     table["measured"] = measured.astype(np.int64)

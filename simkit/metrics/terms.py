@@ -22,6 +22,7 @@ class Terms:
 
     `prefix_known`: it is known which prompts are alike, so that what a prefix cache finds means something. `warmup` is
     "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
+    `first_token_ns` is how long before its arrival at the engine a request was sent, its answer's way back included.
     """
 
     max_num_seqs: int
@@ -39,6 +40,7 @@ class Terms:
     peak_bytes_per_s: float | None
     latency_source: str
     not_simulated: tuple[str, ...]
+    first_token_ns: int = 0
 
 
 def measured_span_ns(table: Mapping[str, Ints], counted: Bools, measured: Bools) -> int:

@@ -1,0 +1,41 @@
+"""A profile used for another GPU than it was measured on: the limits of that GPU in place of its own.
+
+Owns the scaling. Imports its siblings and `simkit.hardware`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simkit.hardware import GpuSpec
+from simkit.latency.op_fit import OpFit
+from simkit.latency.physics import MEMORY_BOUND_OPS
+from simkit.latency.profile_values import Mixed, Profile
+
+
+def transferred(profile: Profile, gpu: GpuSpec) -> Profile:
+    """`profile` itself on its own GPU; else with the bandwidth and the peak FLOP/s of `gpu` in what they bound.
+
+    The shares of the limits that kernels reach, their floors and their residuals stay those that were measured. Formats
+    that `gpu` does not compute in, and ops that memory does not bound, are left as they are.
+    """
+    if profile.gpu.get("name") == gpu.name:
+        return profile
+    ops = {key: _on(fit, gpu) for key, fit in profile.ops.items()}
+    return replace(profile, ops=ops, mixed=_mixed_on(profile, gpu))
+
+
+def _mixed_on(profile: Profile, gpu: GpuSpec) -> Mixed:
+    """Mixed launches with their memory traffic at the bandwidth of `gpu`."""
+    mixed, own = profile.mixed, profile.gpu.get("hbm_bytes_per_s")
+    if mixed.varlen is None or not isinstance(own, int | float) or own <= 0:
+        return mixed
+    bytes_per_us = mixed.varlen.bytes_per_us * (gpu.hbm_bytes_per_s / own)
+    return replace(mixed, varlen=replace(mixed.varlen, bytes_per_us=bytes_per_us))
+
+
+def _on(fit: OpFit, gpu: GpuSpec) -> OpFit:
+    if fit.op not in MEMORY_BOUND_OPS:
+        return fit
+    flops = gpu.peak_flops_per_s.get(fit.dtype, fit.limits.flops_per_s)
+    return replace(fit, limits=replace(fit.limits, flops_per_s=flops, bytes_per_s=gpu.hbm_bytes_per_s))
