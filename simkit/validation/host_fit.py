@@ -80,7 +80,8 @@ def _slope(predict: Predict, measured: Floats, terms: HostTerms, predicted: Floa
 
 def _moved(terms: HostTerms, names: Sequence[str], slopes: Floats, error: Floats) -> HostTerms:
     """The terms of least squares where everything is linear; one that would fall below 0 stays there."""
-    free, at_zero = list(range(len(names))), set()
+    at_zero: set[int] = set()
+    free = list(range(len(names)))
     while True:
         rest = error - sum((slopes[:, i] * getattr(terms, names[i]) for i in at_zero), np.zeros(len(error)))
         steps = np.linalg.lstsq(slopes[:, free], -rest, rcond=None)[0] if free else np.zeros(0)
