@@ -110,14 +110,7 @@ def _panel(ax: Axes, latency: Latency, lines: list[tuple[Run, Floats, dict[str, 
         return
     low = min(float(values[0]) for _, values, _ in lines)
     high = max(float(values[-1]) for _, values, _ in lines)
-    scale, unit = (1000.0, "s") if high >= 10_000 else (1.0, "ms")
-    if low > 0 and high / low > WIDE:
-        ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 200 else (1.0, 2.0, 5.0), numticks=9))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    scale = time_axis(ax, latency.title, low, high)
     for run, values, look in lines:
         ax.plot(np.quantile(values, LEVELS) / scale, LEVELS, solid_capstyle="butt", **look)
         for percentile, marker in (("p95", "o"), ("p99", "D")):
@@ -133,4 +126,17 @@ def _panel(ax: Axes, latency: Latency, lines: list[tuple[Run, Floats, dict[str, 
                     linestyle="none",
                     zorder=4,
                 )
-    ax.set_xlabel(f"{latency.title} [{unit}]")
+
+
+def time_axis(ax: Axes, name: str, low_ms: float, high_ms: float) -> float:
+    """Scale and label the x axis for these latencies; gives the ms in its unit."""
+    scale, unit = (1000.0, "s") if high_ms >= 10_000 else (1.0, "ms")
+    if low_ms > 0 and high_ms / low_ms > WIDE:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high_ms / low_ms > 200 else (1.0, 2.0, 5.0), numticks=9))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    ax.set_xlabel(f"{name} [{unit}]")
+    return scale

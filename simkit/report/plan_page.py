@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from markupsafe import Markup
-
-from simkit.report import plan_curves, plan_figures, plan_front, plan_parts, plan_words
+from simkit.report import parts_page, plan_curves, plan_figures, plan_front, plan_parts, plan_words
 from simkit.report.figures import Figure
-from simkit.report.html import environment
 from simkit.report.plan_data import Content
 from simkit.report.plan_markdown import scenario_yaml
-from simkit.report.plan_sheets import LEFT, joined
+from simkit.report.plan_sheets import LEFT
 
 FIGURES: dict[str, Callable[[Content], Figure | None]] = {
     "capacity": plan_figures.capacity,
@@ -28,23 +25,15 @@ FIGURES: dict[str, Callable[[Content], Figure | None]] = {
 def render_plan(content: Content) -> str:
     """The page as text. The same content gives the same bytes."""
     parts = [(part, FIGURES[part.key](content) if part.key in FIGURES else None) for part in plan_parts.parts(content)]
-    pages = environment()
-    pages.filters.update(joined=joined, name=_breakable)
-    return pages.get_template("plan.html.j2").render(
+    return parts_page.render(
         title=f"Plan of {content['name']}",
         answer=content["answer"],
         badges=plan_words.badges(content),
-        parts=[
-            (part, figure) for part, figure in parts if figure or part.text or part.sheets or part.items or part.code
-        ],
+        parts=parts,
         definitions=plan_words.definitions(),
+        origin="Every number of this page comes from this scenario, profile, seed and version.",
         provenance=plan_parts.provenance(content),
-        scenario=scenario_yaml(content),
         left=LEFT,
         version=content["version"],
+        scenario=("The file that the plan was made from", scenario_yaml(content)),
     )
-
-
-def _breakable(name: str) -> Markup:
-    """The name of a point, which may wrap behind a comma."""
-    return Markup(",<wbr>").join(name.split(","))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
 from rich.text import Text
 
 from simkit.report import plan_words
+from simkit.report.headline import Badge
 from simkit.report.plan_data import Content
 from simkit.report.plan_parts import Part, parts
 from simkit.report.tables import fit
@@ -26,16 +27,20 @@ INDENT = 2
 def plan_tables(content: Content, width: int = 100) -> list[RenderableType]:
     """The answer, its labels, and the tables of a plan, split to fit `width` columns."""
     found: list[RenderableType] = [Text(str(content["answer"]), style="bold")]
-    for badge in plan_words.badges(content):
-        found.append(Padding(Text(f"{badge.label}: {badge.text}"), (0, 0, 0, INDENT), expand=False))
+    found += badge_lines(plan_words.badges(content))
     for part in parts(content):
         if part.key == "limits":
             found += [Text(f"\n{part.title}", style="bold"), *(Text(f"- {item}") for item in part.items)]
         elif part.key == "chance":
             found += [Text(f"\n{part.title}", style="bold"), *map(Text, (*part.text, *_steps(part)))]
         elif part.key not in SKIPPED:
-            found += _part(part, width)
+            found += part_lines(part, width)
     return found
+
+
+def badge_lines(badges: Iterable[Badge]) -> list[RenderableType]:
+    """Labels with what they mean, indented."""
+    return [Padding(Text(f"{badge.label}: {badge.text}"), (0, 0, 0, INDENT), expand=False) for badge in badges]
 
 
 def _steps(part: Part) -> Iterator[str]:
@@ -45,7 +50,8 @@ def _steps(part: Part) -> Iterator[str]:
         yield f"Above {', '.join(f'{rate}/s: {share}' for rate, share in steps)}."
 
 
-def _part(part: Part, width: int) -> list[RenderableType]:
+def part_lines(part: Part, width: int) -> list[RenderableType]:
+    """A part as the terminal shows it: title, paragraphs, items, tables that are not folded, the line to paste."""
     found: list[RenderableType] = [Text(f"\n{part.title}", style="bold")]
     found += [Text(line) for line in part.text]
     found += [Text(f"- {item}") for item in part.items]

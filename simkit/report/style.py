@@ -56,6 +56,7 @@ _RC: dict[Any, Any] = {
     "axes.linewidth": 0.7,
     "hatch.linewidth": 0.6,
     "path.simplify": False,
+    "text.parse_math": False,  # a name may hold dollar signs
 }
 _ID = re.compile(r'\sid="([^"]*)"')
 _REFERENCE = re.compile(r'(?:url\(#|href="#)([^)"]+)')

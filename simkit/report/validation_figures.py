@@ -1,0 +1,240 @@
+"""The pictures of a comparison with a measured run: distributions, requests one by one, over time, and effects.
+
+Each is None where the content has nothing for it. Imports style, agreement, cdf (for its axis) and validation_data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from simkit.report import agreement, style
+from simkit.report.cdf import time_axis
+from simkit.report.figures import Figure
+from simkit.report.numbers import count
+from simkit.report.plan_figures import WIDTH
+from simkit.report.validation_data import (
+    HEADLINE,
+    LATENCIES,
+    SERIES,
+    Content,
+    counts,
+    effect_name,
+    error,
+    error_of,
+    key_name,
+    known,
+)
+from simkit.types import Floats
+
+MAX_DOTS = 1_500
+"""Requests that are drawn in a panel; the numbers are over all of them."""
+
+PERCENTILES = (("p95", 0.95, "o"), ("p99", 0.99, "D"))
+
+MEASURED: dict[str, Any] = {"color": style.VERMILLION, "linestyle": "-", "linewidth": 3.0, "alpha": 0.65}
+PREDICTED: dict[str, Any] = {"color": style.LINE_BLUE, "linestyle": style.DASHES[1], "linewidth": 1.6}
+SIDES = (("measured", MEASURED), ("predicted", PREDICTED))
+"""Measured is a broad pale line, so that it is seen where the prediction lies on it."""
+
+
+def distributions(content: Content) -> Figure | None:
+    """A panel a latency: the shares of requests that took no longer, measured and predicted."""
+    curves = {metric: found for metric, found in _by_latency(content, "curves").items() if len(found["share"])}
+    if not curves:
+        return None
+    with style.drawing():
+        fig = style.new_figure(WIDTH, 3.5)
+        axes = fig.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+        for ax, (metric, curve) in zip(axes, curves.items(), strict=True):
+            _distribution(ax, content, metric, curve)
+        axes[0].set_ylabel("share of requests")
+        marks = [
+            Line2D([], [], color=style.INK, marker=mark, linestyle="none", markersize=5, label=stat)
+            for stat, _, mark in PERCENTILES
+        ]
+        style.legend_below(fig, [*_sides(), *marks], 4)
+        svg = style.to_svg(fig, "distributions", "Distributions of measured and predicted latencies")
+    return Figure(svg, "Broad line: measured. Dashed line: predicted. Each is over the requests that have both times.")
+
+
+def _distribution(ax: Axes, content: Content, metric: str, curve: Mapping[str, Sequence[Any]]) -> None:
+    lines = {side: _floats(curve[side]) for side, _ in SIDES}
+    share = _floats(curve["share"])
+    finite = np.concatenate([line[np.isfinite(line)] for line in lines.values()])
+    ax.set_title(LATENCIES[metric])
+    ax.set_ylim(0, 1.02)
+    style.grid(ax)
+    if not len(finite):
+        return
+    scale = time_axis(ax, LATENCIES[metric], float(finite.min()), float(finite.max()))
+    for side, look in SIDES:
+        ax.plot(lines[side] / scale, share, zorder=2, **look)
+        for stat, at, mark in PERCENTILES:
+            value = known(((content["errors"].get(metric) or {}).get(stat) or {}).get(side))
+            if value is not None:
+                ax.plot(
+                    [value / scale], [at], marker=mark, color=look["color"], markersize=5, linestyle="none", zorder=4
+                )
+
+
+def requests(content: Content) -> Figure | None:
+    """A panel a latency: predicted over measured, a dot a request."""
+    pairs = {metric: found for metric, rows in _by_latency(content, "requests").items() if len(found := _pairs(rows))}
+    if not pairs:
+        return None
+    with style.drawing():
+        fig = style.new_figure(WIDTH, min(0.85 * WIDTH / len(pairs) + 1.1, 5.2))
+        axes = fig.subplots(1, len(pairs), squeeze=False)[0]
+        for ax, (metric, found) in zip(axes, pairs.items(), strict=True):
+            scale, unit = (1000.0, "s") if found.max() >= 10_000 else (1.0, "ms")
+            drawn = found[_thinned(len(found))] / scale
+            agreement.square(ax, drawn.ravel().tolist(), f"{LATENCIES[metric]} [{unit}]")
+            ax.plot(drawn[:, 0], drawn[:, 1], zorder=3, **_DOTS)
+            ax.set_title(LATENCIES[metric])
+        dot = Line2D([], [], label="request", **(_DOTS | {"alpha": 1.0, "markersize": 4}))
+        style.legend_below(fig, [dot, *agreement.handles()], 3)
+        svg = style.to_svg(fig, "requests", "Predicted against measured latency of each request")
+    return Figure(svg, _drawn_text(content, pairs))
+
+
+_DOTS: dict[str, Any] = {
+    "color": style.LINE_BLUE, "marker": "o", "markersize": 2.6, "markeredgewidth": 0, "linestyle": "none", "alpha": 0.4,
+}  # fmt: skip
+
+
+def _thinned(number: int) -> Any:
+    """Positions of the requests that are drawn, evenly over all."""
+    return np.unique(np.linspace(0, number - 1, min(number, MAX_DOTS)).round().astype(int))
+
+
+def _drawn_text(content: Content, pairs: Mapping[str, Floats]) -> str:
+    _, by_metric = counts(content)
+    said = []
+    for metric, found in pairs.items():
+        drawn, total = min(len(found), MAX_DOTS), max(len(found), by_metric.get(metric, 0))
+        near = np.abs(found[:, 1] - found[:, 0]) <= agreement.NEAR_PCT / 100 * found[:, 0]
+        of = f"{count(drawn)} of {count(total)} drawn, evenly thinned" if drawn < total else f"{count(total)} drawn"
+        said.append(f"{LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {agreement.NEAR_PCT:g} %")
+    return f"{'. '.join(said)}."
+
+
+# --- over time --------------------------------------------------------------------------------------------------------
+def series(content: Content) -> Figure | None:
+    """Running, waiting and KV use over time, one above the other."""
+    found = content.get("series")
+    if not found:
+        return None
+    shown = [key for key in SERIES if found["measured"].get(key) is not None or found["predicted"].get(key) is not None]
+    if not shown or not len(found["t_s"]):
+        return None
+    times = _floats(found["t_s"])
+    with style.drawing():
+        fig = style.new_figure(WIDTH, 1.6 * len(shown) + 0.9)
+        axes = fig.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, key in zip(axes, shown, strict=True):
+            for side, look in SIDES:
+                values = found[side].get(key)
+                if values is not None:
+                    ax.plot(times, _floats(values), zorder=2, **(look | {"linewidth": 0.7 * look["linewidth"]}))
+            ax.set_ylim(bottom=0)
+            ax.set_xlim(float(times[0]), max(float(times[-1]), float(times[0]) + 1e-9))
+            ax.set_ylabel(SERIES[key].replace(" [", "\n["))
+            ax.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=key != "kv_pct"))
+            style.grid(ax)
+        axes[-1].set_xlabel("time since the first arrival [s]")
+        fig.align_ylabels(axes)
+        style.legend_below(fig, _sides(), 2)
+        svg = style.to_svg(fig, "series", "Running, waiting and KV use over time")
+    return Figure(svg, f"{count(len(times))} instants at which both are known.")
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+def ablation(content: Content) -> Figure | None:
+    """A panel a number: its error with each effect off, beside that with all on."""
+    effects = content.get("ablation")
+    keys = [key for key in HEADLINE if error_of(content, key) is not None]
+    if not effects or not keys:
+        return None
+    bands = {band["key"]: band["limit_pct"] for band in content.get("bands") or ()}
+    with style.drawing():
+        fig = style.new_figure(WIDTH, 1.5 + 0.26 * (len(effects) + 1))
+        axes = fig.subplots(1, len(keys), sharey=True, squeeze=False)[0]
+        for ax, key in zip(axes, keys, strict=True):
+            _bars(
+                ax, [error_of(content, key), *(known(values.get(key)) for values in effects.values())], bands.get(key)
+            )
+            ax.set_title(key_name(key))
+            ax.set_xlabel("error [%]")
+        axes[0].set_yticks(range(len(effects) + 1), ["all on", *(f"no {effect_name(name)}" for name in effects)])
+        axes[0].set_ylim(len(effects) + 0.6, -0.6)
+        handles: list[Line2D | Patch] = [
+            _ALL_ON.patch(),
+            _ONE_OFF.patch(),
+            Line2D([], [], label="error, all on", **_BASE),
+        ]
+        if any(key in bands for key in keys):
+            handles.append(Patch(facecolor=style.GREY, alpha=0.5, label="band asked for"))
+        style.legend_below(fig, handles, 4)
+        svg = style.to_svg(fig, "ablation", "Errors with one effect switched off")
+    return Figure(svg, "A bar that ends at the dashed line: the effect does nothing in this run.")
+
+
+_ALL_ON = style.Fill("all effects on", style.LINE_BLUE, None)
+_ONE_OFF = style.Fill("one effect off", style.ORANGE, "////")
+_BASE: dict[str, Any] = {"color": style.INK, "linestyle": style.DASHES[1], "linewidth": 1.0}
+
+
+def _bars(ax: Axes, errors: Sequence[float | None], limit: float | None) -> None:
+    """All on first; the length of each bar as a number at the right."""
+    given = [value for value in errors if value is not None]
+    low, high = min(0.0, *given, -(limit or 0.0)), max(0.0, *given, limit or 0.0)
+    span = (high - low) or 1.0
+    if limit is not None:
+        ax.axvspan(-limit, limit, color=style.GREY, alpha=0.28, linewidth=0, zorder=0)
+    ax.axvline(0, color=style.INK, linewidth=0.8)
+    for index, value in enumerate(errors):
+        fill = _ONE_OFF if index else _ALL_ON
+        if value is not None:
+            edge = style.HATCH_INK if fill.hatch else "none"
+            ax.barh(
+                index, value, height=0.62, color=fill.color, hatch=fill.hatch, edgecolor=edge, linewidth=0.4, zorder=2
+            )
+        ax.annotate(
+            error(value), (1, index), xycoords=("axes fraction", "data"), va="center", ha="right", fontsize=7.5
+        )  # fmt: skip
+    if errors[0] is not None:
+        ax.axvline(errors[0], zorder=3, **_BASE)
+    # Room for the numbers at the right.
+    ax.set_xlim(low - 0.06 * span, high + 0.62 * span)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    style.grid(ax, "x")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+def _by_latency(content: Content, key: str) -> dict[str, Any]:
+    found = content.get(key) or {}
+    return {metric: found[metric] for metric in LATENCIES if found.get(metric)}
+
+
+def _floats(values: Sequence[Any]) -> Floats:
+    """Numbers, NaN where there is none."""
+    return np.array([math.nan if (found := known(value)) is None else found for value in values], dtype=np.float64)
+
+
+def _pairs(rows: Sequence[Sequence[Any]]) -> Floats:
+    """float64[n, 2] (measured, predicted), those that have both."""
+    found = np.stack([_floats([row[0] for row in rows]), _floats([row[1] for row in rows])], axis=1)
+    kept: Floats = found[np.isfinite(found).all(axis=1)]
+    return kept
+
+
+def _sides() -> list[Line2D]:
+    return [Line2D([], [], label=side, **look) for side, look in SIDES]
