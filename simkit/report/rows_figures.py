@@ -1,0 +1,231 @@
+"""The pictures of a study of aggregate rows: predicted over measured, and the error against concurrency.
+
+Each is None where the content has nothing for it. Imports style, agreement and rows_data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from simkit.report import agreement, rows_data, style
+from simkit.report.figures import Figure
+from simkit.report.numbers import count
+from simkit.report.plan_figures import WIDTH
+from simkit.report.rows_data import ROLES, Content, Row, metric_name, metric_unit
+from simkit.report.validation_data import known
+
+MAX_METRICS = 4
+"""Metrics that are drawn; the tables have all."""
+
+MAX_GROUPS = 9
+"""Groups of rows that are told apart by colour and marker."""
+
+FAR_PCT = 150.0
+"""Errors beyond which the axis of errors is linear only around 0."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*")
+LONGEST = 46
+
+Panel = tuple[str, bool]
+"""A metric, and whether its host terms are at 0."""
+
+
+def scatter(content: Content) -> Figure | None:
+    """Predicted over measured, both logarithmic, a panel a metric; beside it with the host terms at 0."""
+
+    def draw(ax: Axes, metric: str, zero: bool) -> None:
+        key = "predicted_zero" if zero else "predicted"
+        # Both panels of a metric have the same axes.
+        ends = ("predicted", "predicted_zero")
+        values = [value for row in _with(content, metric, zero) for end in ends for value in _pair(row, metric, end)]
+        values = [value for value in values if value > 0]
+        unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
+        agreement.square(ax, values, f"{metric_name(metric)}{unit}", always_log=True)
+        for row, look in _marks(content, metric, zero):
+            measured, predicted = _pair(row, metric, key)
+            ax.plot([measured], [predicted], zorder=3, **look)
+
+    return _figure(content, "agreement", "Predicted against measured rows", draw, square=True)
+
+
+def concurrency(content: Content) -> Figure | None:
+    """Errors over the requests under way, a panel a metric; beside it with the host terms at 0."""
+    if not any(_concurrency(row) for row in content["rows"]):
+        return None
+
+    def draw(ax: Axes, metric: str, zero: bool) -> None:
+        key = "error_zero_pct" if zero else "error_pct"
+        for row, look in _marks(content, metric, zero):
+            at, error = _concurrency(row), known(row["metrics"][metric].get(key))
+            if at and error is not None:
+                ax.plot([at], [error], zorder=3, **look)
+        ax.axhspan(-agreement.NEAR_PCT, agreement.NEAR_PCT, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
+        ax.axhline(0, zorder=1, **agreement.EQUAL)
+        _error_axis(ax, _all_errors(content, metric))
+        _concurrency_axis(ax, [at for row in content["rows"] if (at := _concurrency(row))])
+        ax.set_ylabel("error [%]")
+        style.grid(ax)
+
+    return _figure(content, "concurrency", "Error of each row against its concurrency", draw, square=False)
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
+def _figure(
+    content: Content, key: str, alt: str, draw: Callable[[Axes, str, bool], None], *, square: bool
+) -> Figure | None:
+    drawable = [metric for metric in rows_data.metrics(content) if any(_with(content, metric, False))]
+    chosen = drawable[:MAX_METRICS]
+    if not chosen:
+        return None
+    zeros = rows_data.has_zero(content)
+    columns = 2 if zeros or len(chosen) > 1 else 1
+    panels: list[Panel] = [(metric, zero) for metric in chosen for zero in ((True, False) if zeros else (False,))]
+    lines = math.ceil(len(panels) / columns)
+    groups = rows_data.labels(content["rows"], MAX_GROUPS)
+    per_line = 3 if len(groups) + 4 > 4 else 4
+    legend = 0.24 * math.ceil((len(groups) + 4) / per_line)
+    with style.drawing():
+        height = (4.1 if columns == 2 else 4.6) if square else 3.0
+        fig = style.new_figure(WIDTH, height * lines + legend + 0.2)
+        axes = fig.subplots(lines, columns, squeeze=False).flatten()
+        for ax, (metric, zero) in zip(axes, panels, strict=False):
+            if any(_with(content, metric, zero)):
+                draw(ax, metric, zero)
+            else:
+                ax.text(0.5, 0.5, "not predicted", ha="center", va="center", transform=ax.transAxes)
+                ax.set(xticks=[], yticks=[])
+            ax.set_title(f"{metric_name(metric)}{_side(content, zero)}")
+        engine = fig.get_layout_engine()
+        assert engine is not None
+        engine.set(h_pad=0.1)  # type: ignore[call-arg]
+        for ax in axes[len(panels) :]:
+            ax.set_visible(False)
+        style.legend_below(fig, _legend(content), per_line)
+        svg = style.to_svg(fig, key, alt)
+    return Figure(svg, _caption(content, drawable, key))
+
+
+def _side(content: Content, zero: bool) -> str:
+    """Which host terms a panel has, where there are two for each metric."""
+    if zero:
+        return ": host terms at 0"
+    if not rows_data.has_zero(content):
+        return ""
+    return ": host terms fitted" if content.get("fit") else ": host terms on"
+
+
+def _caption(content: Content, drawable: Sequence[str], key: str) -> str:
+    said = []
+    for metric in drawable[:MAX_METRICS]:
+        rows = [row for row in _with(content, metric, False) if key != "concurrency" or _concurrency(row)]
+        left = sum(1 for row in content["rows"] if metric in row["metrics"]) - len(rows)
+        why = (
+            f", {count(left)} without {'a concurrency or ' if key == 'concurrency' else ''}both numbers" if left else ""
+        )
+        said.append(f"{metric_name(metric)}: {count(len(rows))} rows{why}")
+    if drawable[MAX_METRICS:]:
+        said.append(f"Not drawn: {', '.join(map(metric_name, drawable[MAX_METRICS:]))}")
+    if key == "concurrency" and any(error > FAR_PCT for error in _all_errors(content)):
+        said.append(
+            f"Where errors exceed {FAR_PCT:g} % their axis is logarithmic outside of ± {agreement.NEAR_PCT:g} %"
+        )
+    return f"{'. '.join(said)}."
+
+
+def _all_errors(content: Content, only: str | None = None) -> list[float]:
+    """Errors of rows with a concurrency, with and without host terms, of all metrics or of one."""
+    return [
+        error
+        for row in content["rows"]
+        if _concurrency(row)
+        for metric, values in row["metrics"].items()
+        if only in (None, metric)
+        for name in ("error_pct", "error_zero_pct")
+        if (error := known(values.get(name))) is not None
+    ]
+
+
+def _with(content: Content, metric: str, zero: bool) -> list[Row]:
+    """Rows that have this metric measured and predicted, both above 0."""
+    key = "predicted_zero" if zero else "predicted"
+    return [
+        row
+        for row in content["rows"]
+        if metric in row["metrics"] and all(value > 0 for value in _pair(row, metric, key))
+    ]
+
+
+def _pair(row: Row, metric: str, key: str) -> tuple[float, float]:
+    """(measured, predicted), 0 where there is none."""
+    values = row["metrics"][metric]
+    return known(values.get("measured")) or 0.0, known(values.get(key)) or 0.0
+
+
+def _concurrency(row: Row) -> float | None:
+    found = known(row.get("concurrency"))
+    return found if found and found > 0 else None
+
+
+# --- marks ------------------------------------------------------------------------------------------------------------
+def _look(index: int, role: str) -> dict[str, Any]:
+    """Colour and marker of a group; hollow where the row was fitted on."""
+    color = style.CYCLE[index % len(style.CYCLE)]
+    fill = "none" if role == "fit" else color
+    return {
+        "color": color, "marker": MARKERS[index % len(MARKERS)], "markersize": 5.5, "markerfacecolor": fill,
+        "markeredgewidth": 1.1, "linestyle": "none", "alpha": 0.85,
+    }  # fmt: skip
+
+
+def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
+    shown = {id(row) for row in _with(content, metric, zero)}
+    for index, rows in enumerate(rows_data.labels(content["rows"], MAX_GROUPS).values()):
+        for row in rows:
+            if id(row) in shown:
+                yield row, _look(index, row["role"])
+
+
+def _legend(content: Content) -> list[Any]:
+    groups = rows_data.labels(content["rows"], MAX_GROUPS)
+    handles: list[Any] = [
+        Line2D([], [], label=_short(f"{name} ({count(len(rows))})"), **_look(index, "all"))
+        for index, (name, rows) in enumerate(groups.items())
+    ]
+    if "fit" in rows_data.roles(content):
+        mark: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5.5, "linestyle": "none"}
+        handles.append(Line2D([], [], label=f"hollow: {ROLES['fit']}", markerfacecolor="none", **mark))
+        handles.append(Line2D([], [], label=f"filled: {ROLES['test']}", **mark))
+    return [*handles, *agreement.handles()]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+def _error_axis(ax: Axes, errors: Sequence[float]) -> None:
+    """The same for both panels of a metric."""
+    low, high = min(-agreement.NEAR_PCT, *errors), max(agreement.NEAR_PCT, *errors)
+    if high > FAR_PCT:
+        ax.set_yscale("symlog", linthresh=agreement.NEAR_PCT)
+        ax.set_ylim(min(1.4 * low, -2 * agreement.NEAR_PCT), 1.4 * high)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        return
+    pad = 0.08 * (high - low)
+    ax.set_ylim(low - pad, high + pad)
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=7))
+
+
+def _concurrency_axis(ax: Axes, values: Sequence[float]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(min(values) / 1.4, max(values) * 1.4)
+    ax.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("concurrency [requests]")
