@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.report.numbers import plain
+from simkit.report.numbers import MISSING
 from simkit.report.validation_data import known
 
 Content = Mapping[str, Any]
@@ -24,7 +24,10 @@ GROUPS = {
 """What rows are grouped by, and how it is called."""
 
 ROLES = {"fit": "rows fitted on", "test": "test rows", "all": "rows"}
-"""What a row is for; "all" where nothing was fitted."""
+"""What a row is for; "all" where nothing was fitted for its engine."""
+
+RUNNING = "running"
+"""The logged count of running requests: held against a range, so it has no place among the errors."""
 
 _METRIC = re.compile(r"(?:(mean|median|p\d+)_)?(ttft|tpot|itl|e2e)_(ms|s)")
 _OTHERS = {
@@ -46,6 +49,9 @@ class Errors:
     worst: float | None
 
 
+NO_ERRORS = Errors(0, None, None, None)
+
+
 def metric_name(metric: str) -> str:
     """``mean_tpot_ms`` as TPOT mean; an unknown one as it is."""
     return _parts(metric)[0]
@@ -65,9 +71,15 @@ def _parts(metric: str) -> tuple[str, str]:
 
 
 def metrics(content: Content) -> list[str]:
-    """All metrics of the rows, the usual ones first."""
-    seen = dict.fromkeys(metric for row in content["rows"] for metric in row["metrics"])
+    """All metrics of the rows that have errors, the usual ones first."""
+    seen = dict.fromkeys(metric for row in content["rows"] for metric in row["metrics"] if metric != RUNNING)
     return [*(metric for metric in _FIRST if metric in seen), *(metric for metric in seen if metric not in _FIRST)]
+
+
+def fits(content: Content) -> Sequence[Mapping[str, Any]]:
+    """The fits, one for each engine that has one."""
+    found = content.get("fit") or ()
+    return (found,) if isinstance(found, Mapping) else tuple(found)
 
 
 def has_zero(content: Content) -> bool:
@@ -88,9 +100,20 @@ def of_role(content: Content, role: str) -> list[Row]:
     return [row for row in content["rows"] if row["role"] == role]
 
 
+def judged(content: Content) -> list[Row]:
+    """The rows that errors are over: all that were not fitted on."""
+    return [row for row in content["rows"] if row["role"] != "fit"]
+
+
+def judged_name(content: Content) -> str:
+    """What those are called."""
+    found = {row["role"] for row in judged(content)}
+    return ROLES[found.pop()] if len(found) == 1 else "rows not fitted on"
+
+
 def of_group(content: Content, group: str, value: str) -> list[Row]:
-    """The rows with this value, as text, of a group."""
-    return [row for row in content["rows"] if group == "all" or text(row.get(group)) == value]
+    """The judged rows with this value, as text, of a group."""
+    return [row for row in judged(content) if group == "all" or text(row.get(group)) == value]
 
 
 def errors_over(rows: Iterable[Row], metric: str, key: str) -> Errors:
@@ -102,7 +125,7 @@ def summary(values: Iterable[Any]) -> Errors:
     """Those that are known, put together."""
     found = [value for item in values if (value := known(item)) is not None]
     if not found:
-        return Errors(0, None, None, None)
+        return NO_ERRORS
     return Errors(
         len(found),
         math.fsum(map(abs, found)) / len(found),
@@ -120,9 +143,7 @@ def given(values: Mapping[str, Any] | None) -> Errors | None:
 
 def text(value: Any) -> str:
     """A value of a group as text."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return plain(value) if not isinstance(value, int) else str(value)
+    return MISSING if value in (None, "") else str(value)
 
 
 def labels(rows: Sequence[Row], most: int) -> dict[str, list[Row]]:

@@ -46,7 +46,7 @@ def scatter(content: Content) -> Figure | None:
         values = [value for row in _with(content, metric, zero) for end in ends for value in _pair(row, metric, end)]
         values = [value for value in values if value > 0]
         unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
-        agreement.square(ax, values, f"{metric_name(metric)}{unit}", always_log=True)
+        agreement.square(ax, values, f"{_name(metric)}{unit}", always_log=True)
         for row, look in _marks(content, metric, zero):
             measured, predicted = _pair(row, metric, key)
             ax.plot([measured], [predicted], zorder=3, **look)
@@ -100,7 +100,7 @@ def _figure(
             else:
                 ax.text(0.5, 0.5, "not predicted", ha="center", va="center", transform=ax.transAxes)
                 ax.set(xticks=[], yticks=[])
-            ax.set_title(f"{metric_name(metric)}{_side(content, zero)}")
+            ax.set_title(f"{_name(metric)}{_side(content, zero)}")
         engine = fig.get_layout_engine()
         assert engine is not None
         engine.set(h_pad=0.1)  # type: ignore[call-arg]
@@ -109,6 +109,10 @@ def _figure(
         style.legend_below(fig, _legend(content), per_line)
         svg = style.to_svg(fig, key, alt)
     return Figure(svg, _caption(content, drawable, key))
+
+
+def _name(metric: str) -> str:
+    return style.label(metric_name(metric), LONGEST)
 
 
 def _side(content: Content, zero: bool) -> str:
@@ -194,7 +198,7 @@ def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[Row, dic
 def _legend(content: Content) -> list[Any]:
     groups = rows_data.labels(content["rows"], MAX_GROUPS)
     handles: list[Any] = [
-        Line2D([], [], label=_short(f"{name} ({count(len(rows))})"), **_look(index, "all"))
+        Line2D([], [], label=f"{style.label(name, LONGEST)} ({count(len(rows))})", **_look(index, "all"))
         for index, (name, rows) in enumerate(groups.items())
     ]
     if "fit" in rows_data.roles(content):
@@ -202,10 +206,6 @@ def _legend(content: Content) -> list[Any]:
         handles.append(Line2D([], [], label=f"hollow: {ROLES['fit']}", markerfacecolor="none", **mark))
         handles.append(Line2D([], [], label=f"filled: {ROLES['test']}", **mark))
     return [*handles, *agreement.handles()]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------

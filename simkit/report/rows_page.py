@@ -28,7 +28,7 @@ def render(content: Content) -> str:
     return parts_page.render(
         title=rows_parts.title(content),
         answer=rows_parts.answer(content),
-        badges=(),
+        badges=rows_parts.badges(content),
         parts=[(part, figure) for part, figure in drawn if figure or part.key not in FIGURES],
         definitions=rows_parts.DEFINITIONS,
         origin="Every number of this page comes from rows.json beside it: from these rows and this study.",

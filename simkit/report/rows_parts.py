@@ -5,22 +5,26 @@ Owns words and columns; draws nothing. Imports rows_data, definitions, plan_part
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkit.report import rows_data
+from simkit.report.headline import Badge
 from simkit.report.numbers import MISSING, count, plain
 from simkit.report.plan_parts import Part
 from simkit.report.plan_sheets import Sheet, column
-from simkit.report.rows_data import GROUPS, ROLES, Content, Errors, Row, metric_name, metric_unit, text
+from simkit.report.rows_data import GROUPS, ROLES, RUNNING, Content, Errors, Row, metric_name, metric_unit, text
 from simkit.report.tables import Column
 from simkit.report.validation_data import error, known
-from simkit.report.validation_parts import SIGN, WORDS
+from simkit.report.validation_parts import SIGN, WORDS, band_badges, band_sheet
 
-LEFT = frozenset({"engine", "GPU", "model", "role", "note"})
+LEFT = frozenset({"engine", "GPU", "model", "role", "note", "verdict", "fitted"})
 """Columns of words."""
 
 ZERO = "at 0"
+MAX_RUNNING = 40
+"""Rows of logged counts that are shown unasked."""
+
 MAX_IDS = 16
 """Rows that are named where they are only counted otherwise."""
 
@@ -49,16 +53,23 @@ def title(content: Content) -> str:
 
 
 def answer(content: Content) -> str:
-    """What came out, in one sentence: over the test rows where there was a fit."""
-    role = "test" if content.get("fit") else None
-    rows = rows_data.of_role(content, role) if role else content["rows"]
+    """What came out, in one sentence: over the rows that nothing was fitted on."""
     said = []
     for metric in rows_data.metrics(content):
-        found = rows_data.errors_over(rows, metric, "error_pct")
-        if found.n:
-            said.append(f"{metric_name(metric)} {size(found.mape)} ({count(found.n)} rows)")
-    over = ROLES["test"] if role else "all rows"
+        found = _given(content, "all", "all", metric)
+        if found is not None:
+            said.append(f"{metric_name(metric)} {size(found.mape)} ({_rows_text(found.n)})")
+    over = rows_data.judged_name(content)
     return f"Mean size of the error over {over}: {', '.join(said) or 'none is known'}."
+
+
+def badges(content: Content) -> list[Badge]:
+    """Whether the bands hold; none where none was set."""
+    return band_badges(content.get("bands") or (), metric_name, size)
+
+
+def _rows_text(number: int) -> str:
+    return f"{count(number)} {'row' if number == 1 else 'rows'}"
 
 
 def parts(content: Content) -> list[Part]:
@@ -95,34 +106,61 @@ def _errors(content: Content) -> Part:
     ]
     if rows_data.has_zero(content):
         text_.append(f"Columns “{ZERO}”: the same rows with the host terms at 0.")
-    lines: list[tuple[str, Errors, Errors]] = []
+    zeros, roles = rows_data.has_zero(content), rows_data.roles(content)
+    lines: list[Line] = []
     for metric in rows_data.metrics(content):
-        for role in rows_data.roles(content):
-            chosen = rows_data.of_role(content, role)
-            lines.append(_line(f"{metric_name(metric)}, {ROLES[role]}", chosen, metric, None))
-        total = _given(content, "all", metric)
-        if total is not None and len(rows_data.roles(content)) > 1:
-            lines.append(_line(f"{metric_name(metric)}, together", content["rows"], metric, total))
-    return Part("errors", "Errors", tuple(text_), (_sheet("Errors", "metric", lines, rows_data.has_zero(content)),))
+        name = metric_name(metric)
+        if "fit" in roles:
+            lines.append(_line(f"{name}, {ROLES['fit']}", rows_data.of_role(content, "fit"), metric))
+        given = (content["errors"].get("all") or {}).get("all") or {}
+        lines.append(_line(f"{name}, {rows_data.judged_name(content)}", rows_data.judged(content), metric, given))
+        if {"test", "all"} <= set(roles):
+            lines.append(_line(f"{name}, of them {ROLES['test']}", rows_data.of_role(content, "test"), metric))
+    sheets = [_sheet("Errors", "metric", lines, zeros)] if lines else []
+    bands = band_sheet(content.get("bands") or (), metric_name, size)
+    running = _running(content)
+    return Part("errors", "Errors", tuple(text_), tuple(sheet for sheet in (*sheets, bands, running) if sheet))
 
 
-def _given(content: Content, group: str, metric: str) -> Errors | None:
-    """The only value of a group that has one."""
-    for values in (content["errors"].get(group) or {}).values():
-        if metric in values:
-            return rows_data.given(values[metric])
-    return None
+Line = tuple[str, Errors, Errors]
+"""Name, errors, and errors with the host terms at 0."""
 
 
-def _line(name: str, rows: Sequence[Row], metric: str, found: Errors | None) -> tuple[str, Errors, Errors]:
-    """(name, errors, errors with the host terms at 0); `found`: what rows.json says of these rows."""
+def _given(content: Content, group: str, value: str, metric: str) -> Errors | None:
+    return rows_data.given(((content["errors"].get(group) or {}).get(value) or {}).get(metric))
+
+
+def _line(name: str, rows: Sequence[Row], metric: str, by_metric: Mapping[str, Any] | None = None) -> Line:
+    """Errors over `rows`; `by_metric`: what rows.json says of them, where it does."""
     zero = rows_data.errors_over(rows, metric, "error_zero_pct")
+    found = rows_data.given((by_metric or {}).get(metric))
     if found is None:
         return name, rows_data.errors_over(rows, metric, "error_pct"), zero
-    return name, found, zero if zero.n == found.n else Errors(0, None, None, None)
+    return name, found, zero if zero.n == found.n else rows_data.NO_ERRORS
 
 
-def _sheet(title_: str, head: str, lines: Sequence[tuple[str, Errors, Errors]], zeros: bool) -> Sheet:
+def _running(content: Content) -> Sheet | None:
+    """Logged counts of running requests, which belong between the simulated mean over time and the peak."""
+    rows = [row for row in content["rows"] if RUNNING in row["metrics"]]
+    if not rows:
+        return None
+    values = [row["metrics"][RUNNING] for row in rows]
+    group = (
+        column("concur-\nrency", [text(row.get("concurrency")) for row in rows]),
+        column("logged", [count(known(value.get("measured"))) for value in values]),
+        column("mean", [_number(value.get("predicted_mean")) for value in values]),
+        column("peak", [count(known(value.get("predicted_peak", value.get("predicted")))) for value in values]),
+        column("within", [plain(value.get("within")) for value in values]),
+    )
+    notes = (
+        f"{count(sum(bool(value.get('within')) for value in values))} of {_rows_text(len(rows))} within: a log shows "
+        "moments, so its largest count belongs between a little below the simulated mean over time and the peak.",
+    )
+    names = tuple(str(row["id"]) for row in rows)
+    return Sheet("Requests running at once", "running, row", names, (group,), notes, folded=len(rows) > MAX_RUNNING)
+
+
+def _sheet(title_: str, head: str, lines: Sequence[Line], zeros: bool) -> Sheet:
     groups: list[tuple[Column, ...]] = [(column("n", [count(found.n) for _, found, _ in lines]),)]
     for name, key, show in (("MAPE", "mape", size), ("bias", "bias", error), ("worst", "worst", error)):
         group = [column(name, [show(getattr(found, key)) for _, found, _ in lines])]
@@ -132,9 +170,10 @@ def _sheet(title_: str, head: str, lines: Sequence[tuple[str, Errors, Errors]], 
     return Sheet(title_, head, tuple(name for name, _, _ in lines), tuple(groups))
 
 
-def size(value: float | None) -> str:
-    """The size of an error in per cent, without a sign."""
-    return MISSING if value is None else f"{value:.1f} %"
+def size(value: Any) -> str:
+    """The mean size of errors in per cent, without a sign."""
+    found = known(value)
+    return MISSING if found is None else f"{found:.1f} %"
 
 
 def _groups(content: Content) -> list[Part]:
@@ -145,33 +184,45 @@ def _groups(content: Content) -> list[Part]:
         if len(values) < 2:
             continue
         lines = [
-            _line(f"{metric_name(metric)}, {value}", rows_data.of_group(content, group, value), metric, found)
+            _line(f"{metric_name(metric)}, {value}", rows_data.of_group(content, group, value), metric, by_metric)
             for metric in rows_data.metrics(content)
             for value, by_metric in values.items()
-            if (found := rows_data.given(by_metric.get(metric))) is not None
+            if metric in by_metric
         ]
         sheets.append(_sheet(f"By {name}", name, lines, rows_data.has_zero(content)))
-    return [Part("groups", "Errors by group", (), tuple(sheets))] if sheets else []
+    text_ = f"Over the {rows_data.judged_name(content)}."
+    return [Part("groups", "Errors by group", (text_,), tuple(sheets))] if sheets else []
 
 
 # --- what was fitted, left out, assumed -------------------------------------------------------------------------------
 def _fit(content: Content) -> Part:
-    fit = content.get("fit")
-    if not fit:
+    fits = rows_data.fits(content)
+    if not fits:
         return Part("fit", "What was fitted", ("Nothing: no number was fitted to these rows.",))
-    fitted = [TERMS.get(term, term) for term in fit["fitted"]]
-    chosen, test = fit["rows"], fit["test_rows"]
+    number = sum(len(fit["fitted"]) for fit in fits)
+    words = "number was" if number == 1 else "numbers were"
+    chosen, test = ([name for fit in fits for name in fit[key]] for key in ("rows", "test_rows"))
     text_ = (
-        f"{count(len(fitted))} {'number was' if len(fitted) == 1 else 'numbers were'} fitted, on {count(len(chosen))} "
-        f"rows, and tested on {count(len(test))} others."
+        f"{count(number)} {words} fitted, on {_rows_text(len(chosen))}, and tested on {count(len(test))} others. "
+        "The rest stays as it was."
     )
+    items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.")
+    return Part("fit", "What was fitted", (text_,), tuple(map(_terms, fits)), items)
+
+
+def _terms(fit: Mapping[str, Any]) -> Sheet:
+    """The host terms of an engine."""
+    idle = fit.get("idle") or ()
+    told = {**dict.fromkeys(fit["fitted"], "yes"), **dict.fromkeys(idle, "no: changes nothing")}
     group = (
         column("time [us]", [plain(known(value)) for value in fit["terms"].values()]),
-        column("fitted", ["yes" if term in fit["fitted"] else "no" for term in fit["terms"]]),
+        column("fitted", [told.get(term, "no") for term in fit["terms"]]),
     )
-    sheet = Sheet("Host terms", "host term", tuple(TERMS.get(term, term) for term in fit["terms"]), (group,))
-    items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.")
-    return Part("fit", "What was fitted", (text_,), (sheet,), items)
+    of = f" of {fit['engine']}" if fit.get("engine") else ""
+    to = f" fitted to {metric_name(fit['metric'])}" if fit.get("metric") else ""
+    return Sheet(
+        f"Host terms{of}{to}", f"host term{of}", tuple(TERMS.get(term, term) for term in fit["terms"]), (group,)
+    )
 
 
 def _some(ids: Sequence[Any]) -> str:
@@ -235,7 +286,7 @@ def provenance(content: Content) -> Sheet:
         ("rows read", count(number["read"])),
         ("rows simulated", count(number["simulated"])),
         ("rows left out", count(number["skipped"])),
-        ("numbers fitted", count(len((content.get("fit") or {}).get("fitted", ())))),
+        ("numbers fitted", count(sum(len(fit["fitted"]) for fit in rows_data.fits(content)))),
     )
     return Sheet(
         "Facts", "fact", tuple(name for name, _ in facts), ((column("value", [value for _, value in facts]),),)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from simkit.report import rows_parts
-from simkit.report.plan_tables import part_lines
+from simkit.report.plan_tables import badge_lines, part_lines
 from simkit.report.rows_data import Content
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ SKIPPED = frozenset({"agreement", "concurrency", "rows"})
 def terminal(content: Content, width: int = 100) -> list[RenderableType]:
     """Answer, errors, fit, errors by group, what was left out and assumed; split to fit `width` columns."""
     found: list[RenderableType] = [Text(rows_parts.title(content)), Text(rows_parts.answer(content), "bold")]
+    found += badge_lines(rows_parts.badges(content))
     for part in rows_parts.parts(content):
         if part.key not in SKIPPED:
             found += part_lines(part, width)

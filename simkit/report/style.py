@@ -106,6 +106,12 @@ def drawing() -> Iterator[None]:
         yield
 
 
+def label(text: str, longest: int = 60) -> str:
+    """A name for a picture: what no font can draw as ``?``, and cut, with an ellipsis, where it is too long."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of that many inches whose layout keeps labels and legend apart."""
     return Figure(figsize=(width, height), layout="constrained")

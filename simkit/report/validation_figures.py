@@ -173,7 +173,9 @@ def ablation(content: Content) -> Figure | None:
             )
             ax.set_title(key_name(key))
             ax.set_xlabel("error [%]")
-        axes[0].set_yticks(range(len(effects) + 1), ["all on", *(f"no {effect_name(name)}" for name in effects)])
+        axes[0].set_yticks(
+            range(len(effects) + 1), ["all on", *(f"no {style.label(effect_name(name), 40)}" for name in effects)]
+        )
         axes[0].set_ylim(len(effects) + 0.6, -0.6)
         handles: list[Line2D | Patch] = [
             _ALL_ON.patch(),

@@ -6,7 +6,7 @@ plan_sheets (for part and sheet).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simkit.report.definitions import DEFINITIONS
@@ -71,14 +71,20 @@ def answer(content: Content) -> str:
 
 def badges(content: Content) -> list[Badge]:
     """Whether the bands hold; none where none was set."""
-    bands = content.get("bands") or ()
+    return band_badges(content.get("bands") or (), key_name)
+
+
+def band_badges(
+    bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
+) -> list[Badge]:
+    """One label for all bands; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return []
     out = [band for band in bands if not band["ok"]]
     if not out:
-        which = ", ".join(f"{key_name(band['key'])} within {band['limit_pct']:g} %" for band in bands)
+        which = ", ".join(f"{name(band['key'])} within {band['limit_pct']:g} %" for band in bands)
         return [Badge("bands met", f"{which}.", "good")]
-    which = ", ".join(f"{key_name(b['key'])} {error(b['error_pct'])} (band {b['limit_pct']:g} %)" for b in out)
+    which = ", ".join(f"{name(b['key'])} {show(b['error_pct'])} (band {b['limit_pct']:g} %)" for b in out)
     return [Badge("outside a band", f"{len(out)} of {len(bands)}: {which}.", "bad")]
 
 
@@ -117,7 +123,11 @@ def _errors(content: Content) -> Part:
         + (f"; those that have the time in question: {over}." if over else "."),
         f"Step times: {content['latency_source']}. {_fitted(content)} {SIGN}",
     )
-    sheets = tuple(sheet for sheet in (_latencies(content), _whole(content), _bands(content)) if sheet is not None)
+    sheets = tuple(
+        sheet
+        for sheet in (_latencies(content), _whole(content), band_sheet(content.get("bands") or (), key_name))
+        if sheet is not None
+    )
     return Part("errors", "Measured, predicted, error", text, sheets)
 
 
@@ -172,24 +182,26 @@ def _whole(content: Content) -> Sheet | None:
         return None
     outside = missed(content)
     group = (
-        column("measured", [plain(known(values.get("measured"))) for _, values in rows]),
-        column("predicted", [plain(known(values.get("predicted"))) for _, values in rows]),
+        column("measured", [count(known(values.get("measured"))) for _, values in rows]),
+        column("predicted", [count(known(values.get("predicted"))) for _, values in rows]),
         column("error", [_marked(values.get("error_pct"), key, outside) for key, values in rows]),
     )
     names = tuple(WHOLE_RUN.get(key, key) for key, _ in rows)
     return Sheet("The run as a whole", "run", names, (group,), _outside_note(any(key in outside for key, _ in rows)))
 
 
-def _bands(content: Content) -> Sheet | None:
-    bands = content.get("bands") or ()
+def band_sheet(
+    bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
+) -> Sheet | None:
+    """The bands, a row each; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return None
     group = (
-        column("band", [f"± {band['limit_pct']:g} %" for band in bands]),
-        column("error", [error(band["error_pct"]) for band in bands]),
+        column("band", [f"{band['limit_pct']:g} %" for band in bands]),
+        column("error", [show(band["error_pct"]) for band in bands]),
         column("verdict", ["met" if band["ok"] else "MISSED" for band in bands]),
     )
-    return Sheet("Bands", "band of", tuple(key_name(band["key"]) for band in bands), (group,))
+    return Sheet("Bands", "band of", tuple(name(band["key"]) for band in bands), (group,))
 
 
 # --- over time, effects, what is missing ------------------------------------------------------------------------------
