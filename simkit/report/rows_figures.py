@@ -47,9 +47,9 @@ def scatter(content: Content) -> Figure | None:
         values = [value for value in values if value > 0]
         unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
         agreement.square(ax, values, f"{_name(metric)}{unit}", always_log=True)
-        for row, look in _marks(content, metric, zero):
-            measured, predicted = _pair(row, metric, key)
-            ax.plot([measured], [predicted], zorder=3, **look)
+        for rows, look in _marks(content, metric, zero):
+            measured, predicted = zip(*(_pair(row, metric, key) for row in rows), strict=True)
+            ax.plot(measured, predicted, zorder=3, **look)
 
     return _figure(content, "agreement", "Predicted against measured rows", draw, square=True)
 
@@ -61,10 +61,10 @@ def concurrency(content: Content) -> Figure | None:
 
     def draw(ax: Axes, metric: str, zero: bool) -> None:
         key = "error_zero_pct" if zero else "error_pct"
-        for row, look in _marks(content, metric, zero):
-            at, error = _concurrency(row), known(row["metrics"][metric].get(key))
-            if at and error is not None:
-                ax.plot([at], [error], zorder=3, **look)
+        for rows, look in _marks(content, metric, zero):
+            found = [(_concurrency(row), known(row["metrics"][metric].get(key))) for row in rows]
+            placed = [(at, error) for at, error in found if at is not None and error is not None]
+            ax.plot([at for at, _ in placed], [error for _, error in placed], zorder=3, **look)
         ax.axhspan(-agreement.NEAR_PCT, agreement.NEAR_PCT, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
         ax.axhline(0, zorder=1, **agreement.EQUAL)
         _error_axis(ax, _all_errors(content, metric))
@@ -187,12 +187,14 @@ def _look(index: int, role: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
+def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[list[Row], dict[str, Any]]]:
+    """Rows that look alike, those that were fitted on first, and their look."""
     shown = {id(row) for row in _with(content, metric, zero)}
-    for index, rows in enumerate(rows_data.labels(content["rows"], MAX_GROUPS).values()):
-        for row in rows:
-            if id(row) in shown:
-                yield row, _look(index, row["role"])
+    for role in ROLES:
+        for index, rows in enumerate(rows_data.labels(content["rows"], MAX_GROUPS).values()):
+            alike = [row for row in rows if id(row) in shown and row["role"] == role]
+            if alike:
+                yield alike, _look(index, role)
 
 
 def _legend(content: Content) -> list[Any]:

@@ -32,10 +32,13 @@ from simkit.report.validation_data import (
     key_name,
     known,
 )
-from simkit.types import Floats
+from simkit.types import Floats, Ints
 
 MAX_DOTS = 1_500
 """Requests that are drawn in a panel; the numbers are over all of them."""
+
+MAX_INSTANTS = 1_000
+"""Instants that are drawn of a longer series."""
 
 PERCENTILES = (("p95", 0.95, "o"), ("p99", 0.99, "D"))
 
@@ -95,7 +98,7 @@ def requests(content: Content) -> Figure | None:
         axes = fig.subplots(1, len(pairs), squeeze=False)[0]
         for ax, (metric, found) in zip(axes, pairs.items(), strict=True):
             scale, unit = (1000.0, "s") if found.max() >= 10_000 else (1.0, "ms")
-            drawn = found[_thinned(len(found))] / scale
+            drawn = found[_thinned(len(found), MAX_DOTS)] / scale
             agreement.square(ax, drawn.ravel().tolist(), f"{LATENCIES[metric]} [{unit}]")
             ax.plot(drawn[:, 0], drawn[:, 1], zorder=3, **_DOTS)
             ax.set_title(LATENCIES[metric])
@@ -110,9 +113,9 @@ _DOTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _thinned(number: int) -> Any:
-    """Positions of the requests that are drawn, evenly over all."""
-    return np.unique(np.linspace(0, number - 1, min(number, MAX_DOTS)).round().astype(int))
+def _thinned(number: int, most: int) -> Ints:
+    """Positions of at most so many of a list, evenly over it."""
+    return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(np.int64))
 
 
 def _drawn_text(content: Content, pairs: Mapping[str, Floats]) -> str:
@@ -135,7 +138,8 @@ def series(content: Content) -> Figure | None:
     shown = [key for key in SERIES if found["measured"].get(key) is not None or found["predicted"].get(key) is not None]
     if not shown or not len(found["t_s"]):
         return None
-    times = _floats(found["t_s"])
+    at = _thinned(len(found["t_s"]), MAX_INSTANTS)
+    times = _floats(found["t_s"])[at]
     with style.drawing():
         fig = style.new_figure(WIDTH, 1.6 * len(shown) + 0.9)
         axes = fig.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
@@ -143,7 +147,7 @@ def series(content: Content) -> Figure | None:
             for side, look in SIDES:
                 values = found[side].get(key)
                 if values is not None:
-                    ax.plot(times, _floats(values), zorder=2, **(look | {"linewidth": 0.7 * look["linewidth"]}))
+                    ax.plot(times, _floats(values)[at], zorder=2, **(look | {"linewidth": 0.7 * look["linewidth"]}))
             ax.set_ylim(bottom=0)
             ax.set_xlim(float(times[0]), max(float(times[-1]), float(times[0]) + 1e-9))
             ax.set_ylabel(SERIES[key].replace(" [", "\n["))
@@ -152,8 +156,14 @@ def series(content: Content) -> Figure | None:
         axes[-1].set_xlabel("time since the first arrival [s]")
         fig.align_ylabels(axes)
         style.legend_below(fig, _sides(), 2)
-        svg = style.to_svg(fig, "series", "Running, waiting and KV use over time")
-    return Figure(svg, f"{count(len(times))} instants at which both are known.")
+        svg = style.to_svg(fig, "series", f"{', '.join(SERIES[key] for key in shown)} over time")
+    total = len(found["t_s"])
+    thinned = (
+        f"{count(len(at))} of {count(total)} instants, evenly thinned"
+        if len(at) < total
+        else f"{count(total)} instants"
+    )
+    return Figure(svg, f"{thinned}, joined by straight lines.")
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------

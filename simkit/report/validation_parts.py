@@ -42,7 +42,7 @@ SIGN = (
 
 WORDS: tuple[tuple[str, str], ...] = (
     *(pair for pair in DEFINITIONS if pair[0] in ("TTFT", "TPOT", "ITL", "E2E")),
-    ("Makespan", "Time from the first arrival to the last token, of all requests that finished."),
+    ("Makespan", "Time from the first arrival to the last token, of the requests that are compared."),
     ("Measured", "What the log says of the real run. A time that it lacks is left out, never filled in."),
     ("Predicted", "The same requests at the same times on the simulated engine, which knows only their lengths."),
     ("Error", SIGN),
@@ -208,9 +208,7 @@ def band_sheet(
 def _series(content: Content) -> Part | None:
     if not content.get("series"):
         return None
-    text = (
-        "Requests that run, requests that wait, and the share of KV memory in use: of the real engine, and simulated."
-    )
+    text = "The real engine at the moments at which it was sampled, and the simulated one at the same moments."
     return Part("series", "Over time", (text,))
 
 
@@ -266,9 +264,11 @@ def _left_out(content: Content) -> Part:
     if absent:
         items.append(f"{', '.join(absent)}: not in the log, or undefined for this run.")
     if not content.get("series"):
-        items.append("Running, waiting and KV use over time: no samples of the real engine were given.")
-    if not content.get("ablation"):
-        items.append("What each effect contributes: the run was not repeated with effects switched off.")
+        items.append("Running, waiting and KV use over time: no samples of the real engine were given (--series).")
+    if content.get("ablation") is None:
+        items.append("What each effect contributes: the run was not repeated with effects switched off (--ablate).")
+    elif not content["ablation"]:
+        items.append("What each effect contributes: none that can be switched off acts in this run.")
     items += [_sentence(str(note)) for note in content.get("notes") or ()]
     return Part("left-out", "What is left out, and notes", (), (), tuple(items))
 

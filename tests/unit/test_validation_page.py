@@ -318,6 +318,11 @@ def test_the_dots_are_the_requests_and_of_many_only_some() -> None:
     many = section(validation_page.render(content), "requests")
     assert "E2E: 1,500 of 12,000 drawn, evenly thinned; 100 % within 10 %." in many
     assert 1500 <= many.count("<use ") < 1600
+    seconds = [float(i) for i in range(3600)]
+    long = {"t_s": seconds, "measured": {"running": seconds}, "predicted": {"running": seconds}}
+    over_time = section(validation_page.render(without_pictures(run_content()) | {"series": long}), "series")
+    assert "1,000 of 3,600 instants, evenly thinned" in over_time
+    assert "waiting" not in over_time
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
@@ -443,7 +448,7 @@ def hostile(value: Any) -> Any:
 
 
 def hostile_run() -> Content:
-    content = run_content()
+    content = without_pictures(run_content()) | {"ablation": run_content()["ablation"]}
     for key in ("name", "log", "scenario", "latency_source", "latency_effects", "notes"):
         content[key] = hostile(content[key])
     content["latency_effects"][HOSTILE] = HOSTILE
