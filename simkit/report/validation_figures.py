@@ -54,18 +54,26 @@ def distributions(content: Content) -> Figure | None:
     if not curves:
         return None
     with style.drawing():
-        fig = style.new_figure(WIDTH, 3.5)
-        axes = fig.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+        lines, columns = _grid(len(curves))
+        fig = style.new_figure(WIDTH, 2.9 * lines + 0.6)
+        axes = fig.subplots(lines, columns, sharey=True, squeeze=False).flatten()
         for ax, (metric, curve) in zip(axes, curves.items(), strict=True):
             _distribution(ax, content, metric, curve)
-        axes[0].set_ylabel("share of requests")
+        for ax in axes[::columns]:
+            ax.set_ylabel("share")
         marks = [
             Line2D([], [], color=style.INK, marker=mark, linestyle="none", markersize=5, label=stat)
             for stat, _, mark in PERCENTILES
         ]
         style.legend_below(fig, [*_sides(), *marks], 4)
         svg = style.to_svg(fig, "distributions", "Distributions of measured and predicted latencies")
-    return Figure(svg, "Broad line: measured. Dashed line: predicted. Each is over the requests that have both times.")
+    pooled = " ITL: over all gaps between tokens together." if "itl_ms" in curves else ""
+    return Figure(svg, f"Broad line: measured. Dashed line: predicted. Over the requests that have both times.{pooled}")
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    """(lines, panels in each): four would be too narrow side by side."""
+    return (2, 2) if panels == 4 else (1, panels)
 
 
 def _distribution(ax: Axes, content: Content, metric: str, curve: Mapping[str, Sequence[Any]]) -> None:
@@ -94,8 +102,9 @@ def requests(content: Content) -> Figure | None:
     if not pairs:
         return None
     with style.drawing():
-        fig = style.new_figure(WIDTH, min(0.85 * WIDTH / len(pairs) + 1.1, 5.2))
-        axes = fig.subplots(1, len(pairs), squeeze=False)[0]
+        lines, columns = _grid(len(pairs))
+        fig = style.new_figure(WIDTH, min(0.85 * WIDTH / columns + 0.5, 4.6) * lines + 0.6)
+        axes = fig.subplots(lines, columns, squeeze=False).flatten()
         for ax, (metric, found) in zip(axes, pairs.items(), strict=True):
             scale, unit = (1000.0, "s") if found.max() >= 10_000 else (1.0, "ms")
             drawn = found[_thinned(len(found), MAX_DOTS)] / scale
