@@ -6,6 +6,9 @@ of Mistral-7B on one A100-80GB is 2.6x that of vLLM; table 2 (lengths), table 3 
 sequences and the PCIe part from its experiments (github.com/microsoft/sarathi-serve, osdi-experiments/figure-5-6).
 Attention of chunks and of decodes has a launch each in that repository (flashinfer_attention_wrapper.py).
 
+The published standard deviation of the chats' outputs (101) cannot be theirs: 10 % of them lie 419 above the median,
+which alone makes 126.
+
 Chosen here: what lies between and beyond the two quantiles that are published (straight lines; ends of the chats as in
 the published trace), and the median TTFT, which a scenario can bound, in place of the median scheduling delay, which it
 contains. Capacity is that of `simkit plan`: the highest Poisson rate that holds the SLO, with its 95 % interval.
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.validation.line import Line
+from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
 from simkit.planner.offered import base_rate, for_trials
 from simkit.planner.quest import Quest, pursue_all
@@ -27,6 +31,7 @@ from simkit.planner.search import COARSE, Effort
 from simkit.planner.study import Failure, Options
 from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario, apply_sets, load
+from simkit.units import NS_PER_MS
 
 SECTION = "Papers"
 SOURCE = "Sarathi-Serve, OSDI 2024 (paper and its experiments)"
@@ -73,6 +78,9 @@ class Setting:
         """As a reader knows it."""
         return f"{self.dataset}, p99 gap {self.gap_ms:g} ms, budget {self.budget:,}"
 
+
+STEP_MULTIPLE, STEP_SEQS, STEP_PROMPT = 5, 32, 4096
+"""The strict SLO: so many decode steps of such a batch, without prompts in between (section 5)."""
 
 STRICT_CHATS = Setting(CHATS, 100, 512, COARSE)
 SETTINGS = (STRICT_CHATS, Setting(CHATS, 500, 2048), Setting(ARTICLES, 100, 512), Setting(ARTICLES, 500, 2048))
@@ -152,7 +160,7 @@ def lines(shared: Path | None) -> list[Line]:
         note="two datasets, each with the strict and the relaxed SLO",
     )
     rest = [_size(setting) for setting in (*SETTINGS[1:], ONE_LAUNCH)]
-    return [direction, _size(STRICT_CHATS), *rest]
+    return [direction, _size(STRICT_CHATS), *rest, _strict_slo()]
 
 
 def figures() -> dict[str, Any]:
@@ -200,9 +208,42 @@ def _size(setting: Setting) -> Line:
     )
 
 
+def decode_step_ms() -> float:
+    """A step of 32 sequences that decode after prompts of 4,096 tokens, of which the paper's strict SLO is five."""
+    sets = {
+        "workload.num_requests": STEP_SEQS,
+        "workload.arrivals": {"process": "all_at_once"},
+        "workload.prompt_tokens": {"dist": "fixed", "value": STEP_PROMPT},
+        "workload.output_tokens": {"dist": "fixed", "value": 2 * STEP_SEQS * STEP_PROMPT // STRICT_CHATS.budget},
+        "slo": None,
+    }
+    steps = run(apply_sets(scenario_of(STRICT_CHATS, CHUNKED), sets)).steps
+    first = steps[(steps["prefill_tokens"] == 0) & (steps["num_decode"] == STEP_SEQS)].iloc[0]
+    return float((first["t_end_ns"] - first["t_start_ns"]) / first["num_steps"] / NS_PER_MS)
+
+
+def _strict_slo() -> Line:
+    step_ms = decode_step_ms()
+    return Line(
+        section=SECTION,
+        evidence=f"Sarathi-Serve: {STEP_MULTIPLE} decode steps of {STEP_SEQS} sequences after {STEP_PROMPT:,} tokens",
+        source=SOURCE,
+        n=1,
+        metric="time, against the strict SLO, which is defined by it",
+        error_pct=100.0 * (STEP_MULTIPLE * step_ms / STRICT_CHATS.gap_ms - 1),
+        judged=False,
+        fitted="none",
+        text=f"{STEP_MULTIPLE} x {step_ms:.1f} ms = {STEP_MULTIPLE * step_ms:.0f} ms; paper {STRICT_CHATS.gap_ms:g} ms",
+        note="the paper's is a round number",
+    )
+
+
 def _note(setting: Setting) -> str:
     if setting.one_launch:
         return "as in vLLM today, by a rule that is not measured on this GPU: a chunk slows the decodes in its launch"
     if setting == STRICT_CHATS:
-        return "attention of chunks and of decodes has a launch each in Sarathi-Serve, so they do not slow each other"
+        return (
+            "attention of chunks and of decodes has a launch each in Sarathi-Serve, so they do not slow each other; "
+            "2.6x is the abstract's, the text on figure 12 has 3.5x at this SLO"
+        )
     return "shown: the paper's 2.6x is not of this setting"
