@@ -1,90 +1,34 @@
-"""The engine against queueing theory: the formula inside a 99.9 % interval and the wrong formula outside it.
-
-With one slot, synchronous scheduling and no caching the engine *is* a single-server queue whose service time is the sum
-of a request's step times. With c slots and steps much shorter than a request it is a queue with c servers.
-"""
+"""The engine against queueing theory: the formula inside a 99.9 % interval and the wrong formula outside it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import factorial
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import pytest
-from scipy import optimize, stats
+from queues import QUEUES, TWO_SERVERS, Queue, md1, mm2, saturated, simulate
+from scipy import stats
+from sections import section
 
 from simkit import api, scenario
-from simkit.types import Floats
-
-REPLICATIONS = 8
-REQUESTS = 1200
-WARMUP = 200
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Mean delay of each replication, and all service times (first scheduled to last token), in ms."""
-
-    delays_ms: Floats
-    service_ms: Floats
-
-    @property
-    def interval_ms(self) -> tuple[float, float]:
-        """99.9 % Student-t interval of the mean delay."""
-        low, high = stats.t.interval(0.999, len(self.delays_ms) - 1, self.delays_ms.mean(), stats.sem(self.delays_ms))
-        return float(low), float(high)
-
-    def holds(self, theory_ms: float) -> bool:
-        low, high = self.interval_ms
-        return low <= theory_ms <= high
+@pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: queue.__name__)
+def test_the_delay_is_that_of_its_formula_and_of_no_other(queue: Callable[[], Queue]) -> None:
+    found = queue()
+    assert found.measured.holds(found.theory_ms), (found.measured.interval_ms, found.theory_ms)
+    for name, other_ms in found.others_ms.items():
+        assert not found.measured.holds(other_ms), name
 
 
-def simulate(engine: dict[str, Any], workload: dict[str, Any], **top: Any) -> Measured:
-    data: dict[str, Any] = {
-        "model": "llama-3-8b",
-        "hardware": {"gpu": "a100-sxm4-80gb"},
-        "engine": {"async_scheduling": False, "enable_prefix_caching": False, "max_model_len": 4096} | engine,
-        "workload": {"num_requests": REQUESTS, "prompt_tokens": {"dist": "fixed", "value": 1}} | workload,
-        "latency": {"profile": "unit"},
-        "replications": REPLICATIONS,
-        "seed": 20,
-    }
-    frame = api.run(scenario.from_dict(data | top)).requests
-    frame = frame[frame["id"] >= WARMUP]
-    delay = (frame["first_scheduled_ns"] - frame["arrival_ns"]) / 1e6
-    service = (frame["last_token_ns"] - frame["first_scheduled_ns"]) / 1e6
-    return Measured(delay.groupby(frame["replication"]).mean().to_numpy(), service.to_numpy())
+def test_the_evidence_page_prints_these_queues() -> None:
+    lines = section("theory").lines(None)
+    assert [line.evidence for line in lines[: len(QUEUES)]] == [queue().name for queue in QUEUES]
+    assert len(lines) == len(QUEUES) + 2
+    assert {line.verdict for line in lines} == {"hit"}
 
 
-def poisson(rate_per_ms: float) -> dict[str, Any]:
-    return {"process": "poisson", "rate_per_s": 1000 * rate_per_ms}
-
-
-def pollaczek_khinchine(rate: float, service: Floats) -> float:
-    """Mean delay of M/G/1: rate E[S^2] / (2 (1 - rate E[S]))."""
-    return float(rate * (service**2).mean() / (2 * (1 - rate * service.mean())))
-
-
-def erlang_c(rate: float, mean_service: float, servers: int) -> float:
-    """Mean delay of M/M/c (Erlang, 1917)."""
-    load = rate * mean_service
-    rho = load / servers
-    last = load**servers / factorial(servers) / (1 - rho)
-    waits = last / (sum(load**k / factorial(k) for k in range(servers)) + last)
-    return waits * mean_service / (servers * (1 - rho))
-
-
-def test_deterministic_service_is_md1() -> None:
-    """Ten steps of 1 ms at load 0.7. M/M/1 has twice the delay, D/M/1 about 0.85 of M/M/1."""
-    rate, service = 0.07, 10.0
-    found = simulate({"max_num_seqs": 1}, {"arrivals": poisson(rate), "output_tokens": {"dist": "fixed", "value": 10}})
-    assert set(found.service_ms) == {service}
-    theory = rate * service**2 / (2 * (1 - rate * service))
-    assert found.holds(theory), (found.interval_ms, theory)
-    assert not found.holds(2 * theory)
-    sigma = optimize.brentq(lambda s: s - np.exp(-(1 - s) / (rate * service)), 1e-9, 1 - 1e-9)
-    assert not found.holds(service * sigma / (1 - sigma))
+def test_ten_steps_of_a_millisecond_are_a_service_of_ten() -> None:
+    assert set(md1().measured.service_ms) == {10.0}
 
 
 def test_regular_arrivals_do_not_wait() -> None:
@@ -94,95 +38,25 @@ def test_regular_arrivals_do_not_wait() -> None:
     assert (simulate({"max_num_seqs": 1}, workload).delays_ms == 0).all()
 
 
-def test_lognormal_service_is_mg1() -> None:
-    """Pollaczek-Khinchine with the moments of the real step times (roofline): neither M/D/1 nor M/M/1."""
-    outputs = {"dist": "lognormal", "mean": 20, "cv": 0.7}
-    probe = simulate(
-        {"max_num_seqs": 1},
-        {"arrivals": {"process": "all_at_once"}, "output_tokens": outputs},
-        latency={"profile": "roofline"},
-        replications=1,
-    )
-    rate = 0.65 / probe.service_ms.mean()
-    found = simulate(
-        {"max_num_seqs": 1}, {"arrivals": poisson(rate), "output_tokens": outputs}, latency={"profile": "roofline"}
-    )
-    first = found.service_ms[: len(probe.service_ms)]
-    assert np.array_equal(first, probe.service_ms)  # the queue does not change the work
-    mean = found.service_ms.mean()
-    theory = pollaczek_khinchine(rate, found.service_ms)
-    assert found.holds(theory), (found.interval_ms, theory)
-    assert not found.holds(pollaczek_khinchine(rate, np.full(1, mean)))  # M/D/1
-    assert not found.holds(rate * mean**2 / (1 - rate * mean))  # M/M/1
-
-
-EXPONENTIAL = {"dist": "exponential", "mean": 100}
-
-
-def test_slots_are_servers() -> None:
-    """Four slots, exponential answers much longer than a step: M/M/4, not four M/M/1 and not one fast server."""
-    workload = {"arrivals": poisson(0.028), "output_tokens": EXPONENTIAL, "num_requests": 1200}
-    found = simulate({"max_num_seqs": 4}, workload)
-    mean = found.service_ms.mean()
-    theory = erlang_c(0.028, mean, 4)
-    assert found.holds(theory), (found.interval_ms, theory)
-    assert not found.holds(erlang_c(0.028 / 4, mean, 1))
-    assert not found.holds(erlang_c(0.028, mean / 4, 1))
-
-
-def test_round_robin_gives_every_replica_erlang_arrivals() -> None:
-    """Every second arrival of a Poisson process: E2/M/1 for each of two replicas, not M/M/1 and not M/M/2.
-
-    Delay of G/M/1: mean x s / (1 - s), where s = A*((1 - s) / mean), A* the transform of the gaps.
-    """
-    rate = 0.014
-    found = simulate(
-        {"max_num_seqs": 1}, {"arrivals": poisson(rate), "output_tokens": EXPONENTIAL}, replicas=2, router="round_robin"
-    )
-    mean = found.service_ms.mean()
-    sigma = optimize.brentq(lambda s: s - (rate / (rate + (1 - s) / mean)) ** 2, 1e-9, 0.99)
-    theory = mean * sigma / (1 - sigma)
-    assert found.holds(theory), (found.interval_ms, theory)
-    assert not found.holds(erlang_c(rate / 2, mean, 1))
-    assert not found.holds(erlang_c(rate, mean, 2))
-
-
 def test_least_outstanding_lies_between_one_queue_and_round_robin() -> None:
     """One shared queue (M/M/2) leaves no server idle while somebody waits; joining the shorter of two can."""
-    rate = 0.014
-    workload = {"arrivals": poisson(rate), "output_tokens": EXPONENTIAL, "num_requests": 1000}
     shortest, turns = (
-        simulate({"max_num_seqs": 1}, workload, replicas=2, router=router)
+        simulate({"max_num_seqs": 1}, TWO_SERVERS, replicas=2, router=router)
         for router in ("least_outstanding", "round_robin")
     )
-    shared = simulate({"max_num_seqs": 2}, workload)
     # The same customers in all three, so differences are paired.
-    for slower, faster in ((turns, shortest), (shortest, shared)):
+    for slower, faster in ((turns, shortest), (shortest, mm2().measured)):
         difference = slower.delays_ms - faster.delays_ms
         low, _ = stats.t.interval(0.999, len(difference) - 1, difference.mean(), stats.sem(difference))
         assert low > 0
-    assert shared.holds(erlang_c(rate, shared.service_ms.mean(), 2))
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])
 def test_saturation_throughput_is_batch_over_step_time(batching: str) -> None:
-    """16 slots that are always full give 16 tokens a step; equal lengths, so a static batch loses nothing either."""
-    data = {
-        "model": "llama-3-8b",
-        "hardware": {"gpu": "a100-sxm4-80gb"},
-        "engine": {"batching": batching, "max_num_seqs": 16, "async_scheduling": False, "max_model_len": 1024},
-        "workload": {
-            "num_requests": 160,
-            "arrivals": {"process": "all_at_once"},
-            "prompt_tokens": {"dist": "fixed", "value": 4},
-            "output_tokens": {"dist": "fixed", "value": 50},
-        },
-        "latency": {"profile": "unit"},
-    }
-    result = api.run(scenario.from_dict(data))
-    assert result.summary["makespan_s"] == pytest.approx(160 / 16 * 50 * 0.001)
-    assert result.summary["throughput"]["output_tokens_per_s"] == pytest.approx(16 / 0.001)
-    assert result.summary["slot_utilization"] == 1.0
+    found = saturated(batching)
+    assert found.summary["makespan_s"] == pytest.approx(160 / 16 * 50 * 0.001)
+    assert found.measured_per_s == pytest.approx(found.theory_per_s)
+    assert found.summary["slot_utilization"] == 1.0
 
 
 def test_overload_is_served_at_capacity_and_labelled() -> None:
