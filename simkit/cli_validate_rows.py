@@ -66,6 +66,10 @@ def run_rows(
 
         console.out(*rows_tables.terminal(content, console.width()))
     if not quiet:
+        if scenario is not None:
+            console.say(
+                f"note: engine, latency, interconnect and seed are those of {scenario}; the rest the rows state"
+            )
         if replaced is not None:
             console.say(f"note: replaced the earlier run {replaced!r}")
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))

@@ -3,7 +3,8 @@
 What a row states holds; what it leaves out is the base scenario's, else a rule below, and is told as an assumption; a
 row that leaves out too much raises `Unsuitable`. Settings given for all rows come last.
 
-- Model, GPU, format and engine: `row_names`. Pipeline parallelism and prefill apart from decoding are not simulated.
+- Model, GPU, format and engine: `row_names`. Pipeline, expert and attention data parallelism and prefill apart from
+  decoding are not simulated.
 - vLLM: its version where stated. Before 0.8 prompts are taken whole and go before decodes, and there is no prefix
   cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
 - TensorRT-LLM: 8,192 tokens a step and whole prompts, which are its defaults; its host work is hidden behind the GPU
@@ -58,6 +59,10 @@ NO_HOST = {"fixed_us": 0.0, "per_seq_us": 0.0, "first_token_us": 0.0}
 
 _GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b")
 _RUNNING = re.compile(r"\bmax logged running\s+(\d{1,9})\b")
+_APART = {
+    "attention data parallelism": re.compile(r"\battention_dp(?:_size)?\s*[=:]\s*(?:[2-9]|\d\d)"),
+    "expert parallelism": re.compile(r"\b(?:moe_)?ep(?:_size)?\s*[=:]\s*(?:[2-9]|\d\d)"),
+}
 _DISAGGREGATED = re.compile(r"disagg|prefill[- ]decode separat|\bp/?d separat", re.IGNORECASE)
 
 
@@ -90,7 +95,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     model, stated_format, unsure = model_of(row.text("model"))
     gpu, open_gpu = gpu_of(row.text("gpu"))
     assumed += [text for text in (unsure, open_gpu) if text is not None]
-    quantization = quantization_of(row.text("dtype_quant")) or (quantization_of(stated_format) or None)
+    quantization = _format(row.text("dtype_quant"), stated_format, assumed)
     workload, concurrency = _workload(row, assumed)
     latency: dict[str, Any] = {"profile": PROFILE_OF.get(gpu, "auto")}
     if gpu in PROFILE_OF:
@@ -119,6 +124,16 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     return RowRun(row, scenario, engine.label, engine.family == TRTLLM, concurrency, tuple(assumed))
 
 
+def _format(cell: str, stated_by_model: str, assumed: list[str]) -> str | None:
+    """`engine.quantization`, of the cell, else of the model's name."""
+    if re.search(r"\b(?:fp16|float16|half)\b", cell, re.IGNORECASE):
+        assumed.append("fp16: as bfloat16, which has its size and speed")
+    found = quantization_of(cell) or quantization_of(stated_by_model)
+    if found == "fp8":
+        assumed.append("fp8: by tensor or by block alike, KV cache in 16 bits")
+    return found
+
+
 def longest_tokens(row: Row) -> int:
     """Prompt and output of the longest request."""
     return math.ceil(row.numbers["input_len"]) + math.ceil(row.numbers["output_len"])
@@ -130,6 +145,9 @@ def _refuse(row: Row) -> None:
         raise Unsuitable("pipeline parallelism is not simulated")
     if any(_DISAGGREGATED.search(row.text(column)) for column in ("engine", "other_config", "notes")):
         raise Unsuitable("prefill apart from decoding (disaggregated) is not simulated")
+    for what, pattern in _APART.items():
+        if pattern.search(row.text("other_config")):
+            raise Unsuitable(f"{what} is not simulated")
     if "input_len" not in row.numbers or "output_len" not in row.numbers:
         raise Unsuitable("lengths are not stated")
     if not row.measured:
@@ -214,6 +232,8 @@ def _workload(row: Row, assumed: list[str]) -> tuple[dict[str, Any], int | None]
         at_once = number
     else:
         raise Unsuitable("no load is stated (rate, concurrency or batch)")
+    if not row.numbers["input_len"].is_integer() or not row.numbers["output_len"].is_integer():
+        assumed.append("mean lengths: requests of nearly the same length")
     return {
         "num_requests": number,
         "arrivals": arrivals,

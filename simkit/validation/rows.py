@@ -59,7 +59,7 @@ KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `cells` holds its texts by column, without blanks around them; what is empty is missing
+    """One line of the table. `cells` holds its texts by column, in one line each; what is empty is missing
     in the typed mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS).
     """
 
@@ -164,7 +164,7 @@ def _columns(header: Sequence[str], path: Path) -> tuple[str, ...]:
 def _row(cells: Sequence[str], columns: Sequence[str], where: str, line: int) -> Row:
     if len(cells) != len(columns):
         raise InputError(f"{where}: expected {len(columns)} cells as in the header, got {len(cells)}")
-    texts = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+    texts = {name: " ".join(cell.split()) for name, cell in zip(columns, cells, strict=True)}
     if not texts["row_id"]:
         raise InputError(f"{where}: row_id: expected a name, got nothing")
     numbers = {name: _number(texts[name], f"{where}: {name}") for name in (*COUNTS, *LENGTHS) if texts.get(name)}
