@@ -70,6 +70,10 @@ def run_rows(
             console.say(
                 f"note: engine, latency, interconnect and seed are those of {scenario}; the rest the rows state"
             )
+        for found in study.fits:
+            terms = found.found.terms
+            what = f"{terms.fixed_us:.0f} us a step and {terms.per_seq_us:.1f} us a sequence"
+            console.say(f"note: {found.engine}: {what}, fitted to {found.metric} of {len(found.rows)} rows")
         if replaced is not None:
             console.say(f"note: replaced the earlier run {replaced!r}")
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
