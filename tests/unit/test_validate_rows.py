@@ -1,0 +1,447 @@
+"""`simkit validate --summary`: rows of benchmarks to simulations, errors, fits and what is left out.
+
+`tests/data/serving_rows.csv` holds public measurements, each row with its source.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from simkit import api
+from simkit.cli import app
+from simkit.errors import InputError
+from simkit.scenario import from_dict
+from simkit.validation.row_errors import parse_bands, statistics
+from simkit.validation.row_fit import FitRows, parse_fit
+from simkit.validation.row_names import Unsuitable, engine_of, gpu_of, model_of, quantization_of
+from simkit.validation.row_scenario import RowRun, run_of
+from simkit.validation.row_study import RowStudy, study_rows
+from simkit.validation.rows import Row, read_rows, select
+
+FACTS = Path(__file__).resolve().parents[1] / "data" / "serving_rows.csv"
+PLAIN = {
+    "row_id": "R1",
+    "set": "a",
+    "engine": "vLLM 0.12.0",
+    "model": "Qwen/Qwen2.5-0.5B",
+    "gpu": "A100 80GB",
+    "tp": "1",
+    "input_len": "100",
+    "output_len": "20",
+    "max_concurrency": "2",
+    "num_prompts": "6",
+    "mean_tpot_ms": "3",
+}
+
+
+def table(folder: Path, rows: Iterable[Mapping[str, str]], name: str = "rows.csv") -> Path:
+    rows = list(rows)
+    path = folder / name
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def row(tmp_path: Path, **cells: str) -> Row:
+    return read_rows(table(tmp_path, [PLAIN | cells])).rows[0]
+
+
+def simkit(*args: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def study(*conditions: str, fit: FitRows | None = None) -> RowStudy:
+    return study_rows(select(read_rows(FACTS), conditions), fit=fit)
+
+
+def mape(found: RowStudy, metric: str) -> float:
+    return float(found.to_json()["errors"]["all"]["all"][metric]["mape_pct"])
+
+
+# --- what must come out -----------------------------------------------------------------------------------------------
+def test_the_facts_are_all_there_and_say_where_they_are_from() -> None:
+    facts = read_rows(FACTS)
+    assert len(select(facts, ["model=*3.1-8B*"])) == 42
+    assert len(select(facts, ["model=*Qwen3-32B"])) == 30
+    assert len(select(facts, ["set=argonne", "model=*Llama-3-8B"])) == 40
+    assert all(" at " in found.text("source") for found in facts.rows)
+
+
+def test_trt_llm_without_any_host_term() -> None:
+    found = study("model=*3.1-8B*", "max_concurrency=128")
+    assert len(found.rows) == 6
+    assert mape(found, "mean_tpot_ms") <= 5
+    assert all(m["predicted"] == m["predicted_zero"] for r in found.rows for m in r["metrics"].values())
+
+
+def test_host_terms_of_vllm_fitted_on_some_concurrencies_hold_for_the_others() -> None:
+    found = study(
+        "model=*Qwen3-32B", "output_len=512", "input_len=1024", fit=FitRows("max_concurrency", ("8", "32", "128"))
+    )
+    assert {r["role"] for r in found.rows} == {"fit", "test"}
+    assert mape(found, "mean_tpot_ms") <= 8
+    stats = found.to_json()["errors"]["all"]["all"]["mean_tpot_ms"]
+    assert stats["n"] == 2, "only rows that were not fitted are judged"
+    assert stats["mape_zero_pct"] > 15, "without host work vLLM 0.12 would be far faster"
+
+
+@pytest.mark.parametrize("gpu", ["H100 80GB", "A100 40GB"])
+def test_offline_batches_on_a_gpu_with_a_profile_and_on_one_without(gpu: str) -> None:
+    wanted = ("set=argonne", "model=*Llama-3-8B", f"gpu={gpu}", "input_len=128")
+    found = study(*wanted, fit=FitRows("batch_size", ("1", "32"), "total_tok_s"))
+    assert mape(found, "total_tok_s") <= 12
+    assert any(source.startswith("step times: profile") for source in found.assumptions)
+    assert any("A100" in text.upper() for text in found.assumptions) == (gpu == "A100 40GB")
+
+
+def test_a_fit_finds_the_terms_that_made_the_rows(tmp_path: Path) -> None:
+    rows = [PLAIN | {"row_id": f"R{c}", "max_concurrency": str(c), "num_prompts": str(3 * c)} for c in (1, 4, 16)]
+    made = read_rows(table(tmp_path, rows)).rows
+    truth = study_rows(made, sets=["latency.host={fixed_us: 900, per_seq_us: 21}"])
+    for cells, known in zip(rows, truth.rows, strict=True):
+        cells["mean_tpot_ms"] = str(known["metrics"]["mean_tpot_ms"]["predicted"])
+    found = study_rows(read_rows(table(tmp_path, rows)).rows, fit=FitRows("max_concurrency", ("1", "16")))
+    terms = found.to_json()["fit"]["terms"]
+    assert terms["fixed_us"] == pytest.approx(900, rel=0.01)
+    assert terms["per_seq_us"] == pytest.approx(21, rel=0.01)
+    assert found.to_json()["fit"]["test_rows"] == ["R4"]
+    assert mape(found, "mean_tpot_ms") < 0.1
+
+
+# --- a row as a scenario ----------------------------------------------------------------------------------------------
+def test_a_row_becomes_the_scenario_that_it_states(tmp_path: Path) -> None:
+    run = run_of(row(tmp_path, max_num_seqs="64", max_num_batched_tokens="4096", max_model_len="2048",
+                     kv_cache_tokens="1000", prefix_caching="no", chunked_prefill="true"))  # fmt: skip
+    engine = run.scenario.engine
+    assert (engine.version, engine.async_scheduling) == ("0.12", False)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len) == (64, 4096, 2048)
+    assert (engine.enable_prefix_caching, engine.enable_chunked_prefill) == (False, True)
+    assert load_of(run) == ("closed_loop", 6, 2)
+    assert (run.engine, run.assumed) == ("vLLM 0.12", ())
+
+
+@pytest.mark.parametrize(("tokens", "capacity"), [("1000", 992), ("1024", 1024), ("93872", 93872)])
+def test_the_pool_is_what_the_row_states_in_whole_blocks(tmp_path: Path, tokens: str, capacity: int) -> None:
+    result = api.run(run_of(row(tmp_path, kv_cache_tokens=tokens, max_model_len="256")).scenario)
+    assert result.summary["kv"]["capacity_tokens"] == capacity
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "overlaps", "whole", "first"),
+    [
+        ("vLLM 0.13.1", "0.13", False, False, False),
+        ("vllm v0.14.0", "0.14", True, False, False),
+        ("vLLM 0.6.3", "0.6", False, True, True),
+        ("trtllm 1.0.0rc3", "0.33", True, True, False),
+        ("vLLM", "0.33", True, False, False),
+    ],
+)
+def test_the_engine_decides_how_it_schedules(
+    tmp_path: Path, engine: str, version: str, overlaps: bool, whole: bool, first: bool
+) -> None:
+    run = run_of(row(tmp_path, engine=engine))
+    found = run.scenario.engine
+    assert (found.version, found.async_scheduling) == (version, overlaps)
+    assert (not found.enable_chunked_prefill, found.prefill_first) == (whole, first)
+    assert run.host_free == engine.startswith("trt")
+
+
+def load_of(run: RowRun) -> tuple[str, int | None, int | None]:
+    arrivals = run.scenario.workload.arrivals
+    assert arrivals is not None
+    return arrivals.process, run.scenario.workload.num_requests, run.concurrency
+
+
+def test_the_load_is_the_most_particular_that_is_stated(tmp_path: Path) -> None:
+    none = {"max_concurrency": "", "num_prompts": ""}
+    assert load_of(run_of(row(tmp_path, num_prompts=""))) == ("closed_loop", 20, 2)
+    assert load_of(run_of(row(tmp_path, **none | {"batch_size": "7"}))) == ("all_at_once", 7, 7)
+    at_once = none | {"request_rate": "inf", "num_prompts": "9"}
+    assert load_of(run_of(row(tmp_path, **at_once))) == ("all_at_once", 9, 9)
+    assert load_of(run_of(row(tmp_path, request_rate="inf"))) == ("closed_loop", 6, 2)
+    run = run_of(row(tmp_path, request_rate="2.5"))
+    assert load_of(run) == ("poisson", 6, None)
+    assert any("cap is left out" in text for text in run.assumed)
+    with pytest.raises(Unsuitable, match="no load"):
+        run_of(row(tmp_path, **none))
+    with pytest.raises(Unsuitable, match="no load"):
+        run_of(row(tmp_path, **none | {"request_rate": "inf"}))
+
+
+@given(total=st.integers(6, 120))
+def test_what_was_generated_is_generated_to_the_token(tmp_path_factory: pytest.TempPathFactory, total: int) -> None:
+    run = run_of(row(tmp_path_factory.mktemp("t"), other_config=f"x; generated {total}; max logged running 5"))
+    outputs: Any = run.scenario.workload.output_tokens
+    lengths = [outputs.value] * 6 if outputs.dist == "fixed" else list(outputs.values)
+    assert (sum(lengths), len(lengths)) == (total, 6)
+    assert max(lengths) - min(lengths) <= 1
+    assert run.logged_running == 5
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"model": "acme/none"}, "model acme/none is unknown"),
+        ({"model": "/etc/passwd"}, "is unknown"),
+        ({"model": "deepseek-ai/DeepSeek-V3"}, "DeepSeek"),
+        ({"gpu": "GH200"}, "GPU GH200 is unknown"),
+        ({"gpu": "A100"}, "GPU A100 is unknown"),
+        ({"gpu": ""}, "not stated"),
+        ({"engine": "llama.cpp"}, "engine llama.cpp"),
+        ({"pp": "2"}, "pipeline"),
+        ({"other_config": "mode=disagg"}, "disaggregated"),
+        ({"other_config": "attention_dp=4"}, "attention data"),
+        ({"other_config": "tp=4 moe_ep=8"}, "expert"),
+        ({"dtype_quant": "nvfp4 gemm=nvfp4 moe=nvfp4"}, "number format"),
+        ({"dtype_quant": "gemm=fp8 moe=int8"}, "number format"),
+        ({"input_len": ""}, "lengths"),
+        ({"mean_tpot_ms": ""}, "nothing was measured"),
+        ({"input_len": "40000"}, "longer than the context"),
+        ({"max_model_len": "64"}, "longer than max_model_len"),
+        ({"other_config": "generated 3"}, "generated tokens"),
+        ({"other_config": "generated 121"}, "generated tokens"),
+    ],
+)
+def test_what_cannot_be_simulated_is_left_out_with_its_reason(tmp_path: Path, cells: dict[str, str], why: str) -> None:
+    with pytest.raises(Unsuitable, match=why):
+        run_of(row(tmp_path, **cells))
+
+
+def test_names_of_gpus_models_engines_and_formats() -> None:
+    for text in ("h100_sxm", "H100 80GB", "NVIDIA H100 80GB HBM3", "8x H100-SXM", "h100-sxm5-80gb"):
+        assert gpu_of(text)[0] == "h100-sxm5-80gb"
+    assert gpu_of("A100-SXM4-40GB") == ("a100-sxm4-40gb", None)
+    assert gpu_of("a100_sxm")[1] == "a100_sxm: 80 GB of memory"
+    assert model_of("meta-llama/Llama-3.1-8B-Instruct")[0].name == "llama-3.1-8b"
+    assert model_of("someone/QWEN3-32B")[0].name == "qwen3-32b"
+    assert model_of("Qwen/Qwen3-32B-FP8")[:2] == (model_of("qwen3-32b")[0], "fp8")
+    assert engine_of("TensorRT-LLM 1.2.0rc6.post1").label == "TRT-LLM 1.2"
+    assert engine_of("sglang", "0.5.6.post2").label == "SGLang 0.5"
+    assert engine_of("vLLM (2024)").version is None
+    assert [quantization_of(text) for text in ("", " gemm= moe=", "bf16", "16-bit")] == [None] * 4
+    assert quantization_of("fp8 gemm=fp8 moe=fp8_block") == "fp8"
+
+
+def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> None:
+    base = from_dict(
+        {
+            "model": "llama-3-8b",
+            "hardware": {"gpu": "h100-sxm5-80gb"},
+            "engine": {"max_num_seqs": 48, "max_num_batched_tokens": 512},
+            "workload": {
+                "arrivals": {"process": "all_at_once"},
+                "prompt_tokens": {"dist": "fixed", "value": 1},
+                "output_tokens": {"dist": "fixed", "value": 1},
+            },
+            "latency": {"without": ["graph_padding"]},
+        }
+    )
+    run = run_of(row(tmp_path, max_num_seqs="32"), base, ("engine.block_size=32",))
+    engine = run.scenario.engine
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size) == (32, 512, 32)
+    assert (run.scenario.model, run.scenario.latency.without) == ("qwen2.5-0.5b", ["graph_padding"])
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+def test_statistics_by_hand() -> None:
+    def part(role: str, concurrency: int | None, *errors: float) -> dict[str, Any]:
+        metrics = {f"m{i}": {"error_pct": e, "error_zero_pct": 2 * e} for i, e in enumerate(errors)}
+        return {"role": role, "concurrency": concurrency, "metrics": metrics} | dict.fromkeys(
+            ("engine", "gpu", "model", "set"), "x"
+        )
+
+    found = statistics(
+        [part("test", 16, 2.0, -1.0), part("test", 8, -4.0), part("all", None, 5.0), part("fit", 8, 99.0)]
+    )
+    mean = pytest.approx(11 / 3)
+    wanted = {"n": 3, "mape_pct": mean, "bias_pct": 1.0, "worst_pct": 5.0, "mape_zero_pct": pytest.approx(22 / 3)}
+    assert found["all"]["all"]["m0"] == wanted
+    assert list(found["concurrency"]) == ["8", "16", "-"]
+    assert found["concurrency"]["8"]["m0"]["n"] == 1
+
+
+def test_the_logged_running_count_is_held_against_mean_and_peak(tmp_path: Path) -> None:
+    cells = {"max_concurrency": "", "request_rate": "inf", "num_prompts": "8", "engine": "vLLM 0.10"}
+    cells |= {
+        "kv_cache_tokens": "512",
+        "max_model_len": "256",
+        "prefix_caching": "0",
+        "other_config": "max logged running 4",
+    }
+    [found] = study_rows([row(tmp_path, **cells)]).rows
+    running = found["metrics"]["running"]
+    assert running["predicted_peak"] == 4, "512 tokens hold four prompts of 100 and their outputs"
+    assert running["predicted_mean"] <= running["predicted_peak"]
+    assert running["within"] is True
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_rows(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cells", "what"),
+    [
+        ({"input_len": "many"}, "input_len: expected a number, got 'many'"),
+        ({"output_len": "-3"}, "output_len: expected tokens > 0"),
+        ({"tp": "1.5"}, "tp: expected an integer >= 1"),
+        ({"tp": "0"}, "tp: expected an integer >= 1"),
+        ({"mean_tpot_ms": "nan"}, "mean_tpot_ms: expected a number"),
+        ({"mean_tpot_ms": "-1"}, "mean_tpot_ms: expected a number >= 0"),
+        ({"num_prompts": "1e300"}, "num_prompts: expected a number"),
+        ({"request_rate": "0"}, "request_rate: expected a rate > 0 or inf"),
+        ({"prefix_caching": "maybe"}, "prefix_caching: expected true or false"),
+        ({"row_id": ""}, "row_id: expected a name"),
+    ],
+)
+def test_a_bad_cell_is_one_line_with_its_place(tmp_path: Path, cells: dict[str, str], what: str) -> None:
+    assert f"rows.csv:3: {what}" in refusal(table(tmp_path, [PLAIN | {"row_id": "R0"}, PLAIN | cells]))
+
+
+def test_a_bad_table_is_one_line(tmp_path: Path) -> None:
+    assert "line 2" in refusal(table(tmp_path, [PLAIN, PLAIN]))
+    no_gpu = {key: value for key, value in PLAIN.items() if key != "gpu"}
+    assert "column gpu: expected it in the header" in refusal(table(tmp_path, [no_gpu]))
+    unmeasured = {key: value for key, value in PLAIN.items() if key != "mean_tpot_ms"}
+    assert "measured numbers" in refusal(table(tmp_path, [unmeasured]))
+    path = tmp_path / "rows.csv"
+    text = table(tmp_path, [PLAIN]).read_text(encoding="utf-8")
+    path.write_text(text + "R2,x\n", encoding="utf-8")
+    assert "expected 11 cells" in refusal(path)
+    path.write_text(text.replace("set", "tp"), encoding="utf-8")
+    assert "column tp: expected it once" in refusal(path)
+    path.write_text(text.splitlines()[0], encoding="utf-8")
+    assert "got none" in refusal(path)
+    path.write_bytes(b"\xff\x00")
+    assert "not a text file" in refusal(path)
+    assert "No such file" in refusal(tmp_path / "none.csv")
+
+
+def test_packed_files_other_columns_and_zeros(tmp_path: Path) -> None:
+    text = table(tmp_path, [PLAIN | {"weather": "fine", "mean_ttft_ms": "0"}]).read_bytes()
+    packed = tmp_path / "rows.csv.gz"
+    packed.write_bytes(gzip.compress(text))
+    found = read_rows(packed)
+    assert (found.ignored, found.num_zeros) == (("weather",), 1)
+    assert set(found.rows[0].measured) == {"mean_tpot_ms"}
+
+
+def complaint(do: Callable[[], object]) -> str | None:
+    """Why it cannot be done, in one line; None where it can. Any other error passes through."""
+    try:
+        do()
+    except (InputError, Unsuitable) as error:
+        lines = str(error).splitlines()
+    else:
+        return None
+    assert len(lines) == 1
+    return lines[0]
+
+
+@given(st.text(alphabet='ab,"\n\r1-.;\x00é ', max_size=60))
+def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, tail: str) -> None:
+    path = tmp_path_factory.mktemp("f") / "rows.csv"
+    head = table(path.parent, [PLAIN]).read_text(encoding="utf-8")
+    path.write_text(head + tail, encoding="utf-8", newline="")
+    said = complaint(lambda: read_rows(path))
+    assert said is None or said.startswith(str(path))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(PLAIN)), st.text(max_size=12), max_size=4))
+def test_any_cells_are_simulated_left_out_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, cells: dict[str, str]
+) -> None:
+    cells = {key: value.encode(errors="ignore").decode() for key, value in cells.items()}
+    complaint(lambda: run_of(row(tmp_path_factory.mktemp("c"), **cells)))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+def test_the_command_writes_tables_and_counts_what_it_left_out(tmp_path: Path) -> None:
+    rows = [PLAIN, PLAIN | {"row_id": "R2", "gpu": "GH200"}, PLAIN | {"row_id": "R3", "tp": "3", "set": "b"}]
+    path, out = table(tmp_path, rows), tmp_path / "out"
+    code, stdout, stderr = simkit("validate", "--summary", path, "--out", out, "--json", "--jobs", 1)
+    assert code == 0, stderr
+    content = json.loads((out / "rows.json").read_bytes())
+    assert json.loads(stdout) == content
+    assert content["num_rows"] == {"read": 3, "simulated": 1, "skipped": 2}
+    assert content["skipped"]["GPU GH200 is unknown"] == 1
+    assert any(reason.startswith("refused") for reason in content["skipped"]), "14 heads do not go into 3 GPUs"
+    [only] = content["rows"]
+    assert only["metrics"]["mean_tpot_ms"]["measured"] == 3
+    assert only["metrics"]["mean_tpot_ms"]["predicted"] > only["metrics"]["mean_tpot_ms"]["predicted_zero"]
+    [line] = list(csv.DictReader((out / "rows.csv").open(encoding="utf-8")))
+    assert (line["id"], line["metric"], line["role"]) == ("R1", "mean_tpot_ms", "all")
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    assert manifest["created_by"].startswith("simkit ")
+    assert (out / "report.html").is_file()
+    again = tmp_path / "again"
+    assert simkit("validate", "--summary", path, "--out", again, "-q", "--no-report", "--jobs", 1)[0] == 0
+    assert (again / "rows.json").read_bytes() == (out / "rows.json").read_bytes()
+    assert not (again / "report.html").exists()
+
+
+def test_a_band_decides_the_exit_code(tmp_path: Path) -> None:
+    path, out = table(tmp_path, [PLAIN]), tmp_path / "out"
+    base = ("validate", "--summary", path, "--out", out, "-q", "--no-report", "--jobs", 1)
+    assert simkit(*base, "--max-error", "mean_tpot_ms=99")[0] == 0
+    code, _, stderr = simkit(*base, "--max-error", "mean_tpot_ms=0.01")
+    assert code == 1
+    assert "outside its band: mean_tpot_ms" in stderr
+    assert json.loads((out / "rows.json").read_bytes())["bands"][0]["ok"] is False
+    assert simkit(*base, "--max-error", "mean_ttft_ms=5")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--select", "gqu=x"), "did you mean 'gpu'"),
+        (("--select", "gpu"), "expected COLUMN=GLOB"),
+        (("--select", "gpu=B*"), "none of the 1 rows is left"),
+        (("--fit", "tp"), "expected COLUMN=VALUE"),
+        (("--fit", "qq=1"), "expected a column of the file"),
+        (("--fit", "tp=4"), "no row that can be simulated has tp 4"),
+        (("--fit", "tp=1"), "expected at least 2 rows, got 1"),
+        (("--fit", "tp=1", "--fit-metric", "tpot"), "--fit-metric tpot"),
+        (("--fit-metric", "mean_tpot_ms"), "expected --fit"),
+        (("--max-error", "mean_tpot=3"), "did you mean 'mean_tpot_ms'"),
+        (("--max-error", "mean_tpot_ms=x"), "expected a percentage"),
+        (("--set", "engine.max_num_sqs=3"), "max_num_seqs"),
+        (("--set", "model=none-such"), "none-such"),
+    ],
+)
+def test_a_wrong_option_is_one_line(tmp_path: Path, options: tuple[str, ...], what: str) -> None:
+    out = tmp_path / "out"
+    code, _, stderr = simkit("validate", "--summary", table(tmp_path, [PLAIN]), "--out", out, "--jobs", 1, *options)
+    assert code == 2
+    assert what in stderr
+    assert len(stderr.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_no_more_rows_than_asked_for(tmp_path: Path) -> None:
+    rows = read_rows(table(tmp_path, [PLAIN | {"row_id": f"R{i}"} for i in range(4)])).rows
+    content = study_rows(rows, max_rows=1).to_json()
+    assert content["num_rows"] == {"read": 4, "simulated": 1, "skipped": 3}
+    assert content["skipped"] == {"beyond --max-rows": 3}
+
+
+def test_fit_and_bands_are_parsed() -> None:
+    assert parse_fit("max_concurrency = 8, 32").values == ("8", "32")
+    assert parse_bands(["mean_tpot_ms=5", "duration_s=1.5"])[1].limit_pct == 1.5
