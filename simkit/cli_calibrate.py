@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simkit import console
-from simkit.cli_studies import Json, Quiet, Stopped
+from simkit.cli_from_run import from_run as fit_from_run
+from simkit.cli_studies import Json, Quiet, Sets, Stopped
+from simkit.cli_trace import Map, columns_of, flag_of
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +42,30 @@ def calibrate(
         Path | None,
         typer.Option("--from-csv", metavar="FILE", help="Fit a kernel table (.csv or .csv.gz), measure nothing."),
     ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from-run", metavar="LOG", help="Fit the host terms of an engine to this log of a real run."),
+    ] = None,
+    scenario: Annotated[
+        Path | None, typer.Option("--scenario", metavar="FILE", help="With --from-run: the engine that served the log.")
+    ] = None,
+    format: Annotated[str | None, typer.Option("--format", metavar="NAME", help="Format of the log.")] = None,
+    map: Map = None,
+    time_unit: Annotated[
+        str | None, typer.Option("--time-unit", metavar="s|ms|us|ns", help="Unit of the log's times.")
+    ] = None,
+    start: Annotated[
+        float | None, typer.Option("--start", metavar="S", help="Fit to a part of the log, from here.")
+    ] = None,
+    end: Annotated[float | None, typer.Option("--end", metavar="S", help="Its end, not included.")] = None,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", metavar="N", help="The first so many of the log.")
+    ] = None,
+    sets: Sets = None,
+    date: Annotated[
+        str | None,
+        typer.Option("--date", metavar="YYYY-MM-DD", help="Date of the run, for the profile (default: none)."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: of the GPU).")] = None,
     gpu_spec: Annotated[
         str | None,
@@ -57,19 +83,30 @@ def calibrate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the kernels of a GPU and fit a profile of step times, or fit one from a kernel table."""
-    chosen = [
-        flag for flag, value in (("--gpu", gpu), ("--device", device), ("--from-csv", from_csv)) if value is not None
-    ]
+    """Measure the kernels of a GPU and fit a profile of step times, or fit one from a kernel table or to a real run."""
+    sources = {"--gpu": gpu, "--device": device, "--from-csv": from_csv, "--from-run": from_run}
+    chosen = [flag for flag, value in sources.items() if value is not None]
     if len(chosen) != 1:
-        raise InputError(
-            f"calibrate: expected one of --gpu, --device, --from-csv, got {' and '.join(chosen) or 'none'}"
-        )
+        raise InputError(f"calibrate: expected one of {', '.join(sources)}, got {' and '.join(chosen) or 'none'}")
     _check_names(name, out)
-    if from_csv is not None:
-        measured_only = {"--model": model, "--quick": quick, "--restart": restart}
+    measured_only = {"--model": model, "--quick": quick, "--restart": restart}
+    if from_csv is not None or from_run is not None:
         for flag in (flag for flag, value in measured_only.items() if value):
-            raise InputError(f"{flag}: nothing is measured with --from-csv")
+            raise InputError(f"{flag}: nothing is measured with {chosen[0]}")
+    log = {
+        "format": format, "map": columns_of(map) or None, "time_unit": time_unit, "start_s": start, "end_s": end,
+        "max_requests": max_requests,
+    }  # fmt: skip
+    if from_run is not None:
+        if gpu_spec is not None:
+            raise InputError("--gpu-spec: the GPU is that of the scenario with --from-run")
+        given = {"path": str(from_run)} | {key: value for key, value in log.items() if value is not None}
+        fit_from_run(scenario, given, sets, name=name, date=date, out=out, json=json, quiet=quiet)
+        return
+    run_only = {"--scenario": scenario, "--set": sets, "--date": date, **{flag_of(k): v for k, v in log.items()}}
+    for flag in (flag for flag, value in run_only.items() if value is not None):
+        raise InputError(f"{flag}: expected with --from-run only")
+    if from_csv is not None:
         _from_csv(from_csv, name, gpu_spec, out, json, quiet)
         return
     if device not in (None, "cpu"):
@@ -155,15 +192,37 @@ def _measure(
             raise Stopped(f"interrupted; the measurements are in {measured.table_path}: {again}") from None
 
 
+def _path_of(name: str, out: Path | None) -> Path:
+    return out or Path("calibration") / name / f"{name}.json"
+
+
 def _fit(
     table: Table, spec: GpuSpec, name: str, provenance: dict[str, Any], out: Path | None, json: bool, quiet: bool
 ) -> None:
     from calib.fit import fit_table
 
+    dropped = _hosts_of(_path_of(name, out))
     with console.progress(quiet) as progress:
         result = fit_table(table, spec, name, provenance, progress=progress)
         written = _write(table, result, out, progress)
     _show(result, written, json, quiet)
+    if dropped and not quiet:
+        console.say(
+            f"note: the host terms of vLLM {', '.join(dropped)} that {written} had are gone: they were fitted beside "
+            "its old step times; fit them again with --from-run"
+        )
+
+
+def _hosts_of(path: Path) -> list[str]:
+    """Engine versions that the profile which is replaced has host terms of."""
+    from simkit.latency.profile import load_profile
+
+    if not path.is_file():
+        return []
+    try:
+        return list(load_profile(str(path)).engine_hosts)
+    except InputError:
+        return []
 
 
 def _write(table: Table, result: FitResult, out: Path | None, progress: console.Report | None) -> Path:
@@ -171,7 +230,7 @@ def _write(table: Table, result: FitResult, out: Path | None, progress: console.
     from calib.plots import plot_page
 
     name = result.profile.name
-    path = out or Path("calibration") / name / f"{name}.json"
+    path = _path_of(name, out)
     if progress is not None:
         progress(0.95, "drawing")
     picture = path.with_suffix(".png")
@@ -245,12 +304,18 @@ def _calibrating() -> Iterator[None]:
         raise InputError(str(error)) from None
 
 
-def profiles(json: Json = False) -> None:
+def profiles(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One that ships, or a profile file (default: all that ship).")
+    ] = None,
+    json: Json = False,
+) -> None:
     """List the calibrated profiles that ship, their errors, and where they are valid."""
-    from simkit.latency import profile
+    from simkit.latency import profile as known
     from simkit.manifest import canonical_json
 
-    found = [profile.describe(shipped) for shipped in profile.list_profiles()]
+    chosen = known.list_profiles() if name is None else [known.load_profile(name)]
+    found = [known.describe(one) for one in chosen]
     if json:
         console.out_bytes(canonical_json(found))
         return

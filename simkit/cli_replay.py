@@ -118,7 +118,7 @@ def _scenario(
 
     labels = {key: {"path": "TRACE", "rate_per_s": "--rate"}.get(key, flag_of(key)) for key in trace}
     before = schema.load(path)
-    _check_sets(sets or [], labels)
+    check_sets(sets or [], labels, "TRACE")
     chosen = schema.load_replay(path, trace, labels, cli_studies.settings_of(sets, seed))
     own = before.workload.model_fields_set - set(schema.REPLAYED_KEYS)
     gone = sorted(key for key in own if getattr(before.workload, key) is not None)
@@ -134,13 +134,13 @@ def _scenario(
     return chosen, told
 
 
-def _check_sets(sets: list[str], labels: Mapping[str, str]) -> None:
-    """Refuse a setting of what an argument or an option has said already."""
+def check_sets(sets: list[str], labels: Mapping[str, str], log: str) -> None:
+    """Refuse a setting of what an argument or an option has said already; `log` is the one that names the log."""
     for text in sets:
         key = text.partition("=")[0].strip()
         parts = key.split(".")
         if parts[:2] in (["workload"], ["workload", "trace"]):
-            label = labels.get(parts[2]) if len(parts) > 2 else "TRACE"
+            label = labels.get(parts[2]) if len(parts) > 2 else log
             if label is not None:
                 raise InputError(f"--set {key}: expected either this or {label}, got both")
 

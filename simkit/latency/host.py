@@ -60,6 +60,11 @@ DEFAULT = HostCosts(
 )
 
 
+def short_version(version: str) -> str:
+    """The first two numbers of a version, by which profiles name engines."""
+    return ".".join(version.split(".")[:2])
+
+
 def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -> HostCosts:
     """The terms of a run: those `given` by the scenario, term by term, over those of the profile, over the default.
 
@@ -68,7 +73,10 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
     """
     terms = {name: getattr(DEFAULT.terms, name) for name in DEFAULT.sources}
     sources = dict(DEFAULT.sources)
-    short = ".".join(version.split(".")[:2])
+    short = short_version(version)
+    if profile is not None and profile.engine_hosts and short not in profile.engine_hosts:
+        others = ", ".join(profile.engine_hosts)
+        sources = dict.fromkeys(terms, f"default, the profile has those of vLLM {others}")
     if profile is not None and short in profile.engine_hosts:
         fitted = profile.engine_hosts[short].terms
         terms = {name: getattr(fitted, name) for name in terms}

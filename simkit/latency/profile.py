@@ -26,30 +26,35 @@ __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
     "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile",
     "ProfileError", "Sheet", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe",
-    "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "sheet_key_sizes",
-    "sheet_keys", "skewed", "to_nested", "work_of",
+    "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "profile_text",
+    "sheet_key_sizes", "sheet_keys", "skewed", "to_nested", "work_of",
 ]  # fmt: skip
 
 
 def load_profile(name_or_path: str) -> Profile:
     """The shipped profile of that name, else a profile file. Raises ProfileError, naming file and key."""
-    shipped = _shipped()
-    if name_or_path.lower() in shipped:
-        return _load_shipped(name_or_path.lower())
+    if is_shipped(name_or_path):
+        return _load_shipped(name_or_path.strip().lower())
+    return parse_profile(profile_text(name_or_path), str(Path(name_or_path).expanduser()))
+
+
+def profile_text(name_or_path: str) -> str:
+    """The JSON of what `load_profile` loads. Raises ProfileError where there is no such file."""
+    if is_shipped(name_or_path):
+        return _shipped_text(name_or_path.strip().lower())
     path = Path(name_or_path).expanduser()
     if path.suffix != ".json" and "/" not in name_or_path and not path.exists():
-        names = ["auto", "roofline", "unit", *shipped]
+        names = ["auto", "roofline", "unit", *_shipped()]
         raise ProfileError(
             f"latency.profile: {name_or_path!r} is not available; expected {', '.join(names)}, or a path to a profile"
             f"{nearest(name_or_path, names)} (list: simkit profiles)"
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ProfileError(f"latency.profile: {path}: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
         raise ProfileError(f"latency.profile: {path}: not a text file") from None
-    return parse_profile(text, str(path))
 
 
 def is_shipped(name: str) -> bool:
@@ -69,8 +74,11 @@ def _shipped() -> tuple[str, ...]:
 
 @functools.cache
 def _load_shipped(name: str) -> Profile:
-    text = resources.files("calib").joinpath(f"profiles/{name}.json").read_text(encoding="utf-8")
-    return parse_profile(text, f"{name}.json")
+    return parse_profile(_shipped_text(name), f"{name}.json")
+
+
+def _shipped_text(name: str) -> str:
+    return resources.files("calib").joinpath(f"profiles/{name}.json").read_text(encoding="utf-8")
 
 
 def describe(profile: Profile) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from simkit.latency.sheets import Sheet, from_nested
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a profile may be called: it becomes the name of a file and a word in a line."""
 
-VERSION = re.compile(r"[0-9]+\.[0-9]+")
+VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 """A version of vLLM as scenarios name it."""
 
 LARGEST_SIZE = 1e13

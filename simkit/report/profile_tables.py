@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from simkit.report.host_tables import hosts_lines
 from simkit.report.numbers import MISSING
 from simkit.report.tables import Column, fit
 
@@ -107,7 +108,7 @@ def _launches(profile: Described) -> list[str]:
         lines.append(f"host: {host['fixed_us']:,.0f} us a step, {host['per_seq_us']:.2f} us a running sequence")
     else:
         lines.append("host: not measured, the assumed 500 us a step")
-    return lines
+    return [*lines, *hosts_lines(profile["engine_hosts"])]
 
 
 def _valid(profile: Described) -> list[str]:

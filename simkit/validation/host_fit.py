@@ -1,4 +1,4 @@
-"""Fit of the host terms to what was measured: least squares of relative errors over simulations.
+"""Fit of the host terms to what was measured: weighted least squares of relative errors over simulations.
 
 Owns the search; what is simulated is the caller's affair. Imports numpy and `latency` only.
 """
@@ -13,13 +13,23 @@ import numpy as np
 from simkit.latency.profile_values import HostTerms
 from simkit.types import Floats
 
-STEPS_US = {"fixed_us": 100.0, "per_seq_us": 5.0, "first_token_us": 1000.0}
-"""By how much a term is moved to see what it does; all terms in `fit_host` can be fitted."""
+PROBES_US = {"fixed_us": 2000.0, "per_seq_us": 100.0, "first_token_us": 5000.0}
+"""By how much a term is moved to see what it does. So much that it stands out from what a shift of the schedule does:
+who meets whom in a step changes with every term, by a few permille of what is predicted."""
 
-MAX_ROUNDS = 6
+NUDGES_US = {"fixed_us": 100.0, "per_seq_us": 5.0, "first_token_us": 1000.0}
+"""A move that must still be seen at the end, or the term was not fitted."""
+
 CLOSE_ENOUGH_US = {"fixed_us": 1.0, "per_seq_us": 0.05, "first_token_us": 10.0}
+MAX_MOVES = 16
+SHARES = (1.0, 0.5, 0.25)
+"""Of a move that least squares asks for, tried in turn."""
+
 NO_EFFECT = 1e-6
 """Relative change of what is predicted below which a term does nothing, e.g. host work that the GPU's time hides."""
+
+LEAST_SINE = 0.05
+"""Two terms that act so much alike, by the sine between what they do to all numbers, cannot be told apart."""
 
 Predict = Callable[[HostTerms], Floats]
 """Terms to a prediction of everything that was measured, float64[n]."""
@@ -27,58 +37,146 @@ Predict = Callable[[HostTerms], Floats]
 
 @dataclass(frozen=True, slots=True)
 class HostFit:
-    """Fitted terms; `fitted` names those that were, `idle` those wanted ones that change nothing and were left alone.
+    """Fitted terms; `fitted` names those that were.
 
-    Errors are relative, predicted / measured - 1, float64[n], with the terms the search began at and with those fitted.
+    Of the others that were wanted, `idle` change nothing, and `alike` act as one of the fitted does: both stay as they
+    were. `errors_us` are standard errors of the fitted terms, as if what is left of the errors were independent; at
+    heavy load, where all requests share a queue, terms are off by several times that. Errors are relative, predicted /
+    measured - 1, float64[n], with the terms the search began at and with those fitted.
     """
 
     terms: HostTerms
     fitted: tuple[str, ...]
     idle: tuple[str, ...]
+    alike: tuple[str, ...]
+    errors_us: dict[str, float]
     before: Floats
     after: Floats
 
 
-def fit_host(predict: Predict, measured: Floats, start: HostTerms, names: Sequence[str]) -> HostFit:
-    """The terms `names`, none below 0, that make the sum of squared relative errors smallest; the others stay.
+def fit_host(
+    predict: Predict, measured: Floats, start: HostTerms, names: Sequence[str], weights: Floats | None = None
+) -> HostFit:
+    """The terms `names`, none below 0, that make the weighted sum of squared relative errors smallest.
 
-    Gauss-Newton from `start`: what is predicted is nearly linear in each term. ValueError when there are fewer numbers
-    measured than terms to fit, or one that is not positive.
+    The other terms stay. `weights` are of the squares, by default all alike. Gauss-Newton from `start`, with slopes
+    that are kept as long as they lead to something better: what is predicted is nearly linear in each term. ValueError
+    when there are fewer numbers measured than terms to fit, or one that is not positive.
     """
     if len(measured) < len(names):
         raise ValueError(f"{len(names)} terms cannot be fitted to {len(measured)} measured numbers")
     if not np.all(measured > 0):
         raise ValueError("measured numbers must be positive")
-    terms, predicted = start, predict(start)
-    before, error = predicted / measured - 1, predicted / measured - 1
-    idle: set[str] = set()
-    for _ in range(MAX_ROUNDS):
-        slopes = {name: _slope(predict, measured, terms, predicted, name) for name in names}
-        active = [name for name in names if np.abs(slopes[name]).max() * STEPS_US[name] > NO_EFFECT]
-        idle = set(names) - set(active)
-        if not active:
-            break
-        moved = _moved(terms, active, np.stack([slopes[name] for name in active], axis=1), error)
-        found = predict(moved)
-        close = all(abs(getattr(moved, n) - getattr(terms, n)) < CLOSE_ENOUGH_US[n] for n in active)
-        if np.square(found / measured - 1).sum() > np.square(error).sum():
-            break
-        terms, predicted, error = moved, found, found / measured - 1
-        if close:
-            break
-    fitted = tuple(name for name in names if name not in idle)
-    return HostFit(terms, fitted, tuple(name for name in names if name in idle), before, error)
+    root = np.ones(len(measured)) if weights is None else np.sqrt(weights / weights.mean())
+    search = _Search(predict, measured, root, start)
+    before = search.error
+    slopes = search.slopes(names, PROBES_US)
+    idle = [name for name in names if np.abs(slopes[name]).max() * PROBES_US[name] <= NO_EFFECT]
+    active, alike = _told_apart([name for name in names if name not in idle], slopes, root)
+    search.run(active, slopes)
+    nudged = search.slopes(active, NUDGES_US)
+    hidden = [name for name in active if np.abs(nudged[name]).max() * NUDGES_US[name] <= NO_EFFECT]
+    hidden = [name for name in hidden if search.put_back(name, start)]
+    fitted = tuple(name for name in names if name in active and name not in hidden)
+    return HostFit(
+        terms=search.terms,
+        fitted=fitted,
+        idle=tuple(name for name in names if name in idle or name in hidden),
+        alike=tuple(alike),
+        errors_us=search.errors_us(fitted),
+        before=before,
+        after=search.error,
+    )
 
 
-def _slope(predict: Predict, measured: Floats, terms: HostTerms, predicted: Floats, name: str) -> Floats:
-    """Change of the relative errors for each microsecond of a term."""
-    step_us = STEPS_US[name]
-    further = predict(replace(terms, **{name: getattr(terms, name) + step_us}))
-    slope: Floats = (further - predicted) / measured / step_us
-    return slope
+class _Search:
+    """Where the search is: terms, what is predicted with them, and the slopes it last looked at."""
+
+    def __init__(self, predict: Predict, measured: Floats, root: Floats, start: HostTerms) -> None:
+        self._predict, self._measured, self._root = predict, measured, root
+        self.terms, self.predicted = start, predict(start)
+        self._slopes: dict[str, Floats] = {}
+
+    @property
+    def error(self) -> Floats:
+        """Relative errors here."""
+        return self.predicted / self._measured - 1
+
+    def slopes(self, names: Sequence[str], moves_us: dict[str, float]) -> dict[str, Floats]:
+        """Change of the relative errors for each microsecond of a term."""
+        found = {}
+        for name in names:
+            further = self._predict(replace(self.terms, **{name: getattr(self.terms, name) + moves_us[name]}))
+            found[name] = (further - self.predicted) / self._measured / moves_us[name]
+        return found
+
+    def run(self, names: Sequence[str], slopes: dict[str, Floats]) -> None:
+        """Move as long as it gets better; slopes are looked at again after the first move and when it does not."""
+        self._slopes, fresh, first = slopes, True, True
+        for _ in range(MAX_MOVES if names else 0):
+            before = self.terms
+            if not self._moved(names):
+                if fresh:
+                    return
+                self._slopes, fresh = self.slopes(names, PROBES_US), True
+                continue
+            if all(abs(getattr(self.terms, n) - getattr(before, n)) < CLOSE_ENOUGH_US[n] for n in names):
+                return
+            fresh = first
+            if first:
+                self._slopes, first = self.slopes(names, PROBES_US), False
+
+    def _moved(self, names: Sequence[str]) -> bool:
+        """Whether a move along the slopes made the errors smaller."""
+        matrix = np.stack([self._slopes[name] for name in names], axis=1) * self._root[:, None]
+        aim = _least_squares(self.terms, names, matrix, self.error * self._root)
+        squares = np.square(self.error * self._root).sum()
+        for share in SHARES:
+            to = {name: (1 - share) * getattr(self.terms, name) + share * getattr(aim, name) for name in names}
+            terms = replace(self.terms, **to)
+            predicted = self._predict(terms)
+            if np.square((predicted / self._measured - 1) * self._root).sum() < squares:
+                self.terms, self.predicted = terms, predicted
+                return True
+        return False
+
+    def put_back(self, name: str, start: HostTerms) -> bool:
+        """Whether `name` could be put back to what it was at the start, because nothing tells the two apart."""
+        terms = replace(self.terms, **{name: getattr(start, name)})
+        predicted = self._predict(terms)
+        if np.abs(predicted - self.predicted).max() > NO_EFFECT * np.abs(self.predicted).max():
+            return False
+        self.terms, self.predicted = terms, predicted
+        return True
+
+    def errors_us(self, names: Sequence[str]) -> dict[str, float]:
+        """Standard errors of terms, as `HostFit` has them."""
+        if not names:
+            return {}
+        matrix = np.stack([self._slopes[name] for name in names], axis=1) * self._root[:, None]
+        spare = max(1, len(matrix) - len(names))
+        variance = np.square(self.error * self._root).sum() / spare
+        found = np.sqrt(np.diag(np.linalg.pinv(matrix.T @ matrix)) * variance)
+        return {name: float(value) for name, value in zip(names, found, strict=True)}
 
 
-def _moved(terms: HostTerms, names: Sequence[str], slopes: Floats, error: Floats) -> HostTerms:
+def _told_apart(names: Sequence[str], slopes: dict[str, Floats], root: Floats) -> tuple[list[str], list[str]]:
+    """(terms that can be fitted together, those that act as the ones before them do)."""
+    kept: list[str] = []
+    alike: list[str] = []
+    for name in names:
+        column = slopes[name] * root
+        if kept:
+            others = np.stack([slopes[other] * root for other in kept], axis=1)
+            rest = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
+            if np.linalg.norm(rest) < LEAST_SINE * np.linalg.norm(column):
+                alike.append(name)
+                continue
+        kept.append(name)
+    return kept, alike
+
+
+def _least_squares(terms: HostTerms, names: Sequence[str], slopes: Floats, error: Floats) -> HostTerms:
     """The terms of least squares where everything is linear; one that would fall below 0 stays there."""
     at_zero: set[int] = set()
     free = list(range(len(names)))

@@ -60,6 +60,33 @@ def test_a_table_becomes_a_profile_that_runs(home: Path) -> None:
     assert "not measured: " in out
 
 
+def test_a_refit_drops_the_host_terms_of_the_old_step_times_and_says_so(home: Path) -> None:
+    """They were fitted to what the old times left over."""
+    fit = (
+        "calibrate",
+        "--from-csv",
+        "mine.csv",
+        "--name",
+        "mine",
+        "--gpu-spec",
+        "a100-sxm4-80gb",
+        "--out",
+        "mine.json",
+    )
+    assert simkit(*fit)[0] == 0
+    data = json.loads((home / "mine.json").read_text())
+    host = {"version": "0.19", "fixed_us": 9.0, "per_seq_us": 1.0, "first_token_us": 2.0, "provenance": {}}
+    (home / "mine.json").write_text(json.dumps(data | {"engine_hosts": [host]}))
+    code, out, err = simkit(*fit)
+    assert code == 0
+    assert (
+        "note: the host terms of vLLM 0.19 that mine.json had are gone: they were fitted beside its old step times; fit them again with --from-run"
+        in err.splitlines()
+    )
+    assert "host of vLLM" not in out
+    assert json.loads((home / "mine.json").read_text()) == data
+
+
 def test_the_name_of_a_gpu_is_enough_and_json_is_the_report(home: Path) -> None:
     code, out, err = simkit("calibrate", "--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--json", "--quiet")
     assert (code, err) == (0, "")
@@ -109,8 +136,8 @@ def test_an_interrupted_fit_writes_nothing(home: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "calibrate: expected one of --gpu, --device, --from-csv, got none"),
-        (["--gpu", "0", "--device", "cpu"], "expected one of --gpu, --device, --from-csv, got --gpu and --device"),
+        ([], "calibrate: expected one of --gpu, --device, --from-csv, --from-run, got none"),
+        (["--gpu", "0", "--device", "cpu"], "expected one of --gpu, --device, --from-csv, --from-run, got --gpu and --device"),
         (["--device", "tpu"], "--device: expected cpu, got 'tpu'; for a CUDA device use --gpu N"),
         (["--from-csv", "mine.csv"], "--gpu-spec: 'mine.csv' is no registered GPU: say which the table is of (list: simkit gpus)"),
         (["--from-csv", "mine.csv", "--name", "x", "--gpu-spec", "a100"], "hardware.gpu: 'a100' is not known; did you mean"),

@@ -1,0 +1,94 @@
+"""`simkit calibrate --from-run`: host terms of an engine fitted to one real run. Heavy modules inside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simkit import cli_studies, console
+from simkit.errors import CheckError, InputError
+
+if TYPE_CHECKING:
+    from simkit.scenario import Scenario
+
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def from_run(
+    scenario: Path | None,
+    trace: Mapping[str, Any],
+    sets: list[str] | None,
+    *,
+    name: str | None,
+    date: str | None,
+    out: Path | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Fit host terms to the log of a run, and write the scenario's profile with them.
+
+    `trace` has the keys of a scenario's trace. Raises CheckError, after everything was shown, when the fit is of no use
+    and nothing is written.
+    """
+    if scenario is None:
+        raise InputError(
+            "--from-run: expected --scenario FILE, which says what served the log; `simkit init` prints one"
+        )
+    if date is not None and not DATE.fullmatch(date):
+        raise InputError(f"--date: expected YYYY-MM-DD, got {date!a}")
+    chosen = _scenario(scenario, trace, sets)
+    from simkit.manifest import canonical_json
+    from simkit.validation.run_fit import fit_run
+
+    with console.progress(quiet) as progress:
+        fit = fit_run(chosen, name=name, date=date, progress=progress)
+    written = None if fit.refused else _write(fit.profile, out)
+    if json:
+        console.out_bytes(canonical_json(fit.facts))
+    else:
+        from simkit.report.host_tables import fit_tables
+
+        console.out(*fit_tables(fit.facts, console.width()))
+    if written is None:
+        raise CheckError(f"nothing was stored: {fit.refused}")
+    if not quiet:
+        if "end_s" in trace or "max_requests" in trace:
+            console.say("note: the last requests of the part met others in the run that are not simulated")
+        if chosen.latency.host is not None:
+            console.say(f"note: latency.host of {scenario} goes before what a profile has: leave it out to use the fit")
+        console.say(
+            "these errors are of the run that was fitted: check others with "
+            f"`simkit validate MEASURED --scenario S --set latency.profile={written}`"
+        )
+        console.say(f"wrote {written}; use it with --set latency.profile={written}")
+
+
+def _scenario(path: Path, trace: Mapping[str, Any], sets: list[str] | None) -> Scenario:
+    """The scenario of the file with the log in place of its workload."""
+    from simkit import scenario as schema
+    from simkit.cli_replay import check_sets
+    from simkit.cli_trace import flag_of
+
+    labels = {key: "--from-run" if key == "path" else flag_of(key) for key in trace}
+    check_sets(sets or [], labels, "--from-run")
+    return schema.load_replay(path, trace, labels, sets or [])
+
+
+def _write(profile: Mapping[str, Any], out: Path | None) -> Path:
+    from calib.fit import to_text
+    from simkit.latency.profile import parse_profile
+
+    path = out or Path("calibration") / profile["name"] / f"{profile['name']}.json"
+    text = to_text(profile)
+    parse_profile(text, str(path))
+    draft = path.with_name(f"{path.stem}.draft.json")
+    with cli_studies.writing(out, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,195 @@
+"""What is told of a fit to a real run, as plain data, and what a profile keeps of it. Reads no clock.
+
+Imports the engine's set-up, metrics, latency and `run_numbers`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simkit.engine.build import Setup
+from simkit.engine.run import log_sha256
+from simkit.latency.host import HostCosts, short_version
+from simkit.latency.profile_values import HostTerms
+from simkit.manifest import CREATED_BY
+from simkit.metrics.measured import STATS, compare_measured
+from simkit.scenario import Scenario
+from simkit.types import Floats, Ints
+from simkit.validation.host_fit import HostFit
+from simkit.validation.run_numbers import Numbers
+from simkit.workload.replay import MeasuredTimes
+
+TERMS = ("fixed_us", "per_seq_us", "first_token_us")
+TOO_FAST = -0.05
+"""Relative error from which on a host that the GPU hides may be slower than assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A simulation of the log: its requests, and what the log measured of them (None: nothing)."""
+
+    table: dict[str, Ints]
+    log: MeasuredTimes | None
+    stream: bool
+
+    def errors(self) -> dict[str, Any]:
+        """As a replay shows them."""
+        assert self.log is not None
+        return compare_measured(self.table, self.log.ttft_ns, self.log.e2e_ns, stream=self.stream) or {}
+
+
+def facts_of(
+    setup: Setup, before: HostCosts, terms: HostTerms, numbers: Numbers, ends: tuple[Served, Served]
+) -> dict[str, Any]:
+    """Everything but the terms: the log, the scenario, and how far off it is with the terms at both ends of the fit."""
+    scenario = setup.scenario
+    old, new = (run.errors() for run in ends)
+    at = tuple(numbers.predicted_ms(run.table, stream=run.stream) for run in ends)
+    return {
+        "version": short_version(scenario.engine.version),
+        "log": log_name(scenario),
+        "log_sha256": log_sha256(setup),
+        "simkit": CREATED_BY,
+        "scenario": _scenario_facts(setup),
+        "num_requests": {metric: values["num_requests"] for metric, values in new.items()},
+        "rms_pct": dict(zip(("before", "after"), (_rms_pct(numbers, ms) for ms in at), strict=True)),
+        "errors": _both_errors(old, new),
+        "numbers": [
+            {
+                "metric": group.metric,
+                "num_requests": len(group.rows),
+                "requests_met": group.met,
+                "measured_ms": float(numbers.measured_ms[i]),
+                "before_ms": float(at[0][i]),
+                "after_ms": float(at[1][i]),
+                "weight": float(numbers.weights[i] / numbers.weights.sum()),
+            }
+            for i, group in enumerate(numbers.groups)
+        ],
+    }
+
+
+def _scenario_facts(setup: Setup) -> dict[str, Any]:
+    """What else was so in the run, as far as it is known: host terms hold for an engine that runs like this."""
+    scenario, engine = setup.scenario, setup.scenario.engine
+    trace = scenario.workload.trace
+    assert trace is not None
+    part = {key: getattr(trace, key) for key in ("start_s", "end_s", "max_requests", "keep_share", "speed")}
+    return {
+        "model": setup.model.name,
+        "gpu": setup.gpu.name,
+        "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
+        "replicas": scenario.replicas,
+        "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "engine_version": engine.version,
+        "async_scheduling": setup.async_scheduling,
+        "enable_chunked_prefill": engine.enable_chunked_prefill,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "max_num_seqs": setup.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_model_len": setup.max_model_len,
+        "num_gpu_blocks": setup.num_gpu_blocks,
+        "without": list(scenario.latency.without),
+        "log_part": {key: value for key, value in part.items() if key in trace.model_fields_set},
+    }
+
+
+def term_of(
+    name: str,
+    setup: Setup,
+    before: HostCosts,
+    fit: HostFit,
+    terms: HostTerms,
+    unsure: Mapping[str, float],
+    bias: float,
+) -> dict[str, Any]:
+    """What became of a term, and of one that was left alone why."""
+    if name in fit.fitted:
+        state, why = "fitted", ""
+    elif name in unsure:
+        state, why = "unsure", f"moved by less than its standard error of {unsure[name]:,.1f} us"
+    elif name in fit.alike:
+        state, why = "alike", f"acts here as {' and '.join(fit.fitted)} does, which holds both"
+    else:
+        state, why = "idle", _why_idle(name, setup, bias)
+    return {
+        "before": getattr(before.terms, name),
+        "source": before.sources[name],
+        "after": getattr(terms, name),
+        "state": state,
+        "standard_error": fit.errors_us.get(name, unsure.get(name)),
+        "why": why,
+    }
+
+
+def _why_idle(name: str, setup: Setup, bias: float) -> str:
+    if name == "first_token_us" or not setup.async_scheduling:
+        return "not identifiable: it changes nothing"
+    hidden = "not identifiable: under async scheduling the GPU's time hides it"
+    if bias >= TOO_FAST:
+        return hidden
+    return (
+        f"{hidden}; what is predicted is {-100 * bias:.0f} % too fast: if the host takes longer than the GPU, begin "
+        "there with --set latency.host.fixed_us=US"
+    )
+
+
+def bias_of(errors: Mapping[str, Any]) -> float:
+    """Relative error of the mean TPOT, or of the mean E2E, at the start; 0 where neither is there."""
+    metric = errors.get("tpot_ms") or errors.get("e2e_ms")
+    return 0.0 if metric is None or metric["mean"]["error_pct"] is None else float(metric["mean"]["error_pct"]) / 100
+
+
+def _rms_pct(numbers: Numbers, predicted_ms: Floats) -> float:
+    """Weighted root mean square of the relative errors, percent."""
+    error = predicted_ms / numbers.measured_ms - 1
+    return 100 * float(np.sqrt((numbers.weights * error**2).sum() / numbers.weights.sum()))
+
+
+def _both_errors(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        metric: {
+            stat: {
+                "measured": values[stat]["measured"],
+                "before": old[metric][stat]["predicted"],
+                "after": values[stat]["predicted"],
+                "before_pct": old[metric][stat]["error_pct"],
+                "after_pct": values[stat]["error_pct"],
+            }
+            for stat in STATS
+        }
+        for metric, values in new.items()
+    }
+
+
+def profile_with(text: str, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a profile under `name` with the terms of a version in place of those it had."""
+    data: dict[str, Any] = json.loads(text)
+    data["name"] = name
+    entry = {
+        "version": facts["version"],
+        **{term: facts["terms"][term]["after"] for term in TERMS},
+        "provenance": {
+            key: facts[key]
+            for key in ("log", "log_sha256", "date", "simkit", "scenario", "num_requests", "terms", "rms_pct", "errors")
+            if key in facts
+        },
+    }
+    others = [row for row in data.get("engine_hosts", []) if row["version"] != facts["version"]]
+    data["engine_hosts"] = sorted([*others, entry], key=lambda row: [int(part) for part in row["version"].split(".")])
+    return data
+
+
+def log_name(scenario: Scenario) -> str:
+    """The log's file, without its folder: profiles are the same wherever they were made."""
+    trace = scenario.workload.trace
+    assert trace is not None, "a scenario that replays a log"
+    return Path(trace.path).name
