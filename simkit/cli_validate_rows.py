@@ -122,6 +122,9 @@ def _study(
 def _told(table: Table) -> list[str]:
     """What of the file was not used."""
     told = []
+    odd = [row.odd[0] for row in table.rows if row.odd]
+    if odd:
+        told.append(f"{len(odd)} rows have cells that cannot be read: {'; '.join(odd[:3])}{' ...' if odd[3:] else ''}")
     if table.ignored:
         told.append(f"columns that are not read: {', '.join(name or '(no name)' for name in table.ignored)}")
     if table.num_zeros:

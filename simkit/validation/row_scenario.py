@@ -141,6 +141,8 @@ def longest_tokens(row: Row) -> int:
 
 def _refuse(row: Row) -> None:
     """What is not simulated, and what nothing can be said of."""
+    if row.odd:
+        raise Unsuitable(f"unreadable: {row.odd[0].partition(': ')[2]}")
     if (row.count("pp") or 1) > 1:
         raise Unsuitable("pipeline parallelism is not simulated")
     if any(_DISAGGREGATED.search(row.text(column)) for column in ("engine", "other_config", "notes")):

@@ -60,7 +60,8 @@ KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table. `cells` holds its texts by column, in one line each; what is empty is missing
-    in the typed mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS).
+    in the typed mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS). `odd` says of each cell that
+    cannot be read where it is and what was expected: such a row cannot be simulated.
     """
 
     line: int
@@ -68,6 +69,7 @@ class Row:
     numbers: Mapping[str, float]
     flags: Mapping[str, bool]
     measured: Mapping[str, float]
+    odd: tuple[str, ...] = ()
 
     def text(self, column: str) -> str:
         """The cell, empty where there is none."""
@@ -167,28 +169,53 @@ def _row(cells: Sequence[str], columns: Sequence[str], where: str, line: int) ->
     texts = {name: " ".join(cell.split()) for name, cell in zip(columns, cells, strict=True)}
     if not texts["row_id"]:
         raise InputError(f"{where}: row_id: expected a name, got nothing")
-    numbers = {name: _number(texts[name], f"{where}: {name}") for name in (*COUNTS, *LENGTHS) if texts.get(name)}
-    for name, value in numbers.items():
-        if value <= 0 or (name in COUNTS and not value.is_integer()):
-            what = "an integer >= 1" if name in COUNTS else "tokens > 0"
-            raise InputError(f"{where}: {name}: expected {what}, got {texts[name]!r}")
-    if texts.get("request_rate"):
-        numbers["request_rate"] = _rate(texts["request_rate"], f"{where}: request_rate")
-    measured = {name: _number(texts[name], f"{where}: {name}") for name in METRICS if texts.get(name)}
-    for name, value in measured.items():
-        if value < 0:
-            raise InputError(f"{where}: {name}: expected a number >= 0, got {texts[name]!r}")
-    return Row(line, texts, numbers, dict(_flags(texts, where)), {k: v for k, v in measured.items() if v})
+    odd: list[str] = []
+    numbers = dict(_numbers(texts, where, odd))
+    measured = dict(_measured(texts, where, odd))
+    return Row(line, texts, numbers, dict(_flags(texts, where, odd)), measured, tuple(odd))
 
 
-def _flags(texts: Mapping[str, str], where: str) -> Iterator[tuple[str, bool]]:
+def _numbers(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:
+    for name in (*COUNTS, *LENGTHS, "request_rate"):
+        if not texts.get(name):
+            continue
+        try:
+            if name == "request_rate":
+                yield name, _rate(texts[name], f"{where}: {name}")
+                continue
+            value = _number(texts[name], f"{where}: {name}")
+            if value <= 0 or (name in COUNTS and not value.is_integer()):
+                what = "an integer >= 1" if name in COUNTS else "tokens > 0"
+                raise InputError(f"{where}: {name}: expected {what}, got {texts[name]!r}")
+            yield name, value
+        except InputError as error:
+            odd.append(str(error))
+
+
+def _measured(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:
+    for name in METRICS:
+        if not texts.get(name):
+            continue
+        try:
+            value = _number(texts[name], f"{where}: {name}")
+            if value < 0:
+                raise InputError(f"{where}: {name}: expected a number >= 0, got {texts[name]!r}")
+        except InputError as error:
+            odd.append(str(error))
+        else:
+            if value:
+                yield name, value
+
+
+def _flags(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, bool]]:
+    """By the first word of a cell; a remark may follow it in brackets."""
     for flag in FLAGS:
         for name in (flag, f"enable_{flag}"):
-            cell = texts.get(name, "").lower()
+            cell = texts.get(name, "").lower().partition("(")[0].strip()
             if cell in _TRUE or cell in _FALSE:
                 yield flag, cell in _TRUE
-            elif cell:
-                raise InputError(f"{where}: {name}: expected true or false, got {texts[name]!r}")
+            elif texts.get(name):
+                odd.append(f"{where}: {name}: expected true or false, got {texts[name]!r}")
 
 
 def _rate(text: str, where: str) -> float:
@@ -212,4 +239,7 @@ def _number(text: str, where: str) -> float:
 
 
 def _is_zero(cell: str) -> bool:
-    return bool(cell) and float(cell) == 0
+    try:
+        return float(cell) == 0
+    except ValueError:
+        return False

@@ -308,15 +308,28 @@ def refusal(path: Path) -> str:
         ({"num_prompts": "1e300"}, "num_prompts: expected a number"),
         ({"request_rate": "0"}, "request_rate: expected a rate > 0 or inf"),
         ({"prefix_caching": "maybe"}, "prefix_caching: expected true or false"),
-        ({"row_id": ""}, "row_id: expected a name"),
     ],
 )
-def test_a_bad_cell_is_one_line_with_its_place(tmp_path: Path, cells: dict[str, str], what: str) -> None:
-    assert f"rows.csv:3: {what}" in refusal(table(tmp_path, [PLAIN | {"row_id": "R0"}, PLAIN | cells]))
+def test_a_bad_cell_leaves_its_row_out_and_is_named_with_its_place(
+    tmp_path: Path, cells: dict[str, str], what: str
+) -> None:
+    path = table(tmp_path, [PLAIN | {"row_id": "R0"}, PLAIN | cells])
+    good, odd = read_rows(path).rows
+    assert (good.odd, len(odd.odd)) == ((), 1)
+    assert f"rows.csv:3: {what}" in odd.odd[0]
+    study = study_rows([good, odd])
+    assert [found["id"] for found in study.rows] == ["R0"]
+    assert dict(study.skipped) == {f"unreadable: {odd.odd[0].partition(': ')[2]}": 1}
+
+
+def test_a_flag_may_be_followed_by_a_remark(tmp_path: Path) -> None:
+    cells = {"prefix_caching": "on (repeated runs share a seed)", "chunked_prefill": "off"}
+    assert dict(row(tmp_path, **cells).flags) == {"prefix_caching": True, "chunked_prefill": False}
 
 
 def test_a_bad_table_is_one_line(tmp_path: Path) -> None:
     assert "line 2" in refusal(table(tmp_path, [PLAIN, PLAIN]))
+    assert "rows.csv:2: row_id: expected a name" in refusal(table(tmp_path, [PLAIN | {"row_id": ""}]))
     no_gpu = {key: value for key, value in PLAIN.items() if key != "gpu"}
     assert "column gpu: expected it in the header" in refusal(table(tmp_path, [no_gpu]))
     unmeasured = {key: value for key, value in PLAIN.items() if key != "mean_tpot_ms"}
