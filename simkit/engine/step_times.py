@@ -113,5 +113,5 @@ def _given(scenario: Scenario) -> dict[str, float]:
 def _refuse_for_unit(scenario: Scenario) -> None:
     """Steps of one unit are made of nothing that could be left out or replaced."""
     check_known(scenario.latency.without, (PREFIX_REHITS,), "latency.profile: unit")
-    if _given(scenario):
-        raise InputError("latency.host: has no effect with latency.profile: unit")
+    for name in _given(scenario):
+        raise InputError(f"latency.host.{name}: has no effect with latency.profile: unit")

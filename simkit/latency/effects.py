@@ -39,7 +39,8 @@ SPEC = "scheduler rules"
 DATA_SHEET = "data sheet"
 KERNEL_TABLE = "kernel table"
 OFF = "off"
-ONE_GPU = "none: one GPU"
+_NONE = "none: "
+ONE_GPU = _NONE + "one GPU"
 
 
 def check_known(without: Collection[str], known: Collection[str], model: str) -> None:
@@ -48,6 +49,11 @@ def check_known(without: Collection[str], known: Collection[str], model: str) ->
         if name not in known:
             have = ", ".join(known) or "none"
             raise InputError(f"latency.without: {name} is no effect of {model}; expected one of {have}")
+
+
+def is_on(source: str) -> bool:
+    """Whether an effect from `source` is in the latency: neither switched off, nor without cause in this set-up."""
+    return source != OFF and not source.startswith(_NONE)
 
 
 def source_of(effect: str, source: str, without: Collection[str]) -> str:
