@@ -103,7 +103,7 @@ class Attention:
             seqs, context = shapes.decode_seqs[some], context[some]
             alone = self._chunks.at(chunks, q, before)
             ruled = self._both(alone, us[some], chunks, q, before, seqs, context, longest[some], ARRAYS)
-            both = np.maximum(ruled, self._least_us(chunks, q, before, context, ARRAYS))
+            both = np.maximum(ruled, np.maximum(*self._roofs_us(chunks, q, before, context)))
             if raised is not None:
                 raised[some] += (both - ruled) * scale * ((q > 1.0) & (seqs > 0))
             # The chunks' context counts as a decode's does, with the token that is computed.
@@ -130,7 +130,7 @@ class Attention:
             return alone
         decodes = self._decodes_one(seqs, context, longest)
         ruled = self._both(alone, decodes, chunks, q, before, seqs, context, longest, SCALARS)
-        return float(max(ruled, self._least_us(chunks, q, before, context, SCALARS)))
+        return float(max(ruled, *self._roofs_us(chunks, q, before, context)))
 
     def _decodes(self, seqs: Ints, context: Ints, longest: Ints) -> Floats:
         mean = context / np.maximum(seqs, 1)
@@ -170,11 +170,11 @@ class Attention:
         us = launch_us(self._mixed.varlen, self._heads, chunks, q, before, seqs, context, longest, lib)
         return lib.maximum(lib.maximum(alone, decodes), us)
 
-    def _least_us(self, chunks: Any, q: Any, before: Any, context: Any, lib: Any) -> Any:
-        """What the hardware allows a launch: K and V read once, Q.K and A.V at peak. Of chunks alone and decodes alone
-        the tables never go below it; what is put together from them, and the rule of mixed launches, may."""
+    def _roofs_us(self, chunks: Any, q: Any, before: Any, context: Any) -> tuple[Any, Any]:
+        """What the hardware allows a launch: K and V read once, and Q.K and A.V at peak. Of chunks alone and of decodes
+        alone the tables never go below; what is put together from them, and the rule of mixed launches, may."""
         read = (context + chunks * (before + q)) * self._us_per_token
-        return lib.maximum(read, (context + chunks * q * (before + (q + 1.0) / 2.0)) * self._us_per_pair)
+        return read, (context + chunks * q * (before + (q + 1.0) / 2.0)) * self._us_per_pair
 
     def extrapolated(self, shapes: StepShapes, ns: Floats, raised: Floats) -> dict[str, Floats]:
         """What of `ns`, the attention of each step, lies beyond what was measured, or was `raised` to what the hardware

@@ -136,6 +136,25 @@ def test_warm_up_counts_from_the_client(warmup: Any, process: str) -> None:
     assert 0 < requests["measured"].sum() <= 60
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sets": {"replicas": 2, "failures": [{"replica": 0, "at_s": 2, "for_s": 3}]}},
+        {"sets": {"replicas": 3, "router": "least_outstanding", "engine.policy": "sjf"}, "queue_limit": 2},
+        {"prefix": {"groups": 3, "tokens": 64}, "samples": 2},
+        {"num_requests": None, "duration_s": 5, "timeout_s": 2},
+    ],
+    ids=str,
+)
+def test_a_path_holds_with_failures_queues_samples_and_durations(more: dict[str, Any]) -> None:
+    result = run(with_path(**more))
+    served = result.requests.dropna(subset=["first_scheduled_ns"])
+    assert len(served) > 20
+    assert (served["first_scheduled_ns"] - served["arrival_ns"] >= PATH_NS).all()
+    if "duration_s" in more:  # clients send until then
+        assert served["arrival_ns"].max() < 5 * 10**9
+
+
 def test_a_path_that_is_switched_off_takes_no_time() -> None:
     plain, off = api.run(scenario()), api.run(with_path({"latency.without": ["first_token"]}))
     assert all(plain.tables[name].equals(off.tables[name]) for name in plain.tables)
