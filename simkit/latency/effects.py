@@ -39,7 +39,8 @@ SPEC = "scheduler rules"
 DATA_SHEET = "data sheet"
 KERNEL_TABLE = "kernel table"
 OFF = "off"
-ONE_GPU = "none: one GPU"
+_NONE = "none: "
+ONE_GPU = _NONE + "one GPU"
 
 
 def check_known(without: Collection[str], known: Collection[str], model: str) -> None:
@@ -50,19 +51,26 @@ def check_known(without: Collection[str], known: Collection[str], model: str) ->
             raise InputError(f"latency.without: {name} is no effect of {model}; expected one of {have}")
 
 
+def is_on(source: str) -> bool:
+    """Whether an effect from `source` is in the latency: neither switched off, nor without cause in this set-up."""
+    return source != OFF and not source.startswith(_NONE)
+
+
 def source_of(effect: str, source: str, without: Collection[str]) -> str:
     """Where an effect comes from, or that it is off."""
     return OFF if effect in without else source
 
 
 def common_sources(host: Mapping[str, str], *, asynchronous: bool, without: Collection[str]) -> dict[str, str]:
-    """Sources of the effects that every latency model of hardware has; `host` has those of its terms."""
+    """Sources of the effects that every latency model of hardware has; `host` has those of its terms.
+
+    What is found again after a preemption lies in the engine, which adds its own source.
+    """
     fixed, per_seq = host["fixed_us"], host["per_seq_us"]
     found = {
         HOST: fixed if fixed == per_seq else f"{fixed} (fixed), {per_seq} (per sequence)",
         OVERLAP: SPEC if asynchronous else "none: synchronous scheduling",
         SAMPLED_ROWS: SPEC,
         FIRST_TOKEN: host["first_token_us"],
-        PREFIX_REHITS: SPEC,
     }
     return {effect: source_of(effect, source, without) for effect, source in found.items()}

@@ -1,7 +1,7 @@
 """What the host adds to a run: work for every step, and the path of a request to the engine and back.
 
 Owns the assumed default, and which terms hold: those of the scenario, else those that a profile has for the engine's
-version, else the default. Imports `profile_values` and `units` only.
+version, else the default. Imports `errors`, `profile_values` and `units` only.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from simkit.errors import InputError
 from simkit.latency.profile_values import HostTerms, Profile
 from simkit.units import NS_PER_US
 
@@ -20,6 +21,10 @@ HOST_PER_SEQ_US = 0.0
 
 FIRST_TOKEN_US = 0.0
 """Path of a request to the engine's queue and back to its client, once a request; assumed."""
+
+
+MAX_US = 1e6
+"""Largest value of a term, as in profiles: a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
     """The terms of a run: those `given` by the scenario, term by term, over those of the profile, over the default.
 
     A profile has terms of engine versions, fitted to real runs (`engine_hosts`), and what launching the kernels of a
-    step took (`host`): the engine's own work is then no less than assumed.
+    step took (`host`): the engine's own work is then no less than assumed. Raises InputError for a given term beyond
+    what a host can take.
     """
     terms = {name: getattr(DEFAULT.terms, name) for name in DEFAULT.sources}
     sources = dict(DEFAULT.sources)
@@ -86,5 +92,7 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
             terms["fixed_us"], sources["fixed_us"] = profile.host.fixed_us, "profile, launches measured"
         terms["per_seq_us"], sources["per_seq_us"] = profile.host.per_seq_us, "profile, launches measured"
     for name, value in given.items():
+        if value > MAX_US:
+            raise InputError(f"latency.host.{name}: expected at most {MAX_US:g} microseconds, got {value:g}")
         terms[name], sources[name] = value, "scenario"
     return HostCosts(HostTerms(**terms), sources)

@@ -25,8 +25,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """`identity`: header and a row per arm; `facts`: model, GPU, memory, profile, each once per distinct content;
-    `scenarios`: (arm, settings that differ from the first arm, YAML)."""
+    """`identity`: header and a row per arm; `facts`: model, GPU, memory, profile and effects, once per distinct
+    content; `scenarios`: (arm, settings that differ from the first arm, YAML)."""
 
     name: str
     header: tuple[str, ...]
@@ -51,6 +51,7 @@ def provenance(runs: Sequence[Run]) -> Provenance:
                 ("GPU", "gpu"),
                 ("Memory budget", "memory"),
                 ("Step times", "profile"),
+                ("Effects in the latency, and their sources", "latency_effects"),
             )
             for facts in _distinct(runs, title, key)
         ),

@@ -46,8 +46,8 @@ class Counting(PagedAllocator):
 
     made: list[Counting] = []  # noqa: RUF012 (emptied by the fixture)
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self.num_copies = 0
         Counting.made.append(self)
 
