@@ -27,6 +27,7 @@ from simkit import (
     cli_replay,
     cli_studies,
     cli_trace,
+    cli_validate,
     console,
 )
 from simkit.cli_studies import Json, Quiet
@@ -139,6 +140,7 @@ app.command()(cli_studies.compare)
 app.command()(cli_studies.sweep)
 app.command()(cli_plan.plan)
 app.command()(cli_replay.replay)
+app.command()(cli_validate.validate)
 app.command()(cli_memory.memory)
 app.command()(cli_doctor.doctor)
 app.add_typer(cli_trace.app)
