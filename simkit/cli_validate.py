@@ -32,9 +32,12 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
+    from simkit.metrics.histogram import DurationHistogram
+    from simkit.parts import Result
     from simkit.planner.study import Options
     from simkit.scenario import Scenario
     from simkit.validation.comparison import Comparison
+    from simkit.validation.samples import Samples
     from simkit.workload.traces import Trace
 
 PAGE = "validation.html"
@@ -150,8 +153,8 @@ def _run(
     with cli_studies.stoppable(out_dir):
         samples = _samples(series)
         with console.progress(quiet) as progress:
-            result = api.run_set_up(setup, progress=progress)
-        comparison = _compared(chosen, result, trace, samples)
+            result, gaps = contents.serve(setup, progress)
+        comparison = _compared(chosen, result, trace, gaps, samples)
         verdicts = judging.judge(bands, comparison.errors)
         ablated = _ablated(chosen, trace, options, quiet) if ablate else None
         content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated)
@@ -203,7 +206,7 @@ def _played(chosen: Scenario) -> tuple[Setup, Trace]:
     return setup, trace
 
 
-def _samples(series: Path | None) -> Any:
+def _samples(series: Path | None) -> Samples | None:
     if series is None:
         return None
     from simkit.validation.samples import read_samples
@@ -211,18 +214,20 @@ def _samples(series: Path | None) -> Any:
     return read_samples(series)
 
 
-def _compared(chosen: Scenario, result: Any, trace: Trace, samples: Any) -> Comparison:
+def _compared(
+    chosen: Scenario, result: Result, trace: Trace, gaps: DurationHistogram, samples: Samples | None
+) -> Comparison:
     from simkit.validation.comparison import compare
     from simkit.validation.samples import sample
 
     if samples is None:
-        return compare(result, trace)
+        return compare(result, trace, itl=gaps)
     spec = chosen.workload.trace
     assert spec is not None
     capacity = result.summary["kv"]["capacity_tokens"]
     found = sample(samples, result.tables["steps"], capacity_tokens=capacity,
                    begin_s=spec.start_s - spec.warmup_s, end_s=spec.end_s)  # fmt: skip
-    return compare(result, trace, found)
+    return compare(result, trace, found, gaps)
 
 
 def _ablated(chosen: Scenario, trace: Trace, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:

@@ -6,17 +6,19 @@ Owns what is compared and over which requests. Imports metrics, parts, types, un
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simkit.metrics import record as rec
+from simkit.metrics.definitions import stats_ms
+from simkit.metrics.exact import total
 from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.measured import STATS, Pairs, compared, paired
-from simkit.metrics.terms import Bools
+from simkit.metrics.terms import Bools, ratio
 from simkit.parts import Result
 from simkit.types import Floats, Ints
-from simkit.units import NS_PER_MS, ns_to_ms, ns_to_s
+from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
 from simkit.validation.samples import Series
 from simkit.workload.traces import Trace
 from simkit.workload.traces.record import UNKNOWN, Gaps
@@ -36,12 +38,14 @@ class Comparison:
     """What was measured beside what was predicted.
 
     `num_requests` is how many requests are compared, in all and by metric. `pairs_ms` has (measured, predicted) of each
-    of them by metric, in order of arrival. `series` is None without samples. `notes` say what limits the comparison.
+    of them by metric, in order of arrival. `curves` have by metric the times that given shares of the requests, or
+    gaps, do not exceed. `series` is None without samples. `notes` say what limits the comparison.
     """
 
     errors: Errors
     num_requests: dict[str, int]
     pairs_ms: dict[str, tuple[Floats, Floats]]
+    curves: dict[str, dict[str, list[float]]]
     series: Series | None
     notes: tuple[str, ...]
 
@@ -51,42 +55,51 @@ def has_times(trace: Trace) -> bool:
     return bool(np.any(trace.ttft_ns != UNKNOWN) or np.any(trace.e2e_ns != UNKNOWN))
 
 
-def compare(result: Result, trace: Trace, series: Series | None = None) -> Comparison:
+def compare(
+    result: Result, trace: Trace, series: Series | None = None, itl: DurationHistogram | None = None
+) -> Comparison:
     """Set the first replication of `result` beside what the log of `trace`, which it served, measured.
 
     A request is compared where it finished in both and counts for the statistics. Makespan is from the first arrival of
     these to the last of their last tokens (arrival + E2E), throughput is over it, and concurrency is the sum of their
     E2E divided by it: all three need E2E. ITL pools the gaps between the tokens of all of them; the predicted one those
-    of all requests of the run.
+    of all requests of the run. `itl` has these, for its curve.
     """
     manifest = result.manifest["scenario"]
     stream = manifest["engine"]["stream"] is not False
     table = _table(result.tables["requests"], trace, manifest["workload"]["samples"])
     pairs = paired(table, trace.ttft_ns, trace.e2e_ns, stream=stream)
+    curves = {metric: _curve(*both) for metric, both in pairs.items()}
     errors: Errors = {}
     for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         if metric in pairs:
-            errors[metric] = compared(STATS, *(_stats_ms(values) for values in pairs[metric]))
+            errors[metric] = compared(STATS, *(stats_ms(values) for values in pairs[metric]))
         elif metric == "itl_ms" and stream:
-            measured = _measured_itl(table, trace.gaps)
+            measured = _measured_gaps(table, trace.gaps)
             if measured is not None:
-                errors[metric] = compared(STATS, measured, result.replications[0]["itl_ms"])
+                errors[metric] = compared(STATS, _pooled_stats_ms(measured), result.replications[0]["itl_ms"])
+                if itl is not None:
+                    curves[metric] = _pooled_curve(measured, itl)
     num_requests = {"compared": _num_compared(table, trace), **{name: len(both[0]) for name, both in pairs.items()}}
     errors |= _rates(table, trace)
     if series is not None:
         errors |= series.errors
     pairs_ms = {name: (log / NS_PER_MS, run / NS_PER_MS) for name, (log, run) in pairs.items()}
-    return Comparison(errors, num_requests, pairs_ms, series, tuple(_notes(result, table, trace, pairs)))
+    return Comparison(errors, num_requests, pairs_ms, curves, series, tuple(_notes(result, table, trace, pairs)))
 
 
-def curves(pairs_ms: dict[str, tuple[Floats, Floats]]) -> dict[str, dict[str, list[float]]]:
-    """Metric to the times that given shares of the requests do not exceed, measured and predicted."""
-    found = {}
-    for metric, (measured, predicted) in pairs_ms.items():
-        share = np.linspace(0, 1, min(len(measured), MAX_CURVE_POINTS))
-        both = {"measured": np.quantile(measured, share), "predicted": np.quantile(predicted, share)}
-        found[metric] = {"share": share.tolist()} | {name: values.tolist() for name, values in both.items()}
-    return found
+def _curve(measured_ns: Ints | Floats, predicted_ns: Ints | Floats) -> dict[str, list[float]]:
+    share = np.linspace(0, 1, min(len(measured_ns), MAX_CURVE_POINTS))
+    both = {"measured": np.quantile(measured_ns, share), "predicted": np.quantile(predicted_ns, share)}
+    return {"share": share.tolist()} | {name: (values / NS_PER_MS).tolist() for name, values in both.items()}
+
+
+def _pooled_curve(measured: DurationHistogram, predicted: DurationHistogram) -> dict[str, list[float]]:
+    share = np.linspace(0, 1, min(measured.count, MAX_CURVE_POINTS)).tolist()
+    both = {"measured": measured, "predicted": predicted}
+    return {"share": share} | {
+        name: [ns_to_ms(pool.percentile_ns(100 * part) or 0.0) for part in share] for name, pool in both.items()
+    }
 
 
 def shown_requests(pairs_ms: dict[str, tuple[Floats, Floats]]) -> dict[str, list[list[float]]]:
@@ -129,14 +142,8 @@ def _num_compared(table: dict[str, Ints], trace: Trace) -> int:
     return int(np.count_nonzero(_counted(table) & timed[table["id"]]))
 
 
-def _stats_ms(values_ns: Ints | Floats) -> dict[str, Any]:
-    from simkit.metrics.definitions import stats_ms
-
-    return stats_ms(values_ns)
-
-
-def _measured_itl(table: dict[str, Ints], gaps: Gaps | None) -> dict[str, float | None] | None:
-    """Statistics of the log's gaps, pooled as those of a run are; None without any."""
+def _measured_gaps(table: dict[str, Ints], gaps: Gaps | None) -> DurationHistogram | None:
+    """The log's gaps, pooled as those of a run are, so that both are read alike; None without any."""
     if gaps is None:
         return None
     pooled = gaps.take(table["id"][_counted(table)]).ns
@@ -144,9 +151,11 @@ def _measured_itl(table: dict[str, Ints], gaps: Gaps | None) -> dict[str, float 
         return None
     histogram = DurationHistogram()
     histogram.add_many(pooled, 1)
-    found = {
-        stat: histogram.percentile_ns(float(stat[1:])) if stat != "mean" else histogram.mean_ns() for stat in STATS
-    }
+    return histogram
+
+
+def _pooled_stats_ms(pool: DurationHistogram) -> dict[str, float | None]:
+    found = {stat: pool.mean_ns() if stat == "mean" else pool.percentile_ns(float(stat[1:])) for stat in STATS}
     return {stat: None if value is None else ns_to_ms(value) for stat, value in found.items()}
 
 
@@ -169,12 +178,12 @@ def _rates(table: dict[str, Ints], trace: Trace) -> Errors:
 
 
 def _numbers(arrival: Ints, e2e: Ints, num_tokens: int) -> dict[str, float | None]:
-    span_s = ns_to_s(int((arrival + e2e).max() - arrival.min()))
+    span_ns = int((arrival + e2e).max() - arrival.min())
     return {
-        "makespan_s": span_s,
-        "requests_per_s": len(arrival) / span_s if span_s else None,
-        "output_tokens_per_s": num_tokens / span_s if span_s else None,
-        "concurrency": ns_to_s(float(e2e.sum(dtype=np.float64))) / span_s if span_s else None,
+        "makespan_s": ns_to_s(span_ns),
+        "requests_per_s": ratio(len(arrival) * NS_PER_S, span_ns),
+        "output_tokens_per_s": ratio(num_tokens * NS_PER_S, span_ns),
+        "concurrency": ratio(total(e2e), span_ns),
     }
 
 
@@ -189,6 +198,4 @@ def _notes(result: Result, table: dict[str, Ints], trace: Trace, pairs: Pairs) -
             notes.append(f"{metric}: measured for {len(log)} of {served} requests, compared over these")
     if trace.num_warm and trace.gaps is not None:
         notes.append("itl_ms: what is predicted includes the requests that warm the caches")
-    if len(result.replications) > 1:
-        notes.append("the first replication is compared: a log happened once")
     return notes

@@ -1,6 +1,7 @@
 """What validation.json holds: a comparison with all around it, and what each effect of the latency model contributes.
 
-Imports errors, manifest, planner, scenario, the workload and its own siblings; writes no file.
+Imports the engine, errors, manifest, metrics, parts, planner, scenario, the workload and its own siblings; writes no
+file.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from pathlib import PurePath
 from typing import Any, Unpack
 
 from simkit import __version__
-from simkit.engine.run import Progress
+from simkit.engine.build import Setup
+from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
 from simkit.manifest import plain
-from simkit.parts import Result
+from simkit.metrics.histogram import DurationHistogram
+from simkit.parts import Result, assemble, part_of
 from simkit.planner.study import Options, Point, run_study
 from simkit.scenario import Scenario, Trace
 from simkit.validation import ablation
 from simkit.validation.bands import Verdict
-from simkit.validation.comparison import Comparison, compare, curves, shown_requests
+from simkit.validation.comparison import Comparison, compare, shown_requests
 from simkit.workload.traces import Trace as Played
 
 ABLATED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean", "makespan_s.value")
@@ -31,7 +34,9 @@ Ablation = dict[str, dict[str, float | None]]
 
 
 def check_as_it_was(scenario: Scenario) -> None:
-    """InputError where a log would be played at another pace or in another way than it was recorded."""
+    """InputError where a log would be played at another pace or in another way than it was recorded, or twice."""
+    if scenario.replications > 1:
+        raise InputError(scenario.blame(f"replications: expected 1, a log happened once, got {scenario.replications}"))
     trace = scenario.workload.trace
     assert trace is not None, "the scenario replays a log"
     for key in AS_IT_WAS:
@@ -41,6 +46,12 @@ def check_as_it_was(scenario: Scenario) -> None:
             raise InputError(
                 f"--set workload.trace.{key}: expected {shown}: the requests that were measured came as the log says"
             )
+
+
+def serve(setup: Setup, progress: Progress | None = None) -> tuple[Result, DurationHistogram]:
+    """The run of one replication, and all gaps between its tokens. Raises InputError and CheckError."""
+    facts = simulate(setup, 0, progress)
+    return assemble(setup, [part_of(setup, 0, facts)]), facts.record.itl
 
 
 def validation(
@@ -75,7 +86,7 @@ def validation(
                 for found in verdicts
             ],
             "errors": comparison.errors,
-            "curves": curves(comparison.pairs_ms),
+            "curves": comparison.curves,
             "requests": requests,
             "series": None if series is None else series.to_json(),
             "ablation": ablated,
