@@ -165,7 +165,7 @@ def _rates(table: dict[str, Ints], trace: Trace) -> Errors:
     if not chosen.any():
         return {}
     ids, arrival, last = (table[name][chosen] for name in ("id", "arrival_ns", "last_token_ns"))
-    tokens = (int(trace.output_tokens[ids].sum()), int(table["output_tokens"][chosen].sum()))
+    tokens = (int(table["wanted_tokens"][chosen].sum()), int(table["output_tokens"][chosen].sum()))
     whole = (trace.e2e_ns[ids], last - arrival)
     begin = (trace.arrival_ns[ids], arrival)
     numbers = [_numbers(starts, e2e, count) for starts, e2e, count in zip(begin, whole, tokens, strict=True)]
