@@ -44,6 +44,7 @@ __all__ = [
     "write_rows",
     "write_sweep",
     "write_trace_info",
+    "write_validation",
 ]
 
 MAX_FOLDER_BYTES = 200
@@ -94,6 +95,31 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
 
             name = result.manifest["name"]
             write_report(directory / "report.html", {name: directory}, title=name)
+    return Path(out_dir)
+
+
+def write_validation(
+    result: Result,
+    validation: Mapping[str, Any],
+    out_dir: str | Path,
+    page: str = "validation.html",
+    overwrite: bool = False,
+    report: bool = True,
+) -> Path:
+    """Write a run directory with validation.json (content of `simkit.validation.content`) and, as `page`, its page.
+
+    `report` is as for `write`, and of both pages.
+    """
+    with _replacing(Path(out_dir), overwrite) as directory:
+        _write_run(result, directory)
+        (directory / "validation.json").write_bytes(canonical_json(validation))
+        if report:
+            from simkit.report import validation_page
+            from simkit.report.html import write_report
+
+            name = result.manifest["name"]
+            write_report(directory / "report.html", {name: directory}, title=name)
+            validation_page.write(directory / page, validation)
     return Path(out_dir)
 
 

@@ -68,7 +68,7 @@ def from_run(
 def _scenario(path: Path, trace: Mapping[str, Any], sets: list[str] | None) -> Scenario:
     """The scenario of the file with the log in place of its workload."""
     from simkit import scenario as schema
-    from simkit.cli_replay import check_sets
+    from simkit.cli_log import check_sets
     from simkit.cli_trace import flag_of
 
     labels = {key: "--from-run" if key == "path" else flag_of(key) for key in trace}

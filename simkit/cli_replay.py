@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkit import cli_studies, console
+from simkit import cli_log, cli_studies, console
+from simkit.cli_log import (
+    AllowBad,
+    End,
+    Failed,
+    Format,
+    HashBlockTokens,
+    MaxRequests,
+    OnRestart,
+    ScenarioFile,
+    Start,
+    TimeUnit,
+    Warmup,
+    option,
+)
 from simkit.cli_studies import Json, NoReport, Quiet, Seed, Sets
-from simkit.cli_trace import Map, columns_of, flag_of
-from simkit.errors import InputError
+from simkit.cli_trace import Map
 
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
@@ -20,52 +31,40 @@ if TYPE_CHECKING:
     from simkit.scenario import Scenario
 
 
-def _option(flag: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(flag, help=text, metavar=metavar)
-
-
 def replay(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A log of requests; its format is detected.")],
-    scenario: Annotated[
-        Path | None, _option("--scenario", "Scenario file: the engine that serves the log.", "FILE")
-    ] = None,
-    format: Annotated[str | None, _option("--format", "Format of the log, instead of detecting it.", "NAME")] = None,
+    scenario: ScenarioFile = None,
+    format: Format = None,
     map: Map = None,
-    time_unit: Annotated[str | None, _option("--time-unit", "Unit of its times: s, ms, us or ns.", "UNIT")] = None,
-    hash_block_tokens: Annotated[
-        int | None, _option("--hash-block-tokens", "Tokens that an entry of hash_ids stands for.", "N")
-    ] = None,
-    failed: Annotated[str | None, _option("--failed", "Rows not served: skip, prefill or error.", "WHAT")] = None,
-    on_restart: Annotated[
-        str | None, _option("--on-restart", "A log of several runs: sort, append or error.", "WHAT")
-    ] = None,
-    allow_bad: Annotated[bool, _option("--allow-bad", "Go on when more than 1 % of the rows are unreadable.")] = False,
-    start: Annotated[float | None, _option("--start", "Replay from here, in time of the log.", "SECONDS")] = None,
-    end: Annotated[float | None, _option("--end", "Replay up to here, in time of the log.", "SECONDS")] = None,
-    warmup: Annotated[
-        float | None, _option("--warmup", "Serve so much before --start, unmeasured, to warm caches.", "SECONDS")
-    ] = None,
-    max_requests: Annotated[int | None, _option("--max-requests", "Replay no more than so many.", "N")] = None,
+    time_unit: TimeUnit = None,
+    hash_block_tokens: HashBlockTokens = None,
+    failed: Failed = None,
+    on_restart: OnRestart = None,
+    allow_bad: AllowBad = False,
+    start: Start = None,
+    end: End = None,
+    warmup: Warmup = None,
+    max_requests: MaxRequests = None,
     keep_share: Annotated[
-        float | None, _option("--keep-share", "Replay this share of the sessions, drawn.", "SHARE")
+        float | None, option("--keep-share", "Replay this share of the sessions, drawn.", "SHARE")
     ] = None,
     idle_gap_cap: Annotated[
-        float | None, _option("--idle-gap-cap", "Shorten longer gaps to this, in time of the log.", "SECONDS")
+        float | None, option("--idle-gap-cap", "Shorten longer gaps to this, in time of the log.", "SECONDS")
     ] = None,
     spread_ties: Annotated[
-        str | None, _option("--spread-ties", "Equal times over the clock's tick: none, uniform or even.", "HOW")
+        str | None, option("--spread-ties", "Equal times over the clock's tick: none, uniform or even.", "HOW")
     ] = None,
-    speed: Annotated[float | None, _option("--speed", "2 is twice as fast: gaps halved, lengths kept.", "X")] = None,
-    rate: Annotated[float | None, _option("--rate", "Scale the gaps to so many requests a second.", "R")] = None,
-    repeat: Annotated[int | None, _option("--repeat", "Play it so many times, one after the other.", "N")] = None,
+    speed: Annotated[float | None, option("--speed", "2 is twice as fast: gaps halved, lengths kept.", "X")] = None,
+    rate: Annotated[float | None, option("--rate", "Scale the gaps to so many requests a second.", "R")] = None,
+    repeat: Annotated[int | None, option("--repeat", "Play it so many times, one after the other.", "N")] = None,
     sessions: Annotated[
-        str | None, _option("--sessions", "open: recorded times; closed: a turn waits for the last.", "HOW")
+        str | None, option("--sessions", "open: recorded times; closed: a turn waits for the last.", "HOW")
     ] = None,
     too_long: Annotated[
-        str | None, _option("--too-long", "Prompts beyond max_model_len: reject, truncate or drop.", "WHAT")
+        str | None, option("--too-long", "Prompts beyond max_model_len: reject, truncate or drop.", "WHAT")
     ] = None,
-    no_twin: Annotated[bool, _option("--no-twin", "Leave out the even workload with equal means.")] = False,
-    out: Annotated[Path | None, _option("--out", "Run directory (default ./runs/<scenario>-<trace>).", "DIR")] = None,
+    no_twin: Annotated[bool, option("--no-twin", "Leave out the even workload with equal means.")] = False,
+    out: Annotated[Path | None, option("--out", "Run directory (default ./runs/<scenario>-<trace>).", "DIR")] = None,
     sets: Sets = None,
     seed: Seed = None,
     json: Json = False,
@@ -73,17 +72,14 @@ def replay(
     no_report: NoReport = False,
 ) -> None:
     """Serve the requests of a production log by the engine of a scenario."""
-    if scenario is None:
-        raise InputError("replay: expected --scenario FILE, whose engine serves the log; `simkit init` prints one")
     given = {
-        "path": str(trace), "format": format, "map": columns_of(map) or None, "time_unit": time_unit,
-        "hash_block_tokens": hash_block_tokens, "failed": failed, "on_restart": on_restart,
-        "allow_bad": allow_bad or None, "start_s": start, "end_s": end, "warmup_s": warmup,
-        "max_requests": max_requests, "keep_share": keep_share, "idle_gap_cap_s": idle_gap_cap,
-        "spread_ties": spread_ties, "speed": speed, "rate_per_s": rate, "repeat": repeat, "sessions": sessions,
-        "too_long": too_long,
+        "format": format, "time_unit": time_unit, "hash_block_tokens": hash_block_tokens, "failed": failed,
+        "on_restart": on_restart, "start_s": start, "end_s": end, "warmup_s": warmup, "max_requests": max_requests,
+        "keep_share": keep_share, "idle_gap_cap_s": idle_gap_cap, "spread_ties": spread_ties, "speed": speed,
+        "rate_per_s": rate, "repeat": repeat, "sessions": sessions, "too_long": too_long,
     }  # fmt: skip
-    chosen, told = _scenario(scenario, {k: v for k, v in given.items() if v is not None}, sets, seed)
+    section = cli_log.trace_of(trace, map, allow_bad, given)
+    chosen, told = cli_log.scenario_of("replay", scenario, section, sets, seed)
     from simkit import api, rundir
 
     out_dir, overwrite = rundir.choose(out, chosen.name)
@@ -110,41 +106,6 @@ def replay(
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
 
 
-def _scenario(
-    path: Path, trace: Mapping[str, Any], sets: list[str] | None, seed: int | None
-) -> tuple[Scenario, list[str]]:
-    """The scenario with the log in it, and what had to make way."""
-    from simkit import scenario as schema
-
-    labels = {key: {"path": "TRACE", "rate_per_s": "--rate"}.get(key, flag_of(key)) for key in trace}
-    before = schema.load(path)
-    check_sets(sets or [], labels, "TRACE")
-    chosen = schema.load_replay(path, trace, labels, cli_studies.settings_of(sets, seed))
-    own = before.workload.model_fields_set - set(schema.REPLAYED_KEYS)
-    gone = sorted(key for key in own if getattr(before.workload, key) is not None)
-    kept = sorted(before.workload.model_fields_set & set(schema.REPLAYED_KEYS))
-    told = [
-        f"note: the log replaces workload.{', '.join(gone)} of {path}"
-        + (f"; {', '.join(kept)} stay{'s' if len(kept) == 1 else ''}" if kept else "")
-    ]
-    if before.warmup != "none" and chosen.warmup == "none":
-        told.append(f"note: --warmup replaces warmup of {path}")
-    if before.variants:
-        told.append(f"note: variants of {path} are not run: {', '.join(before.variants)}")
-    return chosen, told
-
-
-def check_sets(sets: list[str], labels: Mapping[str, str], log: str) -> None:
-    """Refuse a setting of what an argument or an option has said already; `log` is the one that names the log."""
-    for text in sets:
-        key = text.partition("=")[0].strip()
-        parts = key.split(".")
-        if parts[:2] in (["workload"], ["workload", "trace"]):
-            label = labels.get(parts[2]) if len(parts) > 2 else log
-            if label is not None:
-                raise InputError(f"--set {key}: expected either this or {label}, got both")
-
-
 def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, str | None]:
     """The run, with what is shown beside it in its summary, and why there is no twin if one was wanted.
 
@@ -156,13 +117,13 @@ def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, 
 
     setup = set_up(chosen)
     if not with_twin:
-        return _with(_run(setup, quiet), None), None
+        return cli_log.with_measured(_run(setup, quiet)), None
     with beside(lambda: serve_evenly(setup)) as evenly:
         result = _run(setup, quiet)
         try:
-            return _with(result, evenly()), None
+            return cli_log.with_measured(result, evenly()), None
         except Failed as error:
-            return _with(result, None), str(error)
+            return cli_log.with_measured(result), str(error)
 
 
 def _run(setup: Setup, quiet: bool) -> Result:
@@ -170,7 +131,3 @@ def _run(setup: Setup, quiet: bool) -> Result:
 
     with console.progress(quiet) as progress:
         return api.run_set_up(setup, progress=progress)
-
-
-def _with(result: Result, even: dict[str, Any] | None) -> Result:
-    return replace(result, summary={**result.summary, "measured": result.measured, "even_workload": even})

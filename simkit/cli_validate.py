@@ -1,40 +1,87 @@
-"""The validate command: predicted against measured. Heavy modules inside."""
+"""The validate command: the requests of a measured run on the simulated engine, and how far the prediction is off.
+
+Owns its options; aggregate rows are the affair of `cli_validate_rows`. Heavy modules are imported by the command.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import cli_validate_rows
+from simkit import cli_log, cli_studies, console
+from simkit.cli_log import (
+    AllowBad,
+    End,
+    Failed,
+    Format,
+    HashBlockTokens,
+    MaxRequests,
+    OnRestart,
+    ScenarioFile,
+    Start,
+    TimeUnit,
+    Warmup,
+    option,
+)
 from simkit.cli_studies import Dask, Jobs, Json, NoReport, Quiet, Seed, Sets
-from simkit.errors import InputError
+from simkit.cli_trace import Map, flag_of
+from simkit.errors import CheckError, InputError
 
+if TYPE_CHECKING:
+    from simkit.engine.build import Setup
+    from simkit.metrics.histogram import DurationHistogram
+    from simkit.parts import Result
+    from simkit.planner.study import Options
+    from simkit.scenario import Scenario
+    from simkit.validation.comparison import Comparison
+    from simkit.validation.samples import Samples
+    from simkit.workload.traces import Trace
 
-def _option(flag: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(flag, help=text, metavar=metavar)
+PAGE = "validation.html"
 
 
 def validate(
-    summary: Annotated[
-        Path | None, _option("--summary", "Table of aggregate rows instead of a log (CSV, may be packed).", "FILE")
+    measured: Annotated[
+        Path | None,
+        typer.Argument(metavar="MEASURED", help="A log of requests of a real run, with times; its format is detected."),
     ] = None,
-    scenario: Annotated[
-        Path | None, _option("--scenario", "Scenario file: engine settings that rows leave open.", "FILE")
+    scenario: ScenarioFile = None,
+    format: Format = None,
+    map: Map = None,
+    time_unit: TimeUnit = None,
+    hash_block_tokens: HashBlockTokens = None,
+    failed: Failed = None,
+    on_restart: OnRestart = None,
+    allow_bad: AllowBad = False,
+    start: Start = None,
+    end: End = None,
+    warmup: Warmup = None,
+    max_requests: MaxRequests = None,
+    series: Annotated[
+        Path | None, option("--series", "Samples over time: CSV with t, running, waiting, kv_cache_pct.", "FILE")
+    ] = None,
+    ablate: Annotated[bool, option("--ablate", "Also simulate without each effect of the latency model.")] = False,
+    max_error: Annotated[
+        list[str] | None,
+        option("--max-error", "Exit with 1 where an error is larger, e.g. tpot_ms.mean=3; repeatable.", "NAME=PCT"),
+    ] = None,
+    summary: Annotated[
+        Path | None, option("--summary", "Aggregate rows of many runs (CSV) instead of a log.", "FILE")
     ] = None,
     select: Annotated[
-        list[str] | None, _option("--select", "Rows whose column matches; repeatable.", "COLUMN=GLOB")
+        list[str] | None, option("--select", "Rows whose column matches; repeatable.", "COLUMN=GLOB")
     ] = None,
     fit: Annotated[
-        str | None, _option("--fit", "Rows that fit the host terms; the others test them.", "COLUMN=A,B")
+        str | None, option("--fit", "Rows that fit the host terms; the others test them.", "COLUMN=A,B")
     ] = None,
-    fit_metric: Annotated[str | None, _option("--fit-metric", "What is fitted (default: the TPOT).", "METRIC")] = None,
+    fit_metric: Annotated[
+        str | None, option("--fit-metric", "What is fitted to rows (default: the TPOT).", "METRIC")
+    ] = None,
     max_rows: Annotated[int | None, typer.Option("--max-rows", metavar="N", min=1, help="Simulate so many.")] = None,
-    max_error: Annotated[
-        list[str] | None, _option("--max-error", "Exit with 1 beyond this mean error; repeatable.", "METRIC=PCT")
-    ] = None,
-    out: Annotated[Path | None, _option("--out", "Run directory (default ./runs/<name>-rows).", "DIR")] = None,
+    out: Annotated[Path | None, option("--out", "Run directory (default ./runs/<scenario>-<log>).", "DIR")] = None,
     sets: Sets = None,
     seed: Seed = None,
     jobs: Jobs = None,
@@ -43,11 +90,148 @@ def validate(
     quiet: Quiet = False,
     no_report: NoReport = False,
 ) -> None:
-    """Set what simkit predicts beside what was measured."""
-    if summary is None:
-        raise InputError("validate: expected --summary FILE")
-    cli_validate_rows.run_rows(
-        summary, scenario=scenario, select=select, fit=fit, fit_metric=fit_metric, max_rows=max_rows,
-        max_error=max_error, sets=sets, seed=seed, out=out, jobs=jobs, dask=dask, json=json, quiet=quiet,
-        no_report=no_report,
-    )  # fmt: skip
+    """Set what simkit predicts beside what was measured, with the error of every number."""
+    reading = {
+        "format": format, "time_unit": time_unit, "hash_block_tokens": hash_block_tokens, "failed": failed,
+        "on_restart": on_restart, "start_s": start, "end_s": end, "warmup_s": warmup, "max_requests": max_requests,
+    }  # fmt: skip
+    of_rows: dict[str, Any] = {"select": select, "fit": fit, "fit_metric": fit_metric, "max_rows": max_rows}
+    of_log = {**reading, "map": map, "allow_bad": allow_bad or None, "series": series, "ablate": ablate or None}
+    _check_one(measured, summary, of_log, of_rows)
+    common: dict[str, Any] = {"sets": sets, "seed": seed, "jobs": jobs, "dask": dask, "max_error": max_error,
+                              "out": out, "json": json, "quiet": quiet, "no_report": no_report}  # fmt: skip
+    if summary is not None:
+        from simkit import cli_validate_rows
+
+        cli_validate_rows.run_rows(summary, scenario=scenario, **of_rows, **common)
+        return
+    assert measured is not None
+    section = cli_log.trace_of(measured, map, allow_bad, reading)
+    _run(section, scenario, series=series, ablate=ablate, **common)
+
+
+def _check_one(
+    measured: Path | None, summary: Path | None, of_log: Mapping[str, Any], of_rows: Mapping[str, Any]
+) -> None:
+    """Refuse neither or both of a log and rows, and options of the one beside the other."""
+    if (measured is None) == (summary is None):
+        got = "nothing" if measured is None else "both"
+        raise InputError(f"validate: expected either MEASURED, the log of a run, or --summary ROWS, got {got}")
+    beside, other = ("--summary", of_log) if summary is not None else ("MEASURED", of_rows)
+    for key, value in other.items():
+        if value is not None:
+            raise InputError(f"{flag_of(key)}: expected without {beside}")
+
+
+def _run(
+    section: dict[str, Any],
+    scenario: Path | None,
+    *,
+    series: Path | None,
+    ablate: bool,
+    max_error: list[str] | None,
+    out: Path | None,
+    sets: list[str] | None,
+    seed: int | None,
+    jobs: int | None,
+    dask: str | None,
+    json: bool,
+    quiet: bool,
+    no_report: bool,
+) -> None:
+    chosen, told = cli_log.scenario_of("validate", scenario, section, sets, seed)
+    from simkit import api, rundir
+    from simkit.manifest import canonical_json
+    from simkit.validation import bands as judging
+    from simkit.validation import content as contents
+
+    bands = judging.parse_bands(max_error or [])
+    setup, trace = _played(chosen)
+    out_dir, overwrite = rundir.choose(out, chosen.name)
+    options = cli_studies.study_options(jobs, dask, False, out_dir, quiet)
+    options["resume_dir"] = None
+    with cli_studies.stoppable(out_dir):
+        samples = _samples(series)
+        with console.progress(quiet) as progress:
+            result, gaps = contents.serve(setup, progress)
+        comparison = _compared(chosen, result, trace, gaps, samples)
+        verdicts = judging.judge(bands, comparison.errors)
+        ablated = _ablated(chosen, trace, options, quiet) if ablate else None
+        content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated)
+        result = cli_log.with_measured(result)
+        replaced = rundir.name_of(out_dir) if overwrite else None
+        with cli_studies.writing(out, out_dir):
+            written = api.write_validation(result, content, out_dir, PAGE, overwrite=True, report=not no_report)
+    if not quiet:
+        for text in told:
+            console.say(text)
+        cli_studies.say_notes(replaced, result.manifest)
+        for note in content["notes"]:
+            if note not in result.manifest["notes"]:
+                console.say(f"note: {note}")
+    if json:
+        console.out_bytes(canonical_json(content["errors"]))
+    else:
+        from simkit.report import validation_tables
+
+        console.out(*validation_tables.terminal(content, console.width()))
+    if not quiet:
+        console.say(f"wrote {written}" + ("" if no_report else f"; open {written / PAGE}"))
+    missed = [found.line() for found in verdicts if not found.ok]
+    if missed:
+        raise CheckError("--max-error: " + "; ".join(missed))
+
+
+def _played(chosen: Scenario) -> tuple[Setup, Trace]:
+    """The engine and the requests. InputError where the log measured nothing, before anything is simulated."""
+    from simkit.engine.build import set_up
+    from simkit.validation.comparison import has_times
+    from simkit.validation.content import check_as_it_was
+    from simkit.workload.streams import Streams
+    from simkit.workload.traces import read_trace
+
+    check_as_it_was(chosen)
+    setup = set_up(chosen)
+    spec = chosen.workload.trace
+    assert spec is not None
+    try:
+        trace = read_trace(spec, chosen.base_dir, streams=Streams(chosen.seed, 0), max_model_len=setup.max_model_len)
+    except InputError as error:
+        raise InputError(chosen.blame(str(error))) from None
+    if not has_times(trace):
+        raise InputError(
+            f"MEASURED {spec.path}: no request has a measured time: expected a log with TTFT or E2E (vLLM records, "
+            "vllm bench serve --save-detailed, AIPerf, GuideLLM results, or --map ttft=COLUMN,e2e=COLUMN)"
+        )
+    return setup, trace
+
+
+def _samples(series: Path | None) -> Samples | None:
+    if series is None:
+        return None
+    from simkit.validation.samples import read_samples
+
+    return read_samples(series)
+
+
+def _compared(
+    chosen: Scenario, result: Result, trace: Trace, gaps: DurationHistogram, samples: Samples | None
+) -> Comparison:
+    from simkit.validation.comparison import compare
+    from simkit.validation.samples import sample
+
+    if samples is None:
+        return compare(result, trace, itl=gaps)
+    spec = chosen.workload.trace
+    assert spec is not None
+    capacity = result.summary["kv"]["capacity_tokens"]
+    found = sample(samples, result.tables["steps"], capacity_tokens=capacity,
+                   begin_s=spec.start_s - spec.warmup_s, end_s=spec.end_s)  # fmt: skip
+    return compare(result, trace, found, gaps)
+
+
+def _ablated(chosen: Scenario, trace: Trace, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:
+    from simkit.validation.content import ablate
+
+    with console.progress(quiet) as progress:
+        return ablate(chosen, trace, progress=progress, **options)

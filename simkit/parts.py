@@ -86,7 +86,11 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
 def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
-    facts = simulate(setup, replication, progress, single_step=single_step)
+    return part_of(setup, replication, simulate(setup, replication, progress, single_step=single_step))
+
+
+def part_of(setup: Setup, replication: int, facts: RunFacts) -> Part:
+    """What a replication whose facts are known leaves behind."""
     outcome = summarise(facts.record, terms_of(setup, facts))
     return Part(
         replication=replication,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,27 @@ from simkit.types import Floats, Ints
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
 
+Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]
+"""Metric to (measured, predicted) in ns of the requests that have it in both, in the order of the table."""
+
 
 def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> dict[str, Any] | None:
     """{metric: {num_requests, stat: {measured, predicted, error_pct}}} in ms; None where nothing can be compared.
 
+    The arguments and the requests are those of `paired`. Positive errors: the prediction is too slow.
+    """
+    return {
+        metric: {"num_requests": len(log)} | compared(STATS, stats_ms(log), stats_ms(run))
+        for metric, (log, run) in paired(table, ttft_ns, e2e_ns, stream=stream).items()
+    } or None
+
+
+def paired(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> Pairs:
+    """What was measured and predicted of each request; a metric that no request has in both is left out.
+
     `table` holds the requests of a run with `measured` (counts for the statistics); the times of the log are by request
     id, -1 = unknown. A metric is over the requests that finished in both and have it in both: TPOT, which is
-    (E2E - TTFT) / (tokens - 1), needs both times and two tokens. Positive errors: the prediction is too slow.
+    (E2E - TTFT) / (tokens - 1), needs both times and two tokens.
     """
     counted = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
     ttft, e2e = ttft_ns[table["id"]], e2e_ns[table["id"]]
@@ -27,23 +42,35 @@ def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, str
     wanted = table["wanted_tokens"] // np.maximum(table["samples"], 1) - 1
     made = gaps(table)
     several = counted & (ttft >= 0) & (e2e >= ttft) & (wanted > 0) & (made > 0)
-    compared: dict[str, Any] = {}
-    _add(compared, "ttft_ms", counted & (ttft >= 0), ttft, first - arrival)
+    found: Pairs = {}
+    _add(found, "ttft_ms", counted & (ttft >= 0), ttft, first - arrival)
     if stream:
-        _add(compared, "tpot_ms", several, (e2e - ttft) / np.maximum(wanted, 1), (last - first) / np.maximum(made, 1))
-    _add(compared, "e2e_ms", counted & (e2e >= 0), e2e, last - arrival)
-    return compared or None
+        _add(found, "tpot_ms", several, (e2e - ttft) / np.maximum(wanted, 1), (last - first) / np.maximum(made, 1))
+    _add(found, "e2e_ms", counted & (e2e >= 0), e2e, last - arrival)
+    return found
 
 
-def _add(compared: dict[str, Any], metric: str, chosen: Bools, log: Ints | Floats, run: Ints | Floats) -> None:
-    if not chosen.any():
-        return
-    measured, predicted = stats_ms(log[chosen]), stats_ms(run[chosen])
-    compared[metric] = {"num_requests": int(chosen.sum())} | {
-        stat: {
-            "measured": measured[stat],
-            "predicted": predicted[stat],
-            "error_pct": 100 * (predicted[stat] / measured[stat] - 1) if measured[stat] else None,
+def compared(
+    names: Iterable[str], measured: Mapping[str, float | None], predicted: Mapping[str, float | None]
+) -> dict[str, dict[str, float | None]]:
+    """{name: {measured, predicted, error_pct}}; the error is None where it cannot be told."""
+    return {
+        name: {
+            "measured": measured[name],
+            "predicted": predicted[name],
+            "error_pct": error_pct(measured[name], predicted[name]),
         }
-        for stat in STATS
+        for name in names
     }
+
+
+def error_pct(measured: float | None, predicted: float | None) -> float | None:
+    """By how many % the prediction is too high; None without both, and where 0 was measured."""
+    if not measured or predicted is None:
+        return None
+    return 100 * (predicted / measured - 1)
+
+
+def _add(found: Pairs, metric: str, chosen: Bools, log: Ints | Floats, run: Ints | Floats) -> None:
+    if chosen.any():
+        found[metric] = log[chosen], run[chosen]

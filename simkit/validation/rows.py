@@ -59,9 +59,9 @@ KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `cells` holds its texts by column, in one line each; what is empty is missing
-    in the typed mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS). `odd` says of each cell that
-    cannot be read where it is and what was expected: such a row cannot be simulated.
+    """One line of the table. `cells` holds its texts by column, in one line each; what is empty is missing in the typed
+    mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS). `odd` says of each cell that cannot be
+    read where it is and what was expected: such a row cannot be simulated.
     """
 
     line: int

@@ -50,6 +50,7 @@ records = st.lists(
         ttft_ns=st.one_of(st.none(), nanos),
         e2e_ns=st.one_of(st.none(), nanos),
         cached_tokens=st.one_of(st.none(), tokens),
+        gaps_ns=st.one_of(st.none(), st.lists(nanos, min_size=1, max_size=4)),
     ),
     max_size=12,
 )
@@ -64,6 +65,9 @@ def same(left: Columns, right: Columns) -> bool:
                 return False
         elif field.name == "blocks":
             if not (np.array_equal(a.ids, b.ids) and np.array_equal(a.offsets, b.offsets)):
+                return False
+        elif field.name == "gaps":
+            if not (np.array_equal(a.ns, b.ns) and np.array_equal(a.offsets, b.offsets)):
                 return False
         elif not np.array_equal(np.asarray(a, dtype=object), np.asarray(b, dtype=object)):
             return False
@@ -106,6 +110,20 @@ def test_any_requests_come_back_and_parts_do_not_show(
     shifted = [row if row.time_ns is None else row._replace(time_ns=row.time_ns + META.start_ns) for row in rows]
     assert same(found, Columns.of(shifted))
     assert meta_of(here / "a.parquet") == META
+
+
+def test_files_without_gaps_between_tokens_are_read_and_impossible_gaps_refused(here: Path) -> None:
+    rows = [Record(line + 1, line, 5, 3, gaps_ns=gaps) for line, gaps in enumerate(([7, 8], None, [9, -1]))]
+    path = here / "gaps.parquet"
+    written(path, [Columns.of(rows)])
+    found, log = read(path)
+    assert found.gaps is not None
+    assert [found.gaps.of(row).tolist() for row in range(len(found))] == [[7, 8], []]
+    assert log.bad[0].startswith("line 3: gaps_ns with a value that is not 0 to ")
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["gaps_ns"]), here / "older.parquet")
+    older, log = read(here / "older.parquet")
+    assert (older.gaps, log.num_bad, len(older)) == (None, 0, 3)
 
 
 def in_ms(line: str) -> float:

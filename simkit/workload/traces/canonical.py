@@ -19,7 +19,7 @@ from simkit.errors import InputError
 from simkit.workload.traces.fields import MAX_TOKENS
 from simkit.workload.traces.format import Head
 from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.record import NO_TIME, UNKNOWN, Blocks, Columns
+from simkit.workload.traces.record import NO_TIME, UNKNOWN, Blocks, Columns, Gaps
 from simkit.workload.traces.stamps import MAX_NS
 
 if TYPE_CHECKING:
@@ -31,8 +31,13 @@ SCHEMA_VERSION = 1
 
 _STRINGS = ("id", "session", "parent", "model", "failed")
 _NS = ("arrival_ns", "delay_ns", "ttft_ns", "e2e_ns")
-NAMES = tuple({"time_ns": "arrival_ns", "blocks": "block_ids"}.get(field.name, field.name) for field in fields(Columns))
+_RAGGED = ("block_ids", "gaps_ns")
+_NAME_OF = {"time_ns": "arrival_ns", "blocks": "block_ids", "gaps": "gaps_ns"}
+NAMES = tuple(_NAME_OF.get(field.name, field.name) for field in fields(Columns))
 """The columns of the file: those of `record.Columns`, with `arrival_ns` from the first arrival on; null: unknown."""
+
+NEEDED = tuple(name for name in NAMES if name != "gaps_ns")
+"""Those that every file has: earlier versions of simkit wrote no gaps between tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ def schema() -> pa.Schema:
     """The arrow schema."""
     import pyarrow as pa
 
-    kinds = {name: pa.string() for name in _STRINGS} | {"block_ids": pa.list_(pa.uint64())}
+    kinds = {name: pa.string() for name in _STRINGS}
+    kinds |= {"block_ids": pa.list_(pa.uint64()), "gaps_ns": pa.list_(pa.int64())}
     return pa.schema([pa.field(name, kinds.get(name, pa.int64())) for name in NAMES])
 
 
@@ -109,10 +115,11 @@ def to_arrow(columns: Columns) -> pa.Table:
             arrays.append(pa.nulls(len(columns), target.type))
         elif field.name in _STRINGS:
             arrays.append(_texts(field.name, column))
-        elif field.name == "blocks":
+        elif field.name in ("blocks", "gaps"):
             empty = np.append(np.diff(column.offsets) == 0, False)
             offsets = pa.array(column.offsets.astype(np.int32), mask=empty)
-            arrays.append(pa.ListArray.from_arrays(offsets, pa.array(column.ids)))
+            values = column.ids if isinstance(column, Blocks) else column.ns
+            arrays.append(pa.ListArray.from_arrays(offsets, pa.array(values)))
         else:
             missing = NO_TIME if field.name == "time_ns" else UNKNOWN
             arrays.append(pa.array(column, mask=column == missing))
@@ -174,11 +181,14 @@ def read_parts(path: Path, log: RowLog) -> Iterator[Columns]:
     first = 0
     with _arrow(path), pq.ParquetFile(path) as file:
         names = set(file.schema_arrow.names)
-        missing = [name for name in NAMES if name not in names]
+        missing = [name for name in NEEDED if name not in names]
         if missing:
             raise InputError(f"{log.where}: format canonical needs column {missing[0]!r}")
-        for batch in file.iter_batches(ROWS_A_GROUP, columns=list(NAMES)):
-            table = pa.Table.from_batches([batch]).select(NAMES)
+        there = [name for name in NAMES if name in names]
+        for batch in file.iter_batches(ROWS_A_GROUP, columns=there):
+            table = pa.Table.from_batches([batch]).select(there)
+            for name in NAMES[len(there) :]:
+                table = table.append_column(name, pa.nulls(len(table), schema().field(name).type))
             try:
                 table = table.cast(schema())
             except pa.ArrowException as error:
@@ -211,7 +221,7 @@ def _checked(table: pa.Table, start_ns: int, first: int, log: RowLog) -> Columns
     columns = _from_arrow(table)
     bad = np.zeros(len(columns), dtype=np.bool_)
     for name in NAMES:
-        if name in _STRINGS or name == "block_ids":
+        if name in _STRINGS or name in _RAGGED:
             continue
         column = getattr(columns, "time_ns" if name == "arrival_ns" else name)
         if column is None:
@@ -223,6 +233,12 @@ def _checked(table: pa.Table, start_ns: int, first: int, log: RowLog) -> Columns
             wrong |= ~bad & (column < 0)
         for row in np.flatnonzero(wrong).tolist():
             log.add_bad(first + row + 1, f"{name} {int(column[row])}, expected 0 to {most}")
+        bad |= wrong
+    if columns.gaps is not None:
+        odd = (columns.gaps.ns < 0) | (columns.gaps.ns > MAX_NS)
+        wrong = ~bad & (np.diff(np.concatenate([[0], np.cumsum(odd)])[columns.gaps.offsets]) > 0)
+        for row in np.flatnonzero(wrong).tolist():
+            log.add_bad(first + row + 1, f"gaps_ns with a value that is not 0 to {MAX_NS}")
         bad |= wrong
     times = np.where(columns.time_ns == NO_TIME, NO_TIME, columns.time_ns + start_ns)
     changed = replace(columns, time_ns=times)
@@ -238,10 +254,11 @@ def _from_arrow(table: pa.Table) -> Columns:
             found[field.name] = None
         elif name in _STRINGS:
             found[field.name] = tuple(column.to_pylist())
-        elif name == "block_ids":
+        elif name in _RAGGED:
             counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-            found[field.name] = Blocks(column.flatten().fill_null(0).to_numpy(zero_copy_only=False), offsets)
+            values = column.flatten().fill_null(0).to_numpy(zero_copy_only=False)
+            found[field.name] = Blocks(values, offsets) if name == "block_ids" else Gaps(values, offsets)
         else:
             missing = NO_TIME if name == "arrival_ns" else UNKNOWN
             found[field.name] = column.fill_null(missing).to_numpy(zero_copy_only=False)

@@ -28,6 +28,7 @@ _NOT_HELD = {
     "ttft_ns": "measured TTFT",
     "e2e_ns": "measured E2E",
     "cached_tokens": "measured cache hits",
+    "gaps": "measured gaps between tokens",
 }
 
 

@@ -21,7 +21,7 @@ from simkit.workload.traces.block_check import checked_blocks
 from simkit.workload.traces.format import Format
 from simkit.workload.traces.log import RowLog
 from simkit.workload.traces.order import straighten
-from simkit.workload.traces.record import NO_TIME, Blocks, Columns
+from simkit.workload.traces.record import NO_TIME, Blocks, Columns, Gaps
 from simkit.workload.traces.scan import scanning
 from simkit.workload.traces.sessions import place_untimed, predecessors, session_codes
 from simkit.workload.traces.ticks import CoarseClock, clock_of
@@ -117,6 +117,7 @@ def _locked(log: Log) -> list[npt.NDArray[np.generic]]:
     columns = [getattr(log.columns, field.name) for field in fields(Columns)]
     values = [log.after, log.session, log.untimed, *columns]
     values += [part for blocks in values if isinstance(blocks, Blocks) for part in (blocks.ids, blocks.offsets)]
+    values += [part for gaps in values if isinstance(gaps, Gaps) for part in (gaps.ns, gaps.offsets)]
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     for array in arrays:
         array.flags.writeable = False

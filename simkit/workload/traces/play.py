@@ -68,6 +68,7 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
         closed=closed,
         has_blocks=log.hash_block_tokens is not None,
         notes=(),
+        gaps=None if columns.gaps is None else columns.gaps.take(rows),
     )
     warm = window.num_warm
     # What comes again is not the warm-up, so what it has in common with that counts once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkit.types import Ints
+from simkit.workload.traces.record import Gaps
 from simkit.workload.traces.trie import Shared
 
 
@@ -16,7 +17,8 @@ class Trace:
     for none, and `think_ns` the time from the end of that (closed sessions; 0 elsewhere). `closed`: those that follow
     another arrive when it lets them, their `arrival_ns` only says when they came in the log. `session` numbers the
     sessions, -1 for none. `shared` says what prompts have in common, as far as `has_blocks`. `row` and `line` say where
-    in the log a request is from, `ttft_ns` and `e2e_ns` what was measured there (UNKNOWN where nothing was).
+    in the log a request is from, `ttft_ns` and `e2e_ns` what was measured there (UNKNOWN where nothing was), and `gaps`
+    the times between tokens (None where the log has none at all).
     """
 
     arrival_ns: Ints
@@ -34,6 +36,7 @@ class Trace:
     closed: bool
     has_blocks: bool
     notes: tuple[str, ...]
+    gaps: Gaps | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

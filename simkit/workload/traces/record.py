@@ -34,7 +34,8 @@ class Record(NamedTuple):
     `time_ns` is the arrival on the log's own clock; None: when its predecessor has ended and `delay_ns` are over. The
     predecessor is the request whose `id` is `parent`, else the one before it in the same `session`. `delay_ns` is think
     or tool time. `block_ids` are identities of consecutive prompt blocks, unsigned 64 bits. `failed` says why it was
-    not served. `ttft_ns` and `e2e_ns` are what the log measured, from arrival; `cached_tokens` what its cache held.
+    not served. `ttft_ns` and `e2e_ns` are what the log measured, from arrival, and `gaps_ns` the times between the
+    tokens behind the first; `cached_tokens` is what its cache held.
     """
 
     line: int
@@ -52,6 +53,7 @@ class Record(NamedTuple):
     ttft_ns: int | None = None
     e2e_ns: int | None = None
     cached_tokens: int | None = None
+    gaps_ns: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,33 @@ class Blocks:
 
     def take(self, rows: Ints) -> Blocks:
         """Those of some rows, in the order given."""
-        counts = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        at = np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        at, offsets = _ragged_rows(self.offsets, rows)
         return Blocks(self.ids[at], offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Ragged times between tokens: row i has ``ns[offsets[i]:offsets[i + 1]]``, empty where the log has none."""
+
+    ns: Ints
+    offsets: Ints
+
+    def of(self, row: int) -> Ints:
+        """Those of one row."""
+        return self.ns[self.offsets[row] : self.offsets[row + 1]]
+
+    def take(self, rows: Ints) -> Gaps:
+        """Those of some rows, in the order given."""
+        at, offsets = _ragged_rows(self.offsets, rows)
+        return Gaps(self.ns[at], offsets)
+
+
+def _ragged_rows(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """(positions of the values of some rows, the offsets of these rows) of a ragged column."""
+    counts = np.diff(offsets)[rows]
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    at: Ints = np.repeat(offsets[:-1][rows] - ends[:-1], counts) + np.arange(ends[-1])
+    return at, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +120,7 @@ class Columns:
     ttft_ns: Ints | None = None
     e2e_ns: Ints | None = None
     cached_tokens: Ints | None = None
+    gaps: Gaps | None = None
 
     def __len__(self) -> int:
         return len(self.line)
@@ -109,13 +135,13 @@ class Columns:
         by_name = dict(zip(Record._fields, zip(*records, strict=True), strict=True)) if records else {}
         columns: dict[str, Any] = {}
         for field in fields(cls):
-            values = by_name.get("block_ids" if field.name == "blocks" else field.name, ())
+            values = by_name.get(_RAGGED.get(field.name, field.name), ())
             if field.name in _ALWAYS:
                 columns[field.name] = _ints(values, NO_TIME if field.name == "time_ns" else UNKNOWN)
             elif all(value is None for value in values):
                 columns[field.name] = None
-            elif field.name == "blocks":
-                columns[field.name] = _blocks(values)
+            elif field.name in _RAGGED:
+                columns[field.name] = _ragged(field.name, values)
             else:
                 columns[field.name] = tuple(values) if field.name in _STRINGS else _ints(values, UNKNOWN)
         return cls(**columns)
@@ -132,16 +158,21 @@ class Columns:
 
 _ALWAYS = ("line", "time_ns", "prompt_tokens", "output_tokens")
 _STRINGS = ("id", "session", "parent", "model", "failed")
+_RAGGED = {"blocks": "block_ids", "gaps": "gaps_ns"}
+"""Columns with lists in their rows, and what the field of a record is called."""
 
 
 def _ints(values: Sequence[int | None], missing: int) -> Ints:
     return np.array([missing if value is None else value for value in values], dtype=np.int64)
 
 
-def _blocks(values: Sequence[Sequence[int] | None]) -> Blocks:
+def _ragged(name: str, values: Sequence[Sequence[int] | None]) -> Blocks | Gaps:
     counts = [len(value) if value is not None else 0 for value in values]
     flat = [number for value in values if value is not None for number in value]
-    return Blocks(np.array(flat, dtype=np.uint64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if name == "blocks":
+        return Blocks(np.array(flat, dtype=np.uint64), offsets)
+    return Gaps(np.array(flat, dtype=np.int64), offsets)
 
 
 def _take(column: Any, rows: Ints) -> Any:
@@ -149,7 +180,7 @@ def _take(column: Any, rows: Ints) -> Any:
         return None
     if isinstance(column, tuple):
         return tuple(column[row] for row in rows.tolist())
-    return column.take(rows) if isinstance(column, Blocks) else column[rows]
+    return column.take(rows) if isinstance(column, Blocks | Gaps) else column[rows]
 
 
 def _join(name: str, parts: Sequence[Columns]) -> Any:
@@ -161,16 +192,18 @@ def _join(name: str, parts: Sequence[Columns]) -> Any:
     ]
     if name in _STRINGS:
         return tuple(value for column in filled for value in column)
-    if name == "blocks":
+    if name in _RAGGED:
         counts = np.concatenate([np.diff(column.offsets) for column in filled])
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Blocks(np.concatenate([column.ids for column in filled]), offsets)
+        if name == "blocks":
+            return Blocks(np.concatenate([column.ids for column in filled]), offsets)
+        return Gaps(np.concatenate([column.ns for column in filled]), offsets)
     return np.concatenate(filled)
 
 
 def _missing(name: str, count: int) -> Any:
     if name in _STRINGS:
         return (None,) * count
-    if name == "blocks":
-        return Blocks(np.zeros(0, dtype=np.uint64), np.zeros(count + 1, dtype=np.int64))
+    if name in _RAGGED:
+        return _ragged(name, (None,) * count)
     return np.full(count, UNKNOWN, dtype=np.int64)

@@ -63,6 +63,7 @@ def repeated(trace: Trace, part: Shared, spec: scenario.Trace, notes: list[str])
         e2e_ns=more(trace.e2e_ns),
         row=more(trace.row),
         line=more(trace.line),
+        gaps=None if trace.gaps is None else trace.gaps.take(more(np.arange(len(trace)))),
     )
 
 

@@ -12,6 +12,7 @@ from simkit.workload.traces.formats import (
     canonical,
     generic,
     guidellm,
+    guidellm_results,
     langfuse,
     litellm,
     litellm_csv,
@@ -25,6 +26,7 @@ from simkit.workload.traces.formats import (
     servegen,
     splitwise,
     vidur,
+    vllm_bench,
     vllm_records,
 )
 
@@ -42,6 +44,8 @@ FORMATS: dict[str, Format] = {
         litellm_csv.FORMAT,
         servegen.FORMAT,
         aiperf.FORMAT,
+        vllm_bench.FORMAT,
+        guidellm_results.FORMAT,
         otlp.FORMAT,
         otel.FORMAT,
         langfuse.FORMAT,

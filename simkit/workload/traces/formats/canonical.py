@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simkit.errors import InputError
-from simkit.workload.traces.canonical import NAMES, read_parts
+from simkit.workload.traces.canonical import NEEDED, read_parts
 from simkit.workload.traces.format import Format, Head, Source
 from simkit.workload.traces.record import Columns
 
@@ -14,7 +14,7 @@ NEEDS = ("arrival_ns", "prompt_tokens", "output_tokens")
 
 def matches(head: Head) -> str | None:
     """By all of its columns."""
-    if head.kind != "parquet" or not set(NAMES) <= set(head.columns):
+    if head.kind != "parquet" or not set(NEEDED) <= set(head.columns):
         return None
     return f"parquet with {', '.join(NEEDS)} and all other canonical columns"
 

@@ -73,6 +73,13 @@ FORMATS = (
         None,
         advice="it has no token counts; record OTLP spans (vLLM --otlp-traces-endpoint) or per-request records instead",
     ),
+    Format(
+        "bench-summary",
+        "benchmark result without requests (vllm bench serve)",
+        _by_keys("request_throughput", "mean_ttft_ms"),
+        None,
+        advice="it has means and no requests; save them as well (vllm bench serve --save-result --save-detailed)",
+    ),
     Format("sharegpt", "ShareGPT conversations", _by_keys("conversations"), None, advice=_NEEDS_TOKENIZER),
     Format(
         "lengths",

@@ -1,0 +1,95 @@
+"""Bands: how far a prediction may be off, by metric and statistic, and who is outside.
+
+Owns the names that a band may have. Imports errors and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simkit.errors import InputError, nearest
+from simkit.metrics.measured import STATS
+from simkit.validation.comparison import Errors
+from simkit.validation.samples import SAMPLED
+
+STATS_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"), STATS),
+    "makespan_s": ("value",),
+    "throughput": ("requests_per_s", "output_tokens_per_s"),
+    "concurrency": ("mean",),
+    **dict.fromkeys(SAMPLED, ("mean", "max")),
+}
+KEYS: tuple[str, ...] = tuple(f"{metric}.{stat}" for metric, stats in STATS_OF.items() for stat in stats)
+"""Everything that can have a band, as ``METRIC.STAT``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The error of `key` may be up to `limit_pct` either way."""
+
+    key: str
+    limit_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A band and the error that was found."""
+
+    band: Band
+    error_pct: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the error lies within the band."""
+        return abs(self.error_pct) <= self.band.limit_pct
+
+    def line(self) -> str:
+        """By how much the error is outside."""
+        over = abs(self.error_pct) - self.band.limit_pct
+        return f"{self.band.key} is off by {self.error_pct:+.2f} %, {over:.2f} points outside {self.band.limit_pct:g} %"
+
+
+def parse_bands(texts: Sequence[str]) -> list[Band]:
+    """Bands from ``METRIC.STAT=PCT`` texts. InputError names the nearest key."""
+    bands: list[Band] = []
+    for text in texts:
+        key, equals, limit = (part.strip() for part in text.partition("="))
+        where = f"--max-error {text.strip()}"
+        if not (key and equals and limit):
+            raise InputError(f"{where}: expected METRIC.STAT=PERCENT, e.g. --max-error tpot_ms.mean=3")
+        if key not in KEYS:
+            raise InputError(f"{where}: {_expected(key)}")
+        try:
+            limit_pct = float(limit.removesuffix("%"))
+        except ValueError:
+            limit_pct = -1.0
+        if not 0 <= limit_pct < float("inf"):
+            raise InputError(f"{where}: expected a number of per cent >= 0, got {limit}")
+        if any(band.key == key for band in bands):
+            raise InputError(f"{where}: expected each key once, got {key} twice")
+        bands.append(Band(key, limit_pct))
+    return bands
+
+
+def _expected(key: str) -> str:
+    """What a band may be on, as near to `key` as it gets."""
+    metric = key.partition(".")[0]
+    if metric in STATS_OF:
+        return f"expected a statistic of {metric}: {', '.join(STATS_OF[metric])}{nearest(key, KEYS)}"
+    return f"expected METRIC.STAT, METRIC one of {', '.join(STATS_OF)}{nearest(key, KEYS)}"
+
+
+def judge(bands: Sequence[Band], errors: Errors) -> list[Verdict]:
+    """Each band with what was found. InputError for a band on what the log does not measure."""
+    verdicts = []
+    for band in bands:
+        metric, stat = band.key.split(".")
+        error = errors.get(metric, {}).get(stat, {}).get("error_pct")
+        if error is None:
+            raise InputError(
+                f"--max-error {band.key}: there is no such error here: it was not measured, or 0; expected one of the "
+                f"metrics {', '.join(errors)}"
+            )
+        verdicts.append(Verdict(band, error))
+    return verdicts

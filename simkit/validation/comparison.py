@@ -1,0 +1,201 @@
+"""A simulated run beside the real one whose requests it served: errors by metric, and what pictures of them need.
+
+Owns what is compared and over which requests. Imports metrics, parts, types, units and workload; knows no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simkit.metrics import record as rec
+from simkit.metrics.definitions import stats_ms
+from simkit.metrics.exact import total
+from simkit.metrics.histogram import DurationHistogram
+from simkit.metrics.measured import STATS, Pairs, compared, paired
+from simkit.metrics.terms import Bools, ratio
+from simkit.parts import Result
+from simkit.types import Floats, Ints
+from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
+from simkit.validation.samples import Series
+from simkit.workload.traces import Trace
+from simkit.workload.traces.record import UNKNOWN, Gaps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_CURVE_POINTS = 400
+MAX_SHOWN_REQUESTS = 5000
+
+Errors = dict[str, dict[str, dict[str, float | None]]]
+"""Metric to statistic to {measured, predicted, error_pct}; a positive error: the prediction is too high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured beside what was predicted.
+
+    `num_requests` is how many requests are compared, in all and by metric. `pairs_ms` has (measured, predicted) of each
+    of them by metric, in order of arrival. `curves` have by metric the times that given shares of the requests, or
+    gaps, do not exceed. `series` is None without samples. `notes` say what limits the comparison.
+    """
+
+    errors: Errors
+    num_requests: dict[str, int]
+    pairs_ms: dict[str, tuple[Floats, Floats]]
+    curves: dict[str, dict[str, list[float]]]
+    series: Series | None
+    notes: tuple[str, ...]
+
+
+def has_times(trace: Trace) -> bool:
+    """Whether a log measured anything of the requests that are played."""
+    return bool(np.any(trace.ttft_ns != UNKNOWN) or np.any(trace.e2e_ns != UNKNOWN))
+
+
+def compare(
+    result: Result, trace: Trace, series: Series | None = None, itl: DurationHistogram | None = None
+) -> Comparison:
+    """Set the first replication of `result` beside what the log of `trace`, which it served, measured.
+
+    A request is compared where it finished in both and counts for the statistics. Makespan is from the first arrival of
+    these to the last of their last tokens (arrival + E2E), throughput is over it, and concurrency is the sum of their
+    E2E divided by it: all three need E2E. ITL pools the gaps between the tokens of all of them; the predicted one those
+    of all requests of the run. `itl` has these, for its curve.
+    """
+    manifest = result.manifest["scenario"]
+    stream = manifest["engine"]["stream"] is not False
+    table = _table(result.tables["requests"], trace, manifest["workload"]["samples"])
+    pairs = paired(table, trace.ttft_ns, trace.e2e_ns, stream=stream)
+    curves = {metric: _curve(*both) for metric, both in pairs.items()}
+    errors: Errors = {}
+    for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+        if metric in pairs:
+            errors[metric] = compared(STATS, *(stats_ms(values) for values in pairs[metric]))
+        elif metric == "itl_ms" and stream:
+            measured = _measured_gaps(table, trace.gaps)
+            if measured is not None:
+                errors[metric] = compared(STATS, _pooled_stats_ms(measured), result.replications[0]["itl_ms"])
+                if itl is not None:
+                    curves[metric] = _pooled_curve(measured, itl)
+    num_requests = {"compared": _num_compared(table, trace), **{name: len(both[0]) for name, both in pairs.items()}}
+    errors |= _rates(table, trace)
+    if series is not None:
+        errors |= series.errors
+    pairs_ms = {name: (log / NS_PER_MS, run / NS_PER_MS) for name, (log, run) in pairs.items()}
+    return Comparison(errors, num_requests, pairs_ms, curves, series, tuple(_notes(result, table, trace, pairs)))
+
+
+def _curve(measured_ns: Ints | Floats, predicted_ns: Ints | Floats) -> dict[str, list[float]]:
+    share = np.linspace(0, 1, min(len(measured_ns), MAX_CURVE_POINTS))
+    both = {"measured": np.quantile(measured_ns, share), "predicted": np.quantile(predicted_ns, share)}
+    return {"share": share.tolist()} | {name: (values / NS_PER_MS).tolist() for name, values in both.items()}
+
+
+def _pooled_curve(measured: DurationHistogram, predicted: DurationHistogram) -> dict[str, list[float]]:
+    share = np.linspace(0, 1, min(measured.count, MAX_CURVE_POINTS)).tolist()
+    both = {"measured": measured, "predicted": predicted}
+    return {"share": share} | {
+        name: [ns_to_ms(pool.percentile_ns(100 * part) or 0.0) for part in share] for name, pool in both.items()
+    }
+
+
+def shown_requests(pairs_ms: dict[str, tuple[Floats, Floats]]) -> dict[str, list[list[float]]]:
+    """Metric to [measured, predicted] of requests: all, or so many of them, evenly thinned."""
+    found = {}
+    for metric, both in pairs_ms.items():
+        count = len(both[0])
+        rows = np.unique(np.linspace(0, count - 1, min(count, MAX_SHOWN_REQUESTS)).round().astype(np.int64))
+        found[metric] = np.stack([values[rows] for values in both], axis=1).tolist()
+    return found
+
+
+def _table(requests: pa.Table, trace: Trace, samples: int) -> dict[str, Ints]:
+    """The columns of the first replication that are compared, -1 where a value is missing."""
+    names = ("id", "arrival_ns", "first_token_ns", "last_token_ns", "output_tokens", "measured")
+    table = {name: _ints(requests.column(name)) for name in names}
+    numbers = {name: number for number, name in enumerate(rec.STATUS_NAMES)}
+    table["status"] = np.array([numbers[name] for name in requests.column("status").to_pylist()], dtype=np.int64)
+    first = _ints(requests.column("replication")) == 0
+    table = {name: column[first] for name, column in table.items()}
+    table["wanted_tokens"] = trace.output_tokens[table["id"]] * samples
+    table["samples"] = np.full(len(table["id"]), samples, dtype=np.int64)
+    return table
+
+
+def _ints(column: pa.ChunkedArray) -> Ints:
+    import pyarrow as pa
+
+    found: Ints = column.cast(pa.int64()).fill_null(-1).to_numpy()
+    return found
+
+
+def _counted(table: dict[str, Ints]) -> Bools:
+    counted: Bools = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
+    return counted
+
+
+def _num_compared(table: dict[str, Ints], trace: Trace) -> int:
+    timed = (trace.ttft_ns != UNKNOWN) | (trace.e2e_ns != UNKNOWN)
+    return int(np.count_nonzero(_counted(table) & timed[table["id"]]))
+
+
+def _measured_gaps(table: dict[str, Ints], gaps: Gaps | None) -> DurationHistogram | None:
+    """The log's gaps, pooled as those of a run are, so that both are read alike; None without any."""
+    if gaps is None:
+        return None
+    pooled = gaps.take(table["id"][_counted(table)]).ns
+    if not len(pooled):
+        return None
+    histogram = DurationHistogram()
+    histogram.add_many(pooled, 1)
+    return histogram
+
+
+def _pooled_stats_ms(pool: DurationHistogram) -> dict[str, float | None]:
+    found = {stat: pool.mean_ns() if stat == "mean" else pool.percentile_ns(float(stat[1:])) for stat in STATS}
+    return {stat: None if value is None else ns_to_ms(value) for stat, value in found.items()}
+
+
+def _rates(table: dict[str, Ints], trace: Trace) -> Errors:
+    """Makespan, throughput and concurrency of the requests whose E2E is known; nothing without one."""
+    chosen = _counted(table) & (trace.e2e_ns[table["id"]] != UNKNOWN)
+    if not chosen.any():
+        return {}
+    ids, arrival, last = (table[name][chosen] for name in ("id", "arrival_ns", "last_token_ns"))
+    tokens = (int(table["wanted_tokens"][chosen].sum()), int(table["output_tokens"][chosen].sum()))
+    whole = (trace.e2e_ns[ids], last - arrival)
+    begin = (trace.arrival_ns[ids], arrival)
+    numbers = [_numbers(starts, e2e, count) for starts, e2e, count in zip(begin, whole, tokens, strict=True)]
+    measured, predicted = numbers
+    return {
+        "makespan_s": {"value": compared(("makespan_s",), measured, predicted)["makespan_s"]},
+        "throughput": compared(("requests_per_s", "output_tokens_per_s"), measured, predicted),
+        "concurrency": {"mean": compared(("concurrency",), measured, predicted)["concurrency"]},
+    }
+
+
+def _numbers(arrival: Ints, e2e: Ints, num_tokens: int) -> dict[str, float | None]:
+    span_ns = int((arrival + e2e).max() - arrival.min())
+    return {
+        "makespan_s": ns_to_s(span_ns),
+        "requests_per_s": ratio(len(arrival) * NS_PER_S, span_ns),
+        "output_tokens_per_s": ratio(num_tokens * NS_PER_S, span_ns),
+        "concurrency": ratio(total(e2e), span_ns),
+    }
+
+
+def _notes(result: Result, table: dict[str, Ints], trace: Trace, pairs: Pairs) -> list[str]:
+    notes = []
+    served = int(np.count_nonzero(_counted(table)))
+    lost = len(trace) - trace.num_warm - served
+    if lost > 0:
+        notes.append(f"{lost} of {len(trace) - trace.num_warm} requests of the log did not finish here: not compared")
+    for metric, (log, _) in pairs.items():
+        if len(log) < served and metric != "tpot_ms":
+            notes.append(f"{metric}: measured for {len(log)} of {served} requests, compared over these")
+    if trace.num_warm and trace.gaps is not None:
+        notes.append("itl_ms: what is predicted includes the requests that warm the caches")
+    return notes

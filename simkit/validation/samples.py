@@ -1,0 +1,174 @@
+"""Samples of a real engine over time, and the simulated run sampled at the same times.
+
+Owns the columns of a sample file (those of LLMServingSim's bench, timeseries.csv, a row a second) and what a step table
+says of an instant. Imports errors, metrics.measured, types, units and workload.files.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simkit.errors import InputError, nearest
+from simkit.metrics.measured import compared
+from simkit.types import Floats, Ints
+from simkit.units import s_to_ns
+from simkit.workload.files import open_text, reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SAMPLED = {"running": "running", "waiting": "waiting", "kv_pct": "kv_cache_pct"}
+"""What is compared, and its column in the file."""
+
+TIME = "t"
+MAX_SAMPLES = 1_000_000
+EPOCH_S = 10**8
+"""Times from here on count from 1970, and not from the begin of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Rows of a sample file in order of time; `values` has those of `SAMPLED` that the file measured."""
+
+    t_s: Floats
+    values: dict[str, Floats]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Measured and predicted at the same times, s from the begin of what is played; `errors` of mean and max."""
+
+    t_s: Floats
+    measured: dict[str, Floats]
+    predicted: dict[str, Floats]
+    notes: tuple[str, ...] = ()
+    errors: dict[str, dict[str, dict[str, float | None]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = {}
+        for name, measured in self.measured.items():
+            both = [{"mean": float(v.mean()), "max": float(v.max())} for v in (measured, self.predicted[name])]
+            found[name] = compared(("mean", "max"), *both)
+        object.__setattr__(self, "errors", found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for validation.json."""
+        return {
+            "t_s": self.t_s.tolist(),
+            "measured": {name: values.tolist() for name, values in self.measured.items()},
+            "predicted": {name: values.tolist() for name, values in self.predicted.items()},
+        }
+
+
+def read_samples(path: Path) -> Samples:
+    """Read a CSV with a header; columns that are not compared are left aside. InputError, one line, for all else.
+
+    A memory column that is 0 while requests run was not recorded (older versions of vLLM): it is left out, with a note.
+    """
+    where = f"--series {path}"
+    with reading(where), open_text(path) as text:
+        rows = csv.reader(text)
+        header = [name.strip() for name in next(rows, [])]
+        places = _places(header, where)
+        some = itertools.islice((row for row in rows if any(row)), MAX_SAMPLES + 1)
+        table = [_numbers(row, places, header, f"{where}: line {rows.line_num}") for row in some]
+    if not table:
+        raise InputError(f"{where}: no samples")
+    if len(table) > MAX_SAMPLES:
+        raise InputError(f"{where}: expected at most {MAX_SAMPLES:,} samples")
+    columns = np.array(table, dtype=np.float64)
+    columns = columns[np.argsort(columns[:, 0], kind="stable")]
+    if columns[-1, 0] >= EPOCH_S:
+        raise InputError(f"{where}: {TIME} {columns[-1, 0]:g}, expected s after the first arrival, not since 1970")
+    values = {name: columns[:, at] for at, name in enumerate(places) if name != TIME}
+    kv, running = values.get("kv_pct"), values.get("running")
+    notes = []
+    if kv is not None and not kv.any() and running is not None and running.any():
+        del values["kv_pct"]
+        notes.append(f"{where}: {SAMPLED['kv_pct']} is 0 while requests run: not recorded, left out")
+    return Samples(columns[:, 0], values, tuple(notes))
+
+
+def _places(header: list[str], where: str) -> dict[str, int]:
+    """Where the time and each column is, the time first. InputError without a time, or without any of the others."""
+    wanted = {TIME: TIME, **SAMPLED}
+    found = {name: header.index(column) for name, column in wanted.items() if column in header}
+    if TIME not in found or len(found) == 1:
+        missing = TIME if TIME not in found else next(iter(SAMPLED.values()))
+        expected = f"expected columns {TIME} and any of {', '.join(SAMPLED.values())}"
+        shown = "".join(c if c.isprintable() else "?" for c in ",".join(header))[:120]
+        raise InputError(f"{where}: {expected}, got {shown!r}{nearest(missing, header)}")
+    return found
+
+
+def _numbers(row: list[str], places: Mapping[str, int], header: list[str], where: str) -> list[float]:
+    numbers = []
+    for at in places.values():
+        cell = row[at] if at < len(row) else ""
+        try:
+            number = float(cell)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number <= 1e12:
+            raise InputError(f"{where}: {header[at]} {cell[:40]!r}, expected a number >= 0")
+        numbers.append(number)
+    return numbers
+
+
+def sample(
+    samples: Samples, steps: pa.Table, *, capacity_tokens: int, begin_s: float = 0.0, end_s: float | None = None
+) -> Series:
+    """The run whose step table (first replication) is `steps` at the times of `samples`.
+
+    Times of the samples count from the log's first arrival, as the engine's own sampling begins with its first step;
+    the window that is played is from `begin_s` to `end_s` of them (None: to the end). InputError when no sample lies in
+    it.
+    """
+    inside = (samples.t_s >= begin_s) & (samples.t_s < (math.inf if end_s is None else end_s))
+    if not inside.any():
+        span = f"{samples.t_s[0]:g} to {samples.t_s[-1]:g} s"
+        raise InputError(f"--series: expected samples in the window that is played, got {span}")
+    at_s = samples.t_s[inside] - begin_s
+    at_ns = np.array([s_to_ns(value) for value in at_s.tolist()], dtype=np.int64)
+    predicted = _at(steps, at_ns, capacity_tokens)
+    count = f"{int(inside.sum())} of {len(inside)} samples are compared"
+    notes = (*samples.notes, f"--series: {TIME} is taken for s after the first arrival; {count}")
+    measured = {name: values[inside] for name, values in samples.values.items()}
+    return Series(at_s, measured, {name: predicted[name] for name in measured}, notes)
+
+
+def _at(steps: pa.Table, at_ns: Ints, capacity_tokens: int) -> dict[str, Floats]:
+    """Running, waiting and memory in use at some times, over all replicas; 0 between steps and after the last.
+
+    A row of the table is a span of equal steps with the memory of the first of them: a decode takes a token a step.
+    """
+    names = ("replica", "t_start_ns", "t_end_ns", "num_steps", "num_decode", "dead_slots", "running", "waiting")
+    table = {name: steps.column(name).to_numpy() for name in (*names, "kv_allocated_tokens", "replication")}
+    found = {name: np.zeros(len(at_ns)) for name in SAMPLED}
+    replicas = np.unique(table["replica"])
+    for replica in replicas.tolist():
+        rows = np.flatnonzero((table["replica"] == replica) & (table["replication"] == 0))
+        start, end = table["t_start_ns"][rows], table["t_end_ns"][rows]
+        if not len(rows):
+            continue
+        at = np.maximum(np.searchsorted(start, at_ns, side="right") - 1, 0)
+        # Under asynchronous scheduling a step begins before the one in front of it has ended.
+        inside = (at_ns >= start[at]) & (at_ns < np.maximum.accumulate(end)[at])
+        row = rows[at]
+        share = np.clip((at_ns - start[at]) / np.maximum(end[at] - start[at], 1), 0, 1)
+        done = np.floor(share * table["num_steps"][row])
+        grown = (table["num_decode"][row] - table["dead_slots"][row]) * done
+        kv = np.minimum(table["kv_allocated_tokens"][row] + grown, capacity_tokens)
+        found["running"] += np.where(inside, table["running"][row], 0)
+        found["waiting"] += np.where(inside, table["waiting"][row], 0)
+        found["kv_pct"] += np.where(inside, 100 * kv / capacity_tokens, 0) / len(replicas)
+    return found
