@@ -1,0 +1,143 @@
+"""Step times: the decode step of one sequence in real engines, against kernels alone. Imports `evidence` and simkit.
+
+With the host terms at 0 a step is its kernels. What a real engine takes beyond that is a bound on the host's work, and
+a prediction above the measured time would be wrong whatever the host did. These engines had no part in the profiles;
+the launches of unequal decodes, which had, are on rows that were held out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reports.validation import evidence
+from reports.validation.evidence import Row
+from reports.validation.line import Line
+from simkit.api import run
+from simkit.latency.host import HOST_FIXED_US
+from simkit.latency.profile import list_profiles
+from simkit.scenario import from_dict
+
+SECTION = "Step times"
+NEEDS = ("data/evidence/serving_bench.csv.gz",)
+INDEPENDENT = "none (independent of every fit)"
+ONE_SEQUENCE = {"argonne": ("batch_size", "1"), "a100_kvsweep": ("num_prompts", "1"), "silicon": ("max_concurrency", None)}
+"""The column that counts sequences and its value for one, by set; None: the lowest that a set has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Time of one step, ms: measured, and predicted with host terms at 0."""
+
+    row: str
+    sequences: int
+    measured_ms: float
+    predicted_ms: float
+
+
+def lines(shared: Path | None) -> list[Line]:
+    """A line a set of whole steps, and the launches of unequal decodes that were held out."""
+    found = [_held_out(profile.name, profile.launches) for profile in list_profiles()]
+    launches = [line for line in found if line is not None]
+    if shared is None:
+        return launches
+    return [_line(name, steps) for name, steps in _steps(shared).items()] + launches
+
+
+def curves(shared: Path | None) -> dict[str, Any]:
+    """Measured and predicted step times by set."""
+    if shared is None:
+        return {}
+    return {"steps": {name: [[s.measured_ms, s.predicted_ms] for s in steps] for name, steps in _steps(shared).items()}}
+
+
+def gaps(shared: Path | None) -> list[str]:
+    """What is assumed of the host, and how far that is from what whole steps leave for it."""
+    assumed = f"The host's work of a step is assumed where no run was fitted: {HOST_FIXED_US:g} us on every GPU"
+    if shared is None:
+        return [f"{assumed}."]
+    left = [1e3 * (step.measured_ms - step.predicted_ms) for steps in _steps(shared).values() for step in steps]
+    return [f"{assumed}; whole steps leave {min(left):,.0f} to {max(left):,.0f} us, {fmean(left):,.0f} us in the mean."]
+
+
+@functools.cache
+def _steps(shared: Path) -> dict[str, list[Step]]:
+    rows = evidence.read_rows(shared)
+    return {spec["name"]: _of_set(spec, evidence.rows_of(rows, spec["select"])) for spec in evidence.chosen()["sets"]}
+
+
+def _of_set(spec: Mapping[str, Any], rows: list[Row]) -> list[Step]:
+    column, value = ONE_SEQUENCE[spec["select"]["set"]]
+    lowest = value or str(min(int(row[column]) for row in rows))
+    return [_step(spec, row, int(lowest)) for row in rows if row[column] == lowest]
+
+
+def _step(spec: Mapping[str, Any], row: Row, sequences: int) -> Step:
+    """A row with a TPOT is its decode step; one with a duration alone, duration over output tokens (prefill inside)."""
+    output = evidence.mean_output(row)
+    summary = run(from_dict(scenario_of(spec, row, sequences, round(output)))).summary
+    if row["mean_tpot_ms"]:
+        return Step(row["row_id"], sequences, float(row["mean_tpot_ms"]), summary["tpot_ms"]["mean"])
+    return Step(row["row_id"], sequences, 1e3 * float(row["duration_s"]) / output, 1e3 * summary["makespan_s"] / output)
+
+
+def scenario_of(spec: Mapping[str, Any], row: Row, sequences: int, output: int) -> dict[str, Any]:
+    """`sequences` requests of this row's lengths at once, by kernels alone."""
+    return {
+        "name": "one-step",
+        "model": spec["model"],
+        "hardware": {"gpu": spec["gpu"], "tensor_parallel_size": int(row["tp"])},
+        "engine": dict(spec["engine"]),
+        "workload": {
+            "num_requests": sequences,
+            "arrivals": {"process": "all_at_once"},
+            "prompt_tokens": {"dist": "fixed", "value": int(row["input_len"] or 1024)},
+            "output_tokens": {"dist": "fixed", "value": output},
+        },
+        "latency": {
+            "profile": spec.get("profile", "auto"),
+            "host": {"fixed_us": 0.0, "per_seq_us": 0.0, "first_token_us": 0.0},
+        },
+    }
+
+
+def _line(name: str, steps: list[Step]) -> Line:
+    errors = [100.0 * (step.predicted_ms / step.measured_ms - 1.0) for step in steps]
+    left_us = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]
+    above = sum(error > 0 for error in errors)
+    sequences = sorted({step.sequences for step in steps})
+    return Line(
+        section=SECTION,
+        evidence=f"decode step of {sequences[0]} sequence{'s' if sequences[0] > 1 else ''}: {name}",
+        source="serving_bench.csv.gz",
+        n=len(steps),
+        metric="time of a step by kernels alone, MAPE",
+        error_pct=fmean(map(abs, errors)),
+        judged=False,
+        fitted=INDEPENDENT,
+        text=f"bias {fmean(errors):+.1f} %; left for the host: {min(left_us):,.0f} to {max(left_us):,.0f} us a step",
+        note=f"{above} of {len(steps)} predicted slower than measured, which no host work explains",
+    )
+
+
+def _held_out(profile: str, launches: Mapping[str, Any]) -> Line | None:
+    skew = launches.get("skew") or {}
+    if not skew.get("measured"):
+        return None
+    error, at_mean = skew["held_out"], skew["held_out_at_the_mean"]
+    return Line(
+        section=SECTION,
+        evidence=f"attention of decodes of unequal length: {profile}",
+        source="the profile's own table, rows held out",
+        n=error["num"],
+        metric="launch time, held out, MAPE",
+        error_pct=error["mape_pct"],
+        judged=False,
+        fitted=f"its constants on the other {skew['rows'] - error['num']:,} launches of the same table",
+        text=f"bias {error['bias_pct']:+.2f} %; priced at their mean length {at_mean['mape_pct']:.2f} %",
+        note="the fit's own data, not independent evidence",
+    )
