@@ -26,7 +26,8 @@ from simkit.manifest import plain  # noqa: E402
 SECTIONS = (
     "decisions", "memory", "kernels", "step_times", "runs", "rows", "ablation", "papers", "theory", "limits",
 )  # fmt: skip
-"""Modules of the page, in its order. Each has `lines(shared)`, and may have `curves`, `gaps`, and the files it `NEEDS`."""
+"""Modules of the page, in its order. Each has `lines(shared)`, and may have `curves`, `figures` (charts), `gaps`, and
+the files it `NEEDS`."""
 
 SHARED = ROOT.parent / "shared"
 MISSING_INPUT = 2
@@ -48,14 +49,17 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
     """Everything that the page shows, as JSON has it."""
     lines: list[Any] = []
     curves: dict[str, Any] = {}
+    charts: dict[str, Any] = {}
     gaps: list[str] = []
     for name, module in modules.items():
         begun = time.perf_counter()
         lines += [line.plain() for line in module.lines(shared)]
         curves |= module.curves(shared) if hasattr(module, "curves") else {}
+        if hasattr(module, "figures"):
+            charts |= {key: {"section": module.SECTION, **chart} for key, chart in module.figures().items()}
         gaps += module.gaps(shared) if hasattr(module, "gaps") else []
         print(f"{name}: {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-    found: dict[str, Any] = plain({"lines": lines, "curves": _rounded(plain(curves)), "gaps": gaps})
+    found: dict[str, Any] = plain({"lines": lines, "curves": _rounded(plain(curves | {"charts": charts})), "gaps": gaps})
     return found
 
 

@@ -27,7 +27,8 @@ Curves = Mapping[str, Any]
 def drawn(curves: Curves) -> dict[str, Figure]:
     """Every picture that the curves have something for, by its key."""
     found = {key: draw(curves) for key, draw in FIGURES.items()}
-    return {key: figure for key, figure in found.items() if figure is not None}
+    charts = {key: chart(each, key) for key, each in (curves.get("charts") or {}).items()}
+    return {key: figure for key, figure in found.items() if figure is not None} | charts
 
 
 def standalone(svg: str) -> str:
@@ -140,26 +141,28 @@ def run_cdfs(curves: Curves) -> Figure | None:
     return Figure(svg, "The run with a record for each request: nothing was fitted to it.")
 
 
-def papers(curves: Curves) -> Figure | None:
-    """The ratio of continuous to static batching against the output cap, as published and as simulated."""
-    curve = curves.get("anyscale") or {}
-    if not curve:
-        return None
+def chart(found: Mapping[str, Any], key: str) -> Figure:
+    """Lines over a common axis: `x`, `y_by_name` (None where a line has no point), labels, a title, `log` axes."""
     with style.drawing():
-        fig = style.new_figure(WIDTH, 3.6)
+        fig = style.new_figure(WIDTH, 3.8)
         ax = fig.subplots()
-        for index, (name, points) in enumerate(curve.items()):
-            x, y = zip(*points, strict=True)
+        for index, (name, values) in enumerate(found["y_by_name"].items()):
+            points = [(x, y) for x, y in zip(found["x"], values, strict=True) if y is not None]
             color, dash = style.CYCLE[index % len(style.CYCLE)], style.DASHES[index % len(style.DASHES)]
+            x, y = zip(*points, strict=True) if points else ((), ())
             ax.plot(x, y, color=color, linestyle=dash, marker=MARKERS[index % len(MARKERS)], label=name)
-        ax.set_xlabel("output cap [tokens]")
-        ax.set_ylabel("throughput over that of static batching")
-        ax.set_ylim(bottom=0)
+        if found["log"]:
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        ax.set_xlabel(found["x_label"])
+        ax.set_ylabel(found["y_label"])
         style.grid(ax)
-        style.legend_below(fig, ax.get_legend_handles_labels()[0], 3)
-        svg = style.to_svg(fig, "papers", "Continuous over static batching against the output cap")
-    return Figure(svg, "The setting of the paper; the ratio rises with the spread of output lengths that the cap allows.")
+        style.legend_below(fig, ax.get_legend_handles_labels()[0], 2)
+        svg = style.to_svg(fig, key, found["title"])
+    return Figure(svg, f"{found['title']}.")
 
 
 def kernels(curves: Curves) -> Figure | None:
@@ -216,7 +219,6 @@ FIGURES: dict[str, Callable[[Curves], Figure | None]] = {
     "errors": errors,
     "ablation": ablation,
     "run": run_cdfs,
-    "papers": papers,
     "kernels": kernels,
     "memory": memory,
 }
@@ -276,7 +278,7 @@ def _error_panel(ax: Axes, name: str, found: Mapping[str, Any]) -> None:
         ax.plot([p["by"] for p in chosen], y, "o", color=style.LINE_BLUE, mfc=face, markersize=4)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.set_xlabel(found["by"].replace("_", " "))
+    ax.set_xlabel(found["by"])
     ax.set_title("\n".join(_wrapped(name, 34)), fontsize=8.5)
     style.grid(ax)
 

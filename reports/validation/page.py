@@ -28,7 +28,6 @@ PICTURES = {
     "End-to-end runs": ("run",),
     "Aggregate rows": ("scatter", "errors"),
     "Ablation": ("ablation",),
-    "Paper figures": ("papers",),
 }
 """Section to its pictures."""
 
@@ -140,7 +139,9 @@ def _section(name: str, content: Content) -> Part:
     judged, shown = [line for line in lines if line["judged"]], [line for line in lines if not line["judged"]]
     tables = [_table(lines, "")] if len(shown) < MANY else [_table(judged, ""), _table(shown, f"{len(shown)} further rows")]
     key = name.lower().replace(" ", "-")
-    return Part(key, name, tables=tuple(t for t in tables if t.rows), pictures=PICTURES.get(name, ()))
+    charts = [key for key, chart in (content["curves"].get("charts") or {}).items() if chart["section"] == name]
+    pictures = (*PICTURES.get(name, ()), *charts)
+    return Part(key, name, tables=tuple(t for t in tables if t.rows), pictures=pictures)
 
 
 def _table(lines: Sequence[Mapping[str, Any]], folded: str) -> Table:

@@ -15,18 +15,18 @@ from statistics import fmean
 from typing import Any
 
 from reports.validation import evidence
-from reports.validation.evidence import Row
+from reports.validation.evidence import Spec
 from reports.validation.line import Line
-from simkit.api import run
 from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile import list_profiles
-from simkit.scenario import from_dict
+from simkit.validation.row_runs import Predicted, simulate
+from simkit.validation.row_scenario import RowRun, run_of
+from simkit.validation.row_study import ZERO
 
 SECTION = "Step times"
 NEEDS = ("data/evidence/serving_bench.csv.gz",)
 INDEPENDENT = "none (independent of every fit)"
-ONE_SEQUENCE = {"argonne": ("batch_size", "1"), "a100_kvsweep": ("num_prompts", "1"), "silicon": ("max_concurrency", None)}
-"""The column that counts sequences and its value for one, by set; None: the lowest that a set has."""
+TPOT, DURATION = "mean_tpot_ms", "duration_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,43 +66,26 @@ def gaps(shared: Path | None) -> list[str]:
 
 @functools.cache
 def _steps(shared: Path) -> dict[str, list[Step]]:
-    rows = evidence.read_rows(shared)
-    return {spec["name"]: _of_set(spec, evidence.rows_of(rows, spec["select"])) for spec in evidence.chosen()["sets"]}
+    return {spec["name"]: _of_set(shared, spec) for spec in evidence.specs()}
 
 
-def _of_set(spec: Mapping[str, Any], rows: list[Row]) -> list[Step]:
-    column, value = ONE_SEQUENCE[spec["select"]["set"]]
-    lowest = value or str(min(int(row[column]) for row in rows))
-    return [_step(spec, row, int(lowest)) for row in rows if row[column] == lowest]
+def _of_set(shared: Path, spec: Spec) -> list[Step]:
+    """The rows of a set with the fewest sequences at a time."""
+    runs = [run_of(row, sets=tuple(spec.get("set", ()))) for row in evidence.rows_of(shared, spec)]
+    counts = [run.concurrency for run in runs if run.concurrency is not None]
+    fewest = [run for run in runs if run.concurrency == min(counts)]
+    found = simulate(fewest, lambda run: ZERO)
+    return [_step(run, part) for run in fewest if isinstance(part := found[run.row.id], Predicted)]
 
 
-def _step(spec: Mapping[str, Any], row: Row, sequences: int) -> Step:
+def _step(run: RowRun, found: Predicted) -> Step:
     """A row with a TPOT is its decode step; one with a duration alone, duration over output tokens (prefill inside)."""
-    output = evidence.mean_output(row)
-    summary = run(from_dict(scenario_of(spec, row, sequences, round(output)))).summary
-    if row["mean_tpot_ms"]:
-        return Step(row["row_id"], sequences, float(row["mean_tpot_ms"]), summary["tpot_ms"]["mean"])
-    return Step(row["row_id"], sequences, 1e3 * float(row["duration_s"]) / output, 1e3 * summary["makespan_s"] / output)
-
-
-def scenario_of(spec: Mapping[str, Any], row: Row, sequences: int, output: int) -> dict[str, Any]:
-    """`sequences` requests of this row's lengths at once, by kernels alone."""
-    return {
-        "name": "one-step",
-        "model": spec["model"],
-        "hardware": {"gpu": spec["gpu"], "tensor_parallel_size": int(row["tp"])},
-        "engine": dict(spec["engine"]),
-        "workload": {
-            "num_requests": sequences,
-            "arrivals": {"process": "all_at_once"},
-            "prompt_tokens": {"dist": "fixed", "value": int(row["input_len"] or 1024)},
-            "output_tokens": {"dist": "fixed", "value": output},
-        },
-        "latency": {
-            "profile": spec.get("profile", "auto"),
-            "host": {"fixed_us": 0.0, "per_seq_us": 0.0, "first_token_us": 0.0},
-        },
-    }
+    measured, predicted = run.row.measured, found.metrics
+    sequences = run.concurrency or 0
+    if TPOT in measured:
+        return Step(run.row.id, sequences, measured[TPOT], predicted[TPOT])
+    ms = 1e3 / run.row.numbers["output_len"]
+    return Step(run.row.id, sequences, ms * measured[DURATION], ms * predicted[DURATION])
 
 
 def _line(name: str, steps: list[Step]) -> Line:

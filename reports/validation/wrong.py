@@ -50,7 +50,7 @@ def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
         for value, errors in groups.items():
             mean = fmean(errors)
             rows = f"{len(errors)} row" + ("s" if len(errors) > 1 else "")
-            yield mean, f"{name}, {found['by'].replace('_', ' ')} {value}: {found['unit']} {mean:+.1f} % ({rows})"
+            yield mean, f"{name}, {found['by']} {value}: {found['unit']} {mean:+.1f} % ({rows})"
 
 
 def biases(curves: Mapping[str, Any]) -> list[str]:
