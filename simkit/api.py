@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from simkit.planner.compare import Comparison
     from simkit.planner.sweep import Sweep
 
-__all__ = ["Result", "load", "run", "write", "write_comparison", "write_memory", "write_sweep", "write_trace_info"]
+__all__ = [
+    "Result",
+    "load",
+    "run",
+    "write",
+    "write_comparison",
+    "write_memory",
+    "write_rows",
+    "write_sweep",
+    "write_trace_info",
+]
 
 MAX_FOLDER_BYTES = 200
 """Of a folder named after an arm or a point; file systems refuse names longer than 255."""
@@ -148,6 +158,29 @@ def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool
         write_figure(memory, directory)
         name = f"memory of {memory['model']} on {memory['gpu']}"
         (directory / "manifest.json").write_bytes(canonical_json({"name": name, "created_by": CREATED_BY}))
+    return Path(out_dir)
+
+
+def write_rows(
+    content: Mapping[str, Any],
+    table: str,
+    facts: Mapping[str, Any],
+    out_dir: str | Path,
+    overwrite: bool = False,
+    report: bool = True,
+) -> Path:
+    """Write a study of benchmark rows: rows.json, rows.csv, manifest.json and (unless `report` is false) report.html.
+
+    `content` and `table` are those of `validation.row_study`; `facts` say what was asked, for the manifest.
+    """
+    with _replacing(Path(out_dir), overwrite) as directory:
+        (directory / "rows.json").write_bytes(canonical_json(content))
+        (directory / "rows.csv").write_text(table, encoding="utf-8", newline="")
+        (directory / "manifest.json").write_bytes(canonical_json({**facts, "created_by": CREATED_BY}))
+        if report:
+            from simkit.report import rows_page
+
+            rows_page.write(directory / "report.html", content)
     return Path(out_dir)
 
 

@@ -27,6 +27,7 @@ from simkit import (
     cli_replay,
     cli_studies,
     cli_trace,
+    cli_validate,
     console,
 )
 from simkit.cli_studies import Json, Quiet
@@ -144,6 +145,7 @@ app.command()(cli_doctor.doctor)
 app.add_typer(cli_trace.app)
 cli_trace.app.command()(cli_fit.fit)
 app.command()(cli_calibrate.calibrate)
+app.command()(cli_validate.validate)
 
 
 @app.command()

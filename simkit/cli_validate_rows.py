@@ -1,0 +1,140 @@
+"""`simkit validate --summary`: rows of a table of benchmarks, each simulated. Heavy modules inside."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simkit import __version__, cli_studies, console
+from simkit.errors import CheckError, InputError
+
+if TYPE_CHECKING:
+    from simkit.planner.study import Options
+    from simkit.validation.row_study import RowStudy
+    from simkit.validation.rows import Table
+
+
+def run_rows(
+    summary: Path,
+    *,
+    scenario: Path | None = None,
+    select: list[str] | None = None,
+    fit: str | None = None,
+    fit_metric: str | None = None,
+    max_rows: int | None = None,
+    max_error: list[str] | None = None,
+    sets: list[str] | None = None,
+    seed: int | None = None,
+    out: Path | None = None,
+    jobs: int | None = None,
+    dask: str | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    no_report: bool = False,
+) -> None:
+    """Simulate the rows of `summary` and write what was measured, what is predicted and the errors.
+
+    Raises InputError, and CheckError when an error is outside the band that `max_error` sets; all is written then.
+    """
+    from simkit import api, rundir
+    from simkit.manifest import canonical_json
+    from simkit.validation import row_errors
+    from simkit.validation.rows import read_rows
+
+    bands = row_errors.parse_bands(max_error or [])
+    name = _name(summary)
+    out_dir, overwrite = rundir.choose(out, name)
+    table = read_rows(summary)
+    options: Options = cli_studies.study_options(jobs, dask, False, out_dir, quiet)
+    options["resume_dir"] = None  # rows are many small studies
+    study = _study(table, select, fit, fit_metric, scenario, cli_studies.settings_of(sets, seed), max_rows,
+                   name, summary, out_dir, quiet, options)  # fmt: skip
+    content = study.to_json() | {"assumptions": [*study.assumptions, *_told(table)]}
+    judged = row_errors.judge(bands, content["errors"]) if bands else []
+    content |= {"bands": judged, "version": __version__}
+    facts = {"name": name, "summary": summary.name, "sha256": _sha256(summary), "select": select or [], "fit": fit,
+             "fit_metric": fit_metric, "max_rows": max_rows, "set": sets or [], "seed": seed,
+             "scenario": None if scenario is None else scenario.name}  # fmt: skip
+    replaced = rundir.name_of(out_dir) if overwrite else None
+    with cli_studies.writing(out, out_dir):
+        written = api.write_rows(content, study.to_csv(), facts, out_dir, overwrite=True, report=not no_report)
+    if json:
+        console.out_bytes(canonical_json(content))
+    else:
+        from simkit.report import rows_tables
+
+        console.out(*rows_tables.terminal(content, console.width()))
+    if not quiet:
+        if replaced is not None:
+            console.say(f"note: replaced the earlier run {replaced!r}")
+        console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
+    _check(judged)
+
+
+def _study(
+    table: Table,
+    select: list[str] | None,
+    fit: str | None,
+    fit_metric: str | None,
+    scenario: Path | None,
+    settings: list[str],
+    max_rows: int | None,
+    name: str,
+    summary: Path,
+    out_dir: Path,
+    quiet: bool,
+    options: Options,
+) -> RowStudy:
+    from simkit import scenario as schema
+    from simkit.validation import rows as tables
+    from simkit.validation.row_fit import parse_fit
+    from simkit.validation.row_study import study_rows
+
+    if fit is None and fit_metric is not None:
+        raise InputError("--fit-metric: expected --fit with it")
+    chosen = None if fit is None else parse_fit(fit, fit_metric)
+    if chosen is not None:
+        tables.check_column(chosen.column, table, chosen.label)
+    base = None if scenario is None else schema.load(scenario)
+    with cli_studies.stoppable(out_dir), console.progress(quiet) as progress:
+        return study_rows(
+            tables.select(table, select or []),
+            fit=chosen,
+            base=base,
+            sets=settings,
+            max_rows=max_rows,
+            name=name,
+            source=summary.name,
+            progress=progress,
+            **options,
+        )
+
+
+def _told(table: Table) -> list[str]:
+    """What of the file was not used."""
+    told = []
+    if table.ignored:
+        told.append(f"columns that are not read: {', '.join(name or '(no name)' for name in table.ignored)}")
+    if table.num_zeros:
+        told.append(f"measured numbers of 0 are taken as not measured ({table.num_zeros} in the file)")
+    return told
+
+
+def _check(judged: list[dict[str, Any]]) -> None:
+    missed = [band for band in judged if not band["ok"]]
+    if missed:
+        listed = ", ".join(f"{b['key']}: {b['error_pct']:.2f} % (at most {b['limit_pct']:g} %)" for b in missed)
+        raise CheckError(f"outside its band: {listed}")
+
+
+def _name(summary: Path) -> str:
+    """The name of the study: that of the file without its endings."""
+    stem = re.sub(r"(\.(csv|gz|zstd?))+$", "", summary.name, flags=re.IGNORECASE)
+    return re.sub(r"[^\w.+@-]+", "-", f"{stem}-rows").strip("-.+@")
+
+
+def _sha256(path: Path) -> str:
+    from simkit.workload.files import sha256_of
+
+    return sha256_of(path)

@@ -1,0 +1,149 @@
+"""What benchmarks call models, GPUs, number formats and engines, and what simkit calls them.
+
+Owns the names. Imports the registries of models and GPUs; a name that is not known for certain is not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkit.errors import InputError
+from simkit.hardware import list_gpus
+from simkit.model_spec import ModelSpec
+from simkit.models import list_models, load_model
+
+
+class Unsuitable(Exception):
+    """A row that cannot become a simulation; the text says why, alike for all rows with the same trouble."""
+
+
+# Names of the data sheets and of `nvidia-smi`, lower case, with one dash between words.
+_GPUS = {
+    "h100-sxm5-80gb": ("h100", "h100-sxm", "h100-sxm5", "h100-80gb", "h100-sxm-80gb", "h100-80gb-sxm", "h100-80gb-hbm3",
+                       "h100-sxm5-80gb", "h100-80gb-sxm5"),
+    "h100-pcie-80gb": ("h100-pcie", "h100-80gb-pcie"),
+    "h200-sxm-141gb": ("h200", "h200-sxm", "h200-sxm5", "h200-141gb", "h200-sxm-141gb", "h200-141gb-sxm"),
+    "b200-sxm-180gb": ("b200", "b200-sxm", "b200-180gb", "b200-192gb"),
+    "a100-sxm4-80gb": ("a100-80gb", "a100-sxm", "a100-sxm4", "a100-sxm-80gb", "a100-80gb-sxm", "a100-80gb-sxm4"),
+    "a100-sxm4-40gb": ("a100-40gb", "a100-sxm-40gb", "a100-40gb-sxm", "a100-40gb-sxm4"),
+    "a100-pcie-80gb": ("a100-80gb-pcie",),
+    "a100-pcie-40gb": ("a100-40gb-pcie",),
+    "l40s-48gb": ("l40s",),
+    "l4-24gb": ("l4",),
+    "a10g-24gb": ("a10g",),
+    "t4-16gb": ("t4",),
+    "rtx-3090": ("rtx-3090-24gb", "geforce-rtx-3090"),
+    "rtx-4090": ("rtx-4090-24gb", "geforce-rtx-4090"),
+    "rtx-a6000": ("a6000", "rtx-a6000-48gb"),
+    "mi300x": ("amd-mi300x", "mi300x-192gb"),
+}  # fmt: skip
+_VARIANT_ASSUMED = {
+    "h100": "the SXM part",
+    "h200": "the SXM part",
+    "a100-sxm": "80 GB of memory",
+    "a100-sxm4": "80 GB of memory",
+}
+
+PROFILE_OF = {"a100-sxm4-40gb": "a100-sxm4-80gb", "a100-pcie-40gb": "a100-sxm4-80gb"}
+"""GPU to the profile of another with the same cores, which is scaled to its limits (`latency.transfer`)."""
+
+_UNQUANTISED = ("", "bf16", "bfloat16", "fp16", "float16", "half", "16-bit", "16bit", "none", "unquantised", "auto")
+_FORMATS = {
+    "fp8": "fp8", "w8a8-fp8": "fp8", "float8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "fp8-dynamic": "fp8",
+    "int8": "int8", "w8a8": "int8", "w8a8-int8": "int8", "awq": "awq", "gptq": "gptq", "mxfp4": "mxfp4",
+}  # fmt: skip
+_PART = re.compile(r"(\w+)=(\S*)")
+_MODEL_FORMAT = re.compile(r"-(fp8|awq|gptq)(?:-dynamic|-block)?$", re.IGNORECASE)
+_ASSISTANT = re.compile(r"-(instruct|chat|it)(-hf)?$", re.IGNORECASE)
+
+VLLM, TRTLLM, SGLANG = "vLLM", "TRT-LLM", "SGLang"
+_FAMILIES = {"vllm": VLLM, "trt": TRTLLM, "tensorrt": TRTLLM, "sglang": SGLANG}
+_VERSION = re.compile(r"(?<![\d.])(\d{1,2})\.(\d{1,3})(?:\.[0-9a-z.]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineName:
+    """The engine of a row: its family, (major, minor) where the row says so, and how it is written."""
+
+    family: str
+    version: tuple[int, int] | None
+    text: str
+
+    @property
+    def label(self) -> str:
+        """Family and version: rows with the same one share their host terms."""
+        return self.family if self.version is None else f"{self.family} {self.version[0]}.{self.version[1]}"
+
+
+def engine_of(text: str, version: str = "") -> EngineName:
+    """The engine, e.g. of ``vLLM 0.12.0`` or ``trtllm`` with a version of its own. Raises Unsuitable."""
+    low = text.lower()
+    family = next((name for key, name in _FAMILIES.items() if key in low), None)
+    if family is None:
+        raise Unsuitable(f"engine {text or '(not stated)'} is not modelled")
+    found = _VERSION.search(version) or _VERSION.search(text)
+    return EngineName(family, None if found is None else (int(found[1]), int(found[2])), text)
+
+
+def gpu_of(text: str) -> tuple[str, str | None]:
+    """(registered name, what of it the text leaves open). Raises Unsuitable."""
+    key = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    key = re.sub(r"^(\d+x-)?(nvidia-)?(tesla-)?", "", key)
+    known = {gpu.name for gpu in list_gpus()}
+    for name, others in _GPUS.items():
+        if name in known and (key == name or key in others):
+            return name, f"{text}: {_VARIANT_ASSUMED[key]}" if key in _VARIANT_ASSUMED else None
+    if key in known:
+        return key, None
+    raise Unsuitable(f"GPU {text or '(not stated)'} is unknown")
+
+
+def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
+    """(model, format that its name states or "", assumption or None). Raises Unsuitable.
+
+    Tried in turn: the name or id as it stands, its part behind the last slash, and that part without the word that
+    marks a model for conversation, whose shapes are those of the model it was made from.
+    """
+    stated = _MODEL_FORMAT.search(text)
+    plain = text[: stated.start()] if stated is not None else text
+    tail = plain.rpartition("/")[2]
+    found = _known(plain) or _known(tail) or _by_tail(tail)
+    assumed = None
+    if found is None and _ASSISTANT.search(tail):
+        base = _ASSISTANT.sub("", tail)
+        found = _known(base) or _by_tail(base)
+        assumed = f"{text}: the shapes of {found.name}" if found is not None else None
+    if found is None:
+        raise Unsuitable(f"model {text or '(not stated)'} is unknown")
+    if found.not_modelled:
+        raise Unsuitable(f"model {text}: {found.not_modelled}")
+    return found, stated[1].lower() if stated is not None else "", assumed
+
+
+def _known(name: str) -> ModelSpec | None:
+    """A short name or id of the registry, never a file."""
+    try:
+        return load_model(name) if name and not Path(name).expanduser().exists() else None
+    except (InputError, OSError, ValueError, RuntimeError):  # no path at all
+        return None
+
+
+def _by_tail(tail: str) -> ModelSpec | None:
+    """The only model whose id ends so."""
+    found = [spec for spec in list_models() if spec.hf_id.rpartition("/")[2].lower() == tail.lower()]
+    return found[0] if len(found) == 1 else None
+
+
+def quantization_of(text: str) -> str | None:
+    """`engine.quantization` of a cell such as ``bf16``, ``fp8`` or ``gemm=fp8 moe=fp8``. Raises Unsuitable."""
+    parts = [value for _, value in _PART.findall(text)]
+    words = {word.lower() for word in (*_PART.sub(" ", text).split(), *parts)}
+    words = {word for word in words if word not in _UNQUANTISED}
+    formats = {_FORMATS.get(word) for word in words}
+    if not formats:
+        return None
+    if len(formats) > 1 or None in formats:
+        raise Unsuitable(f"number format {text.strip()} is not modelled")
+    return formats.pop()

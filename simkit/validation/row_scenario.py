@@ -1,0 +1,254 @@
+"""A row of a benchmark table as a scenario. All rules are here.
+
+What a row states holds; what it leaves out is the base scenario's, else a rule below, and is told as an assumption; a
+row that leaves out too much raises `Unsuitable`. Settings given for all rows come last.
+
+- Model, GPU, format and engine: `row_names`. Pipeline parallelism and prefill apart from decoding are not simulated.
+- vLLM: its version where stated. Before 0.8 prompts are taken whole and go before decodes, and there is no prefix
+  cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
+- TensorRT-LLM: 8,192 tokens a step and whole prompts, which are its defaults; its host work is hidden behind the GPU
+  (overlap scheduler), so the host terms are 0.
+- `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
+- Load: a finite rate is Poisson; `max_concurrency` is a closed loop; a rate of inf sends all at once; so does a fixed
+  batch (`batch_size`).
+- Lengths are the same for all requests but where `other_config` says ``generated N``: the outputs then add up to N.
+- Prompts share nothing: whether any were in a prefix cache already is not in the table.
+
+Imports the scenario's schema and siblings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.model_spec import ModelSpec
+from simkit.scenario import Scenario, from_labelled
+from simkit.validation.row_names import (
+    PROFILE_OF,
+    TRTLLM,
+    VLLM,
+    EngineName,
+    Unsuitable,
+    engine_of,
+    gpu_of,
+    model_of,
+    quantization_of,
+)
+from simkit.validation.rows import Row
+
+LOOPS = 10
+"""Requests of a client of a closed loop, where the row does not say how many there were."""
+
+OPEN_REQUESTS = 1000
+"""Requests at a finite rate, where the row does not say how many there were."""
+
+CONTEXT_TOKENS = 8192
+"""`max_model_len` where the row does not state it, unless its requests are longer or the model allows less."""
+
+TRTLLM_BUDGET = 8192
+BATCH_VERSION = (0, 6)
+"""vLLM of 2024, the year of the tables of fixed batches."""
+
+FIRST_CHUNKED = (0, 8)
+FIRST_ASYNC = (0, 14)
+NO_HOST = {"fixed_us": 0.0, "per_seq_us": 0.0, "first_token_us": 0.0}
+
+_GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b")
+_RUNNING = re.compile(r"\bmax logged running\s+(\d{1,9})\b")
+_DISAGGREGATED = re.compile(r"disagg|prefill[- ]decode separat|\bp/?d separat", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """A row that can be simulated. `engine` is family and version, which share their host terms, unless `host_free`:
+    then there are none. `concurrency`: clients, batch or requests at once; None at a finite rate. `assumed`: what the
+    row left open, in words that are the same for all rows alike.
+    """
+
+    row: Row
+    scenario: Scenario
+    engine: str
+    host_free: bool
+    concurrency: int | None
+    assumed: tuple[str, ...]
+
+    @property
+    def logged_running(self) -> int | None:
+        """The largest number of running sequences that the engine logged."""
+        found = _RUNNING.search(self.row.text("other_config"))
+        return int(found[1]) if found is not None else None
+
+
+def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -> RowRun:
+    """The simulation of a row. Raises Unsuitable, and InputError for a setting that cannot be."""
+    assumed: list[str] = []
+    _refuse(row)
+    engine = _engine_name(row, assumed)
+    model, stated_format, unsure = model_of(row.text("model"))
+    gpu, open_gpu = gpu_of(row.text("gpu"))
+    assumed += [text for text in (unsure, open_gpu) if text is not None]
+    quantization = quantization_of(row.text("dtype_quant")) or (quantization_of(stated_format) or None)
+    workload, concurrency = _workload(row, assumed)
+    latency: dict[str, Any] = {"profile": PROFILE_OF.get(gpu, "auto")}
+    if gpu in PROFILE_OF:
+        assumed.append(f"{gpu}: the profile of {PROFILE_OF[gpu]}, scaled to its limits")
+    if engine.family == TRTLLM:
+        latency["host"] = dict(NO_HOST)
+        assumed.append("TRT-LLM: host terms 0, hidden by its overlap scheduler")
+    own = {} if base is None else base.engine.model_dump(mode="json", exclude_unset=True)
+    data: dict[str, Any] = {
+        "name": "row",
+        "model": model.name,
+        "hardware": {"gpu": gpu, "tensor_parallel_size": row.count("tp") or 1},
+        "engine": _engine(row, engine, model, own, assumed),
+        "latency": latency,
+        "workload": workload,
+    }
+    if quantization is not None:
+        data["engine"].setdefault("quantization", quantization)
+    if base is not None:
+        _take_over(data, base)
+    if row.count("tp") is None:
+        assumed.append("tensor parallelism not stated: 1 GPU")
+    scenario = from_labelled(data, {}, sets)
+    if base is not None and base.base_dir is not None:
+        scenario = scenario.based_at(base.base_dir)
+    return RowRun(row, scenario, engine.label, engine.family == TRTLLM, concurrency, tuple(assumed))
+
+
+def longest_tokens(row: Row) -> int:
+    """Prompt and output of the longest request."""
+    return math.ceil(row.numbers["input_len"]) + math.ceil(row.numbers["output_len"])
+
+
+def _refuse(row: Row) -> None:
+    """What is not simulated, and what nothing can be said of."""
+    if (row.count("pp") or 1) > 1:
+        raise Unsuitable("pipeline parallelism is not simulated")
+    if any(_DISAGGREGATED.search(row.text(column)) for column in ("engine", "other_config", "notes")):
+        raise Unsuitable("prefill apart from decoding (disaggregated) is not simulated")
+    if "input_len" not in row.numbers or "output_len" not in row.numbers:
+        raise Unsuitable("lengths are not stated")
+    if not row.measured:
+        raise Unsuitable("nothing was measured that simkit predicts")
+
+
+def _engine_name(row: Row, assumed: list[str]) -> EngineName:
+    name = engine_of(row.text("engine"), row.text("engine_version"))
+    if name.family == VLLM and name.version is None:
+        if row.count("batch_size") is not None and row.count("max_concurrency") is None:
+            assumed.append("vLLM without a version, fixed batches: as 0.6, of 2024")
+            return EngineName(VLLM, BATCH_VERSION, name.text)
+        assumed.append("vLLM without a version: the newest that simkit knows")
+    elif name.family != VLLM:
+        assumed.append(f"{name.family}: schedules and takes memory as vLLM does, but for what is said of it")
+    return name
+
+
+def _engine(row: Row, name: EngineName, model: ModelSpec, own: dict[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Rules, over them the base scenario, over that what the row states."""
+    rules: dict[str, Any] = {"max_model_len": _context(row, model, assumed)}
+    if name.family == VLLM and name.version is not None:
+        rules["version"] = "{}.{}".format(*name.version)
+        rules["async_scheduling"] = name.version >= FIRST_ASYNC
+        if name.version < FIRST_CHUNKED:
+            rules |= {"enable_chunked_prefill": False, "prefill_first": True, "enable_prefix_caching": False}
+            assumed.append("vLLM before 0.8: whole prompts, before decodes")
+    if name.family == TRTLLM:
+        budget = max(TRTLLM_BUDGET, rules["max_model_len"])
+        rules |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_batched_tokens": budget}
+        assumed.append(f"TRT-LLM: {TRTLLM_BUDGET} tokens a step (more where requests are longer), whole prompts")
+    stated = {
+        key: value
+        for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        if (value := row.count(key)) is not None
+    }
+    stated |= {f"enable_{flag}": value for flag, value in row.flags.items()}
+    engine = rules | own | stated
+    tokens = row.count("kv_cache_tokens")
+    if tokens is not None:
+        engine["num_gpu_blocks"] = tokens // engine.get("block_size", 16) + 1
+    whole = not engine.get("enable_chunked_prefill", True)
+    if whole and engine.get("max_num_batched_tokens", engine["max_model_len"]) < engine["max_model_len"]:
+        raise Unsuitable("a token budget below the context, with whole prompts")
+    return engine
+
+
+def _context(row: Row, model: ModelSpec, assumed: list[str]) -> int:
+    """`max_model_len`: what was asked for, else enough."""
+    longest = longest_tokens(row)
+    if longest > model.max_position:
+        raise Unsuitable(f"requests longer than the context of {model.name}")
+    if row.count("max_model_len") is None:
+        assumed.append(f"max_model_len not stated: {CONTEXT_TOKENS}, or what requests need, or what the model allows")
+    elif longest > (row.count("max_model_len") or 0):
+        raise Unsuitable("requests longer than max_model_len")
+    return min(model.max_position, max(CONTEXT_TOKENS, longest))
+
+
+def _workload(row: Row, assumed: list[str]) -> tuple[dict[str, Any], int | None]:
+    """(the section, how many requests are there at a time). The most particular load that a row states counts."""
+    rate, clients, batch = row.numbers.get("request_rate"), row.count("max_concurrency"), row.count("batch_size")
+    number = row.count("num_prompts")
+    arrivals: dict[str, Any] = {"process": "all_at_once"}
+    at_once: int | None
+    if rate is not None and math.isfinite(rate):
+        arrivals, at_once = {"process": "poisson", "rate_per_s": rate}, None
+        if number is None:
+            number = OPEN_REQUESTS
+            assumed.append(f"number of requests not stated: {OPEN_REQUESTS} at a rate")
+        if clients is not None:
+            assumed.append("a rate and a cap of concurrency: the cap is left out")
+    elif clients is not None:
+        arrivals, at_once = {"process": "closed_loop", "concurrency": clients}, clients
+        if number is None:
+            number = LOOPS * clients
+            assumed.append(f"number of requests not stated: {LOOPS} a client")
+    elif batch is not None:
+        number = at_once = batch
+        assumed.append("a fixed batch: all at once")
+    elif rate is not None and number is not None:
+        at_once = number
+    else:
+        raise Unsuitable("no load is stated (rate, concurrency or batch)")
+    return {
+        "num_requests": number,
+        "arrivals": arrivals,
+        "prompt_tokens": _spread(round(row.numbers["input_len"] * number), number),
+        "output_tokens": _outputs(row, number, assumed),
+    }, at_once
+
+
+def _outputs(row: Row, number: int, assumed: list[str]) -> dict[str, Any]:
+    """As long as asked, or, where fewer were generated in all, so many: as equal as whole tokens allow."""
+    found = _GENERATED.search(row.text("other_config"))
+    if found is None or row.count("num_prompts") is None:
+        return _spread(round(row.numbers["output_len"] * number), number)
+    total = int(found[1])
+    if not number <= total <= number * math.ceil(row.numbers["output_len"]):
+        raise Unsuitable("generated tokens that do not fit the number of requests and their output length")
+    if total < round(row.numbers["output_len"] * number):
+        assumed.append("outputs that ended before their limit: equal lengths with the total that was generated")
+    return _spread(total, number)
+
+
+def _spread(total: int, number: int) -> dict[str, Any]:
+    """`total` tokens over `number` requests, at least one each: two lengths that differ by one, evenly mixed."""
+    low, more = divmod(max(total, number), number)
+    if not more:
+        return {"dist": "fixed", "value": low}
+    return {"dist": "list", "values": [low + ((i + 1) * more // number - i * more // number) for i in range(number)]}
+
+
+def _take_over(data: dict[str, Any], base: Scenario) -> None:
+    """What the base scenario says beside its engine and that holds for all rows."""
+    given = base.model_dump(mode="json", exclude_unset=True)
+    data["seed"] = base.seed
+    if "interconnect" in given["hardware"]:
+        data["hardware"]["interconnect"] = given["hardware"]["interconnect"]
+    for key, value in given.get("latency", {}).items():
+        if not (key == "host" and "host" in data["latency"]):
+            data["latency"][key] = value

@@ -1,0 +1,215 @@
+"""Rows of a table of serving benchmarks: one line a measured run, its settings and the means that were measured.
+
+Owns the columns and the checks of their cells. Imports `errors` and the reading of text files; knows no scenario.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simkit.errors import InputError, nearest
+from simkit.workload.files import open_text, reading
+
+TEXTS = ("row_id", "set", "engine", "engine_version", "model", "dtype_quant", "gpu", "request_rate", "other_config",
+         "dataset", "notes", "source")  # fmt: skip
+COUNTS = ("tp", "pp", "num_prompts", "max_concurrency", "batch_size", "max_num_seqs", "max_num_batched_tokens",
+          "max_model_len", "kv_cache_tokens")  # fmt: skip
+LENGTHS = ("input_len", "output_len")
+"""Tokens of a request; a mean over requests may have a fraction."""
+
+FLAGS = ("prefix_caching", "chunked_prefill")
+"""Also with `enable_` before the name."""
+
+NEEDED = ("row_id", "engine", "model", "gpu", *LENGTHS)
+"""Columns without which nothing can be simulated; a cell of them may be empty, but not that of `row_id`."""
+
+_TRUE, _FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
+_STATS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+
+
+def _metrics() -> dict[str, tuple[str, float]]:
+    found = {
+        f"{word}_{name}": (f"{key}.{stat}", scale)
+        for name, key, scale in (
+            ("ttft_ms", "ttft_ms", 1.0),
+            ("tpot_ms", "tpot_ms", 1.0),
+            ("itl_ms", "itl_ms", 1.0),
+            ("e2e_s", "e2e_ms", 1e-3),
+        )
+        for word, stat in _STATS.items()
+    }
+    return found | {
+        "output_tok_s": ("throughput.output_tokens_per_s", 1.0),
+        "total_tok_s": ("throughput.total_tokens_per_s", 1.0),
+        "req_per_s": ("throughput.requests_per_s", 1.0),
+        "duration_s": ("makespan_s", 1.0),
+    }
+
+
+METRICS: Mapping[str, tuple[str, float]] = _metrics()
+"""Column of a measured number to the key of `summary.json` that predicts it, and the factor to the column's unit."""
+
+KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS), *METRICS)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `cells` holds its texts by column, without blanks around them; what is empty is missing
+    in the typed mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS).
+    """
+
+    line: int
+    cells: Mapping[str, str]
+    numbers: Mapping[str, float]
+    flags: Mapping[str, bool]
+    measured: Mapping[str, float]
+
+    def text(self, column: str) -> str:
+        """The cell, empty where there is none."""
+        return self.cells.get(column, "")
+
+    def count(self, column: str) -> int | None:
+        """The whole number in a column of COUNTS."""
+        return int(self.numbers[column]) if column in self.numbers else None
+
+    @property
+    def id(self) -> str:
+        """Its name, different from that of all others."""
+        return self.cells["row_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a file in its order. `ignored`: columns that nothing is read from. `num_zeros`: measured numbers
+    of 0, which are taken as not measured.
+    """
+
+    rows: tuple[Row, ...]
+    columns: tuple[str, ...]
+    ignored: tuple[str, ...]
+    num_zeros: int
+
+
+def read_rows(path: Path) -> Table:
+    """The table in a CSV file, plain or packed. InputError, with file and line, for what cannot be read."""
+    with reading(str(path)), open_text(path) as file:
+        lines = csv.reader(file, strict=True)
+        columns = _columns(next(lines, []), path)
+        rows, seen = [], dict[str, int]()
+        for cells in lines:
+            if not any(cell.strip() for cell in cells):
+                continue
+            where = f"{path}:{lines.line_num}"
+            row = _row(cells, columns, where, lines.line_num)
+            if row.id in seen:
+                raise InputError(
+                    f"{where}: row_id: expected a name of its own, got {row.id!r} as in line {seen[row.id]}"
+                )
+            seen[row.id] = row.line
+            rows.append(row)
+    if not rows:
+        raise InputError(f"{path}: expected rows under the header, got none")
+    zeros = sum(name in METRICS and _is_zero(cell) for row in rows for name, cell in row.cells.items())
+    return Table(tuple(rows), columns, tuple(name for name in columns if name not in KNOWN), zeros)
+
+
+def select(table: Table, conditions: Sequence[str]) -> list[Row]:
+    """The rows that meet all conditions ``COLUMN=GLOB`` (any case); of several on one column one must hold.
+
+    Raises InputError for a condition that cannot be read, and when no row is left.
+    """
+    wanted: dict[str, list[str]] = {}
+    for text in conditions:
+        column, equals, glob = (part.strip() for part in text.partition("="))
+        if not equals or not column:
+            raise InputError(f"--select {text}: expected COLUMN=GLOB, e.g. --select model=*8B*")
+        check_column(column, table, f"--select {text}")
+        wanted.setdefault(column, []).append(glob.lower())
+    rows = [
+        row
+        for row in table.rows
+        if all(
+            any(fnmatch.fnmatchcase(row.text(name).lower(), glob) for glob in globs) for name, globs in wanted.items()
+        )
+    ]
+    if not rows:
+        raise InputError(f"--select {' '.join(conditions)}: none of the {len(table.rows)} rows is left")
+    return rows
+
+
+def check_column(column: str, table: Table, label: str) -> None:
+    """InputError for a column that the table does not have."""
+    if column not in table.columns:
+        raise InputError(f"{label}: expected a column of the file, got {column!r}{nearest(column, table.columns)}")
+
+
+def _columns(header: Sequence[str], path: Path) -> tuple[str, ...]:
+    columns = tuple(name.strip() for name in header)
+    for name in NEEDED:
+        if name not in columns:
+            raise InputError(f"{path}:1: column {name}: expected it in the header, got none{nearest(name, columns)}")
+    twice = next((name for position, name in enumerate(columns) if name and name in columns[:position]), None)
+    if twice is not None:
+        raise InputError(f"{path}:1: column {twice}: expected it once, got it twice")
+    if not any(name in METRICS for name in columns):
+        raise InputError(f"{path}:1: expected a column of measured numbers, e.g. mean_tpot_ms, got none")
+    return columns
+
+
+def _row(cells: Sequence[str], columns: Sequence[str], where: str, line: int) -> Row:
+    if len(cells) != len(columns):
+        raise InputError(f"{where}: expected {len(columns)} cells as in the header, got {len(cells)}")
+    texts = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+    if not texts["row_id"]:
+        raise InputError(f"{where}: row_id: expected a name, got nothing")
+    numbers = {name: _number(texts[name], f"{where}: {name}") for name in (*COUNTS, *LENGTHS) if texts.get(name)}
+    for name, value in numbers.items():
+        if value <= 0 or (name in COUNTS and not value.is_integer()):
+            what = "an integer >= 1" if name in COUNTS else "tokens > 0"
+            raise InputError(f"{where}: {name}: expected {what}, got {texts[name]!r}")
+    if texts.get("request_rate"):
+        numbers["request_rate"] = _rate(texts["request_rate"], f"{where}: request_rate")
+    measured = {name: _number(texts[name], f"{where}: {name}") for name in METRICS if texts.get(name)}
+    for name, value in measured.items():
+        if value < 0:
+            raise InputError(f"{where}: {name}: expected a number >= 0, got {texts[name]!r}")
+    return Row(line, texts, numbers, dict(_flags(texts, where)), {k: v for k, v in measured.items() if v})
+
+
+def _flags(texts: Mapping[str, str], where: str) -> Iterator[tuple[str, bool]]:
+    for flag in FLAGS:
+        for name in (flag, f"enable_{flag}"):
+            cell = texts.get(name, "").lower()
+            if cell in _TRUE or cell in _FALSE:
+                yield flag, cell in _TRUE
+            elif cell:
+                raise InputError(f"{where}: {name}: expected true or false, got {texts[name]!r}")
+
+
+def _rate(text: str, where: str) -> float:
+    if text.lower() in ("inf", "infinite", "infinity"):
+        return math.inf
+    value = _number(text, where)
+    if value <= 0:
+        raise InputError(f"{where}: expected a rate > 0 or inf, got {text!r}")
+    return value
+
+
+def _number(text: str, where: str) -> float:
+    """A finite number, at most 1e15: what is larger is no count, length, time or rate."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not abs(value) <= 1e15 or "_" in text:
+        raise InputError(f"{where}: expected a number, got {text[:40]!r}")
+    return value
+
+
+def _is_zero(cell: str) -> bool:
+    return bool(cell) and float(cell) == 0
