@@ -9,12 +9,13 @@ from typing import Any
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.effects import PREFIX_REHITS, check_known
-from simkit.latency.graphs import largest_graph
+from simkit.latency.effects import PREFIX_REHITS, SPEC, check_known, source_of
+from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import host_of
 from simkit.latency.profile import ProfileError, is_shipped, load_profile
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
+from simkit.memory_rules import parse_version
 from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario
 from simkit.types import LatencyModel
@@ -41,7 +42,7 @@ def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path:
     name = scenario.latency.profile
     if name == "unit":
         _refuse_for_unit(scenario)
-        return StepTimes(Unit(), name, Unit.source)
+        return StepTimes(Unit(), name, Unit.source, effects=_rehits(scenario))
     if name == "roofline" or (name == "auto" and not is_shipped(scenario.hardware.gpu)):
         return _on_roofline(scenario, model, gpu)
     profile = load_profile(gpu.name if name == "auto" else profile_path)
@@ -52,14 +53,14 @@ def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path:
             profile,
             **_settings(scenario),
             host=host_of(_given(scenario), profile, scenario.engine.version),
-            largest_graph=largest_graph(scenario.engine.max_num_seqs or 0),
+            graph_sizes=_graph_sizes(scenario, gpu),
         )
     except ProfileError as error:
         if name != "auto":
             raise
         return _on_roofline(scenario, model, gpu, str(error).partition(": ")[2].partition(", which")[0])
-    first_token_ns = calibrated.host.first_token_ns
-    return StepTimes(calibrated, profile.name, profile.content, first_token_ns, calibrated.effects)
+    effects = {**calibrated.effects, **_rehits(scenario)}
+    return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects)
 
 
 def _on_roofline(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, why_not: str = "") -> StepTimes:
@@ -68,7 +69,26 @@ def _on_roofline(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, why_not: st
     roofline = Roofline(model, gpu, **_settings(scenario), host=host)
     if why_not:
         roofline.source = f"roofline (uncalibrated: {why_not})"
-    return StepTimes(roofline, "roofline", roofline.source, roofline.host.first_token_ns, roofline.effects)
+    effects = {**roofline.effects, **_rehits(scenario)}
+    return StepTimes(roofline, "roofline", roofline.source, roofline.host.first_token_ns, effects)
+
+
+def _rehits(scenario: Scenario) -> dict[str, str]:
+    """The effect that lies in the engine and in no latency model."""
+    engine = scenario.engine
+    able = engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
+    return {
+        PREFIX_REHITS: source_of(PREFIX_REHITS, SPEC if able else "none: no prefix cache", scenario.latency.without)
+    }
+
+
+def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
+    """Batches that the engine captures; those of a resolved scenario."""
+    engine = scenario.engine
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    version = parse_version(engine.version)
+    return capture_sizes(engine.max_num_seqs, engine.max_num_batched_tokens, version, gpu.compute_capability)
 
 
 def _settings(scenario: Scenario) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from simkit.latency.profile import Profile
 from simkit.latency.sheets import Bools
 from simkit.latency.step_tables import TableBuilder
 from simkit.types import Floats, Ints, OneStep, StepShapes
-from simkit.units import NS_PER_US
+from simkit.units import NS_PER_US, US_PER_S
 
 MIXED_TAG = {
     True: "mixed launches: beyond the measured sizes or heads",
     False: "mixed launches: rule not measured on this GPU",
 }
+RAISED_TAG = "mixed launches: raised to what the hardware allows"
 SKEW_TAG = "decodes of unequal length: rule not measured on this GPU"
 
 
@@ -41,14 +42,19 @@ class Attention:
             MIXED_LAUNCHES: KERNEL_TABLE if profile.mixed.measured else "rule not measured on this GPU",
             CHUNK_CONTEXT: KERNEL_TABLE if tables.context_measured else "formula of the kernel: not measured",
         }
+        limits, heads = tables.attention_limits, self._heads
+        self._us_per_token = 2.0 * heads.head_dim * heads.num_kv_heads * heads.kv_element_bytes * US_PER_S
+        self._us_per_token /= limits.bytes_per_s
+        self._us_per_pair = 4.0 * heads.head_dim * heads.num_heads * US_PER_S / limits.flops_per_s
         kinds = ((tables.layers, 0), (tables.sliding_layers, tables.window))
         self._kinds = [(layers * float(NS_PER_US), window) for layers, window in kinds if layers]
 
-    def ns(self, shapes: StepShapes) -> Floats:
-        """Attention of all layers of each step, float64[k]."""
+    def ns(self, shapes: StepShapes, raised: Floats | None = None) -> Floats:
+        """Attention of all layers of each step, float64[k]; what launches of unlike sequences were raised by, so as not
+        to beat the hardware, is added to `raised`."""
         total = np.zeros(len(shapes))
         for scale, window in self._kinds:
-            total = total + self._layer_us(shapes, window) * scale
+            total = total + self._layer_us(shapes, window, scale, raised) * scale
         return total
 
     def one(self, step: OneStep) -> float:
@@ -87,7 +93,7 @@ class Attention:
             found.append((most_us if most_us < sum_us else sum_us) * scale)
         return found
 
-    def _layer_us(self, shapes: StepShapes, window: int) -> Floats:
+    def _layer_us(self, shapes: StepShapes, window: int, scale: float, raised: Floats | None) -> Floats:
         """One layer: decodes alone everywhere, then the steps that hold chunks, which are few, over it."""
         context, longest = _within(shapes, window)
         us = self._decodes(shapes.decode_seqs, context, longest)
@@ -96,7 +102,10 @@ class Attention:
             chunks, q, before = self._chunks_of(shapes, some, window)
             seqs, context = shapes.decode_seqs[some], context[some]
             alone = self._chunks.at(chunks, q, before)
-            both = self._both(alone, us[some], chunks, q, before, seqs, context, longest[some], ARRAYS)
+            ruled = self._both(alone, us[some], chunks, q, before, seqs, context, longest[some], ARRAYS)
+            both = np.maximum(ruled, self._least_us(chunks, q, before, context, ARRAYS))
+            if raised is not None:
+                raised[some] += (both - ruled) * scale * ((q > 1.0) & (seqs > 0))
             # The chunks' context counts as a decode's does, with the token that is computed.
             rows = seqs + shapes.prefill_tokens[some]
             tokens = (context + chunks * (before + 1.0)) / rows
@@ -120,7 +129,8 @@ class Attention:
         if not seqs:
             return alone
         decodes = self._decodes_one(seqs, context, longest)
-        return float(self._both(alone, decodes, chunks, q, before, seqs, context, longest, SCALARS))
+        ruled = self._both(alone, decodes, chunks, q, before, seqs, context, longest, SCALARS)
+        return float(max(ruled, self._least_us(chunks, q, before, context, SCALARS)))
 
     def _decodes(self, seqs: Ints, context: Ints, longest: Ints) -> Floats:
         mean = context / np.maximum(seqs, 1)
@@ -160,18 +170,27 @@ class Attention:
         us = launch_us(self._mixed.varlen, self._heads, chunks, q, before, seqs, context, longest, lib)
         return lib.maximum(lib.maximum(alone, decodes), us)
 
-    def extrapolated(self, shapes: StepShapes, ns: Floats) -> dict[str, Floats]:
-        """What of `ns`, the attention of each step, lies beyond what was measured; no part of it counts twice."""
+    def _least_us(self, chunks: Any, q: Any, before: Any, context: Any, lib: Any) -> Any:
+        """What the hardware allows a launch: K and V read once, Q.K and A.V at peak. Of chunks alone and decodes alone
+        the tables never go below it; what is put together from them, and the rule of mixed launches, may."""
+        read = (context + chunks * (before + q)) * self._us_per_token
+        return lib.maximum(read, (context + chunks * q * (before + (q + 1.0) / 2.0)) * self._us_per_pair)
+
+    def extrapolated(self, shapes: StepShapes, ns: Floats, raised: Floats) -> dict[str, Floats]:
+        """What of `ns`, the attention of each step, lies beyond what was measured, or was `raised` to what the hardware
+        allows; no part of it counts twice."""
         if not self._kv_measured:
             return {"attention: KV format not measured": ns}
         seqs, prefill = shapes.decode_seqs, shapes.prefill_tokens > 0
         some, (context, longest) = seqs > 0, _within(shapes, 0)
         mean = context / np.maximum(seqs, 1)
+        mixed_beyond = some & prefill & self._mixed_beyond(shapes)
         outside = some & ~prefill & self._decode.is_marked(self._decode_outside, seqs, mean)
         found = {
             "decode attention: beyond the measured sizes or heads": ns * outside,
             "prefill attention: beyond the measured sizes or heads": ns * (self._beyond(shapes, prefill & ~some) > 0),
-            MIXED_TAG[self._mixed.measured]: ns * (some & prefill & self._mixed_beyond(shapes)),
+            MIXED_TAG[self._mixed.measured]: ns * mixed_beyond,
+            RAISED_TAG: raised * ~mixed_beyond,
         }
         if not self._skew_covers():
             found[SKEW_TAG] = np.minimum(self._skew_ns(seqs, context, longest), ns) * (~outside & ~prefill)

@@ -10,6 +10,7 @@ single steps are priced by the same operations in the same order as arrays.
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
@@ -31,12 +32,14 @@ from simkit.latency.effects import (
 from simkit.latency.graphs import graph_rows
 from simkit.latency.host import DEFAULT, HostCosts
 from simkit.latency.kernels import TABLE_ROWS, Kernels
+from simkit.latency.ops import Gemm
 from simkit.latency.profile import Profile
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.latency.transfer import transferred
 from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
+from simkit.units import NS_PER_S
 
 
 class Calibrated:
@@ -45,7 +48,11 @@ class Calibrated:
     Several chunks of one step are priced as equal ones with the same tokens, cached tokens and (query, key) pairs.
     Decodes of sliding layers read min(sum of contexts, sequences x window) tokens, an upper bound as on the roofline.
 
-    `largest_graph` is the largest batch that was captured as a CUDA graph, 0 for none.
+    No step is faster than its weights and KV cache read once at the memory's rate, nor than its FLOPs at peak;
+    activations are left out, which may stay in the L2 cache. What would be faster is raised and counted: kernels of the
+    tables in `num_clamped`, launches of unlike sequences as a part of the time that does not rest on measurements.
+
+    `graph_sizes` are the batches that were captured as CUDA graphs, ascending; none for an engine without.
 
     Raises ProfileError when the profile lacks an op that the model needs, InputError as `Kernels` does.
     """
@@ -64,7 +71,7 @@ class Calibrated:
         async_scheduling: bool,
         host: HostCosts = DEFAULT,
         without: Collection[str] = (),
-        largest_graph: int = 0,
+        graph_sizes: Seq[int] = (),
     ) -> None:
         check_known(without, EFFECTS, f"profile {profile.name}")
         profile = transferred(profile, gpu)
@@ -90,10 +97,12 @@ class Calibrated:
         self.peak_bytes_per_s: float | None = self.kernels.peak_bytes_per_s
         tokens, samples = tables.token_table(), tables.sample_table()
         if GRAPH_PADDING not in without:
-            tokens = tokens.at(graph_rows(TABLE_ROWS, largest_graph))
+            tokens = tokens.at(graph_rows(TABLE_ROWS, graph_sizes))
         if SAMPLED_ROWS in without:
             tokens, samples = tokens.with_all_of(samples), samples.at(np.zeros(TABLE_ROWS + 1, dtype=np.int64))
-        self._token_ns, self._sample_ns = _Rows(tokens.ns), _Rows(samples.ns)
+        gemms, head = self.kernels.gemms, self.kernels.head
+        self._token_ns = _Rows(tokens.ns, self._least_row_ns([*gemms, head] if SAMPLED_ROWS in without else gemms))
+        self._sample_ns = _Rows(samples.ns, self._least_row_ns([] if SAMPLED_ROWS in without else [head]))
         self._token_shares, self._sample_shares = _shares(tokens), _shares(samples)
         self._attention = Attention(tables, profile, without)
         swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
@@ -102,7 +111,7 @@ class Calibrated:
         host = host.without(step=HOST in without, first_token=FIRST_TOKEN in without)
         self.host, self._host_fixed_ns, self._host_per_seq_ns = host, host.fixed_ns, host.per_seq_ns
         own = {
-            GRAPH_PADDING: SPEC if largest_graph else "none: no CUDA graphs",
+            GRAPH_PADDING: SPEC if graph_sizes else "none: no CUDA graphs",
             ALL_REDUCE: tables.all_reduce_source,
             **self._attention.sources,
         }
@@ -151,9 +160,10 @@ class Calibrated:
 
     def gpu_and_extrapolated_ns(self, shapes: StepShapes) -> tuple[Ints, dict[str, Floats]]:
         """(`gpu_ns`, the part of it that does not rest on measurements by what it is, float64[k] each)."""
-        rows, attention = shapes.decode_seqs + shapes.prefill_tokens, self._attention.ns(shapes)
+        rows, raised = shapes.decode_seqs + shapes.prefill_tokens, np.zeros(len(shapes))
+        attention = self._attention.ns(shapes, raised)
         token_ns, sample_ns = self._token_ns.at(rows), self._sample_ns.at(shapes.sampled_seqs)
-        found = self._attention.extrapolated(shapes, attention)
+        found = self._attention.extrapolated(shapes, attention, raised)
         for shares, ns, count in (
             (self._token_shares, token_ns, rows),
             (self._sample_shares, sample_ns, shapes.sampled_seqs),
@@ -161,6 +171,12 @@ class Calibrated:
             for name, share in shares.items():
                 found[name] = found.get(name, 0.0) + ns * share[np.minimum(count, TABLE_ROWS)]
         return to_ns(token_ns + sample_ns + attention), found
+
+    def _least_row_ns(self, gemms: Seq[Gemm]) -> float:
+        """What a further row takes at peak."""
+        assert self.peak_flops_per_s is not None
+        flops = sum(gemm.layers * gemm.flops for gemm in gemms)
+        return flops * NS_PER_S * self.kernels.ranks / self.peak_flops_per_s
 
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = self._token_ns.at(shapes.decode_seqs + shapes.prefill_tokens)
@@ -181,14 +197,14 @@ def _shares(table: RowTable) -> dict[str, Floats]:
 
 
 class _Rows:
-    """A table over 0, 1, ... rows; beyond its end the slope of its second half goes on."""
+    """A table over 0, 1, ... rows; beyond its end the slope of its second half goes on, and no less than `least_ns`."""
 
-    def __init__(self, ns: Floats) -> None:
+    def __init__(self, ns: Floats, least_ns: float) -> None:
         self._ns = ns
         self._list: list[float] = ns.tolist()
         self._last = len(ns) - 1
         half = self._last // 2
-        self._slope = (self._list[-1] - self._list[half]) / (self._last - half)
+        self._slope = max((self._list[-1] - self._list[half]) / (self._last - half), least_ns)
 
     def at(self, rows: Ints) -> Floats:
         inside = np.minimum(rows, self._last)

@@ -56,13 +56,15 @@ def source_of(effect: str, source: str, without: Collection[str]) -> str:
 
 
 def common_sources(host: Mapping[str, str], *, asynchronous: bool, without: Collection[str]) -> dict[str, str]:
-    """Sources of the effects that every latency model of hardware has; `host` has those of its terms."""
+    """Sources of the effects that every latency model of hardware has; `host` has those of its terms.
+
+    What is found again after a preemption lies in the engine, which adds its own source.
+    """
     fixed, per_seq = host["fixed_us"], host["per_seq_us"]
     found = {
         HOST: fixed if fixed == per_seq else f"{fixed} (fixed), {per_seq} (per sequence)",
         OVERLAP: SPEC if asynchronous else "none: synchronous scheduling",
         SAMPLED_ROWS: SPEC,
         FIRST_TOKEN: host["first_token_us"],
-        PREFIX_REHITS: SPEC,
     }
     return {effect: source_of(effect, source, without) for effect, source in found.items()}

@@ -48,6 +48,9 @@ SAMPLER_FLOOR_NS = 25_000.0
 NVLINK_FLOOR_NS, NVLINK_HOP_NS = 4_300.0, 30.0
 """All-reduce of at most 4 KiB: medians 4.4, 4.6, 4.7 us on 2, 4, 8 GPUs; a line over the 2 (n - 1) hops of a ring."""
 
+SIXTEEN_BIT = ("bfloat16", "float16")
+"""Formats that stand for each other: the same operand size, and where a GPU has both the same peak."""
+
 PCIE_HOP_NS = 2_000.0
 """Assumed latency a hop where GPUs talk over PCIe."""
 

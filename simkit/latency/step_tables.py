@@ -17,7 +17,7 @@ from simkit.latency.op_fit import OpFit, Prediction
 from simkit.latency.ops import Elementwise, Gemm
 from simkit.latency.physics import Limits
 from simkit.latency.profile import Profile, ProfileError
-from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS
+from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
 from simkit.latency.sheets import Bools
 from simkit.latency.surfaces import ChunkSurface, DecodeSurface
 from simkit.models import ModelSpec
@@ -31,8 +31,6 @@ LARGEST_TOKENS = 1 << 20
 LARGE_COPY_BYTES = 256.0 * (1 << 20)
 KNOTS_PER_OCTAVE = 4
 CHUNK_KNOTS_PER_OCTAVE = 6
-
-SIXTEEN_BIT = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +165,9 @@ class TableBuilder:
         return next((fit for fit in (self._profile.op(op, name) for name in wanted) if fit is not None), None)
 
     @property
-    def limits(self) -> Limits:
-        """What the GPU of the profile can do at most, in the format of the model's products."""
-        quantized = self._profile.op("gemm", self._quantization) if self._quantization else None
-        return self._needed("gemm", quantized or self._op("gemm"), self._dtype).limits
+    def attention_limits(self) -> Limits:
+        """What the GPU can do at most in the format of attention."""
+        return self._attention("attention_decode").limits
 
     @property
     def measured_dtype(self) -> str:

@@ -11,13 +11,15 @@ from simkit.hardware import GpuSpec
 from simkit.latency.op_fit import OpFit
 from simkit.latency.physics import MEMORY_BOUND_OPS
 from simkit.latency.profile_values import Mixed, Profile
+from simkit.latency.rates import SIXTEEN_BIT
 
 
 def transferred(profile: Profile, gpu: GpuSpec) -> Profile:
     """`profile` itself on its own GPU; else with the bandwidth and the peak FLOP/s of `gpu` in what they bound.
 
-    The shares of the limits that kernels reach, their floors and their residuals stay those that were measured. Formats
-    that `gpu` does not compute in, and ops that memory does not bound, are left as they are.
+    The shares of the limits that kernels reach, their floors and their residuals stay those that were measured, as do
+    ops that memory does not bound. Of a format that `gpu` does not compute in, operands are taken to be widened to the
+    16 bits that it has: its peak holds for them.
     """
     if profile.gpu.get("name") == gpu.name:
         return profile
@@ -37,5 +39,6 @@ def _mixed_on(profile: Profile, gpu: GpuSpec) -> Mixed:
 def _on(fit: OpFit, gpu: GpuSpec) -> OpFit:
     if fit.op not in MEMORY_BOUND_OPS:
         return fit
-    flops = gpu.peak_flops_per_s.get(fit.dtype, fit.limits.flops_per_s)
+    peaks = gpu.peak_flops_per_s
+    flops = next(peaks[dtype] for dtype in (fit.dtype, *SIXTEEN_BIT, *peaks) if dtype in peaks)
     return replace(fit, limits=replace(fit.limits, flops_per_s=flops, bytes_per_s=gpu.hbm_bytes_per_s))

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_roofline import LLAMA, MIXTRAL, SLIDING
+from test_roofline import HOST_FIXED_NS, LLAMA, MIXTRAL, SLIDING
 
 import simkit
 from simkit.errors import InputError
 from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.host import host_of
 from simkit.latency.launches import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
-from simkit.latency.roofline import HOST_FIXED_NS, Roofline
+from simkit.latency.roofline import Roofline
 from simkit.scenario import from_dict
 from simkit.types import StepShapes, TaggedLatency
 
@@ -34,7 +35,7 @@ def calibrated(
     found = load_profile(profile) if isinstance(profile, str) else profile
     settings: dict[str, Any] = {
         "tensor_parallel_size": 1, "interconnect": "nvlink", "dtype": "bfloat16", "quantization": None,
-        "kv_cache_dtype": "auto", "async_scheduling": True,
+        "kv_cache_dtype": "auto", "async_scheduling": True, "host": host_of({}, found, "0.33"),
     }  # fmt: skip
     return Calibrated(model, load_gpu(gpu or found.name), found, **(settings | more))
 
@@ -274,13 +275,13 @@ def test_the_host_of_a_profile_is_at_least_the_assumed_one() -> None:
 def test_a_profile_of_another_gpu_says_so() -> None:
     assert calibrated("h100-sxm5-80gb").source == "profile h100-sxm5-80gb (calibrated)"
     other = calibrated("h100-sxm5-80gb", gpu="l4-24gb")
-    assert other.source == "profile h100-sxm5-80gb (calibrated on h100-sxm5-80gb, not on l4-24gb)"
+    assert other.source == "profile h100-sxm5-80gb (calibrated on h100-sxm5-80gb, scaled to the limits of l4-24gb)"
 
 
 def test_utilisation_is_of_the_gpu_that_the_times_are_of() -> None:
-    other, rtx = calibrated("rtx-pro-6000", gpu="l4-24gb"), load_gpu("rtx-pro-6000")
-    assert other.peak_bytes_per_s == rtx.hbm_bytes_per_s
-    assert other.peak_flops_per_s == rtx.peak_flops_per_s["bfloat16"]
+    other, l4 = calibrated("rtx-pro-6000", gpu="l4-24gb"), load_gpu("l4-24gb")
+    assert other.peak_bytes_per_s == l4.hbm_bytes_per_s
+    assert other.peak_flops_per_s == l4.peak_flops_per_s["bfloat16"]
 
 
 # What is refused.
@@ -437,7 +438,10 @@ def test_another_profile_is_another_run(tmp_path: Path) -> None:
     second = simkit.run(scenario(latency={"profile": str(path)}))
     assert first.manifest["profile"]["name"] == second.manifest["profile"]["name"] == "mine"
     assert first.manifest["run_id"] != second.manifest["run_id"]
-    assert first.summary["latency_source"] == "profile mine (calibrated on rtx-pro-6000, not on a100-sxm4-80gb)"
+    assert (
+        first.summary["latency_source"]
+        == "profile mine (calibrated on rtx-pro-6000, scaled to the limits of a100-sxm4-80gb)"
+    )
 
 
 def test_a_profile_reads_back_what_it_was_written_from() -> None:

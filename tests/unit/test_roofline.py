@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec
 from simkit.latency import rates
-from simkit.latency.roofline import HOST_FIXED_NS, TABLE_ROWS, Roofline
+from simkit.latency.host import HOST_FIXED_US, HostCosts
+from simkit.latency.profile_values import HostTerms
+from simkit.latency.roofline import TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
 from simkit.models import ModelSpec
 from simkit.types import StepShapes
@@ -70,6 +72,16 @@ V100 = replace(A100, name="v100-sxm2-32gb", peak_flops_per_s={"float16": 125e12,
 NO_NVLINK = replace(A100, name="l4-24gb", nvlink_bytes_per_s=0)
 
 
+HOST_FIXED_NS = HOST_FIXED_US * 1000
+
+
+def host_of(fixed_us: float, per_seq_us: float = 0.0) -> HostCosts:
+    """Host work of a step."""
+    return HostCosts(
+        HostTerms(fixed_us, per_seq_us, 0.0), dict.fromkeys(("fixed_us", "per_seq_us", "first_token_us"), "test")
+    )
+
+
 def roofline(model: ModelSpec = LLAMA, gpu: GpuSpec = A100, **changes: Any) -> Roofline:
     options: dict[str, Any] = {
         "tensor_parallel_size": 1,
@@ -88,7 +100,7 @@ MODELS = {
     "sliding": roofline(SLIDING),
     "shared": roofline(SHARED, H100, quantization="fp8"),
     "tp4": roofline(tensor_parallel_size=4, async_scheduling=True),
-    "host": roofline(host_fixed_ns=1e6, host_per_seq_ns=5_000, async_scheduling=True),
+    "host": roofline(host=host_of(1000, 5), async_scheduling=True),
 }
 ANY_MODEL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 
@@ -179,7 +191,7 @@ def test_no_step_beats_the_peaks_of_the_hardware(model: Roofline, shapes: StepSh
     assert (model.gpu_ns(shapes) <= model.step_ns(shapes)).all()
 
 
-@pytest.mark.parametrize("model", [roofline(host_fixed_ns=0), roofline(MIXTRAL, host_fixed_ns=0)], ids=["dense", "moe"])
+@pytest.mark.parametrize("model", [roofline(host=host_of(0)), roofline(MIXTRAL, host=host_of(0))], ids=["dense", "moe"])
 @given(seqs=st.tuples(st.integers(1, 600), st.integers(1, 600)), context=st.integers(1, 8192))
 def test_splitting_a_batch_of_decodes_is_never_cheaper(model: Roofline, seqs: tuple[int, int], context: int) -> None:
     together = model.step_ns(decode(sum(seqs), context))[0]
@@ -254,7 +266,7 @@ def test_host_overhead_is_added_or_overlapped() -> None:
     gpu = sync.gpu_ns(shapes)[0]
     assert sync.step_ns(shapes)[0] == gpu + HOST_FIXED_NS
     assert overlapped.step_ns(shapes)[0] == gpu
-    slow_host: dict[str, Any] = {"host_fixed_ns": 1e8, "host_per_seq_ns": 1000}
+    slow_host: dict[str, Any] = {"host": host_of(100_000, 1)}
     assert roofline(async_scheduling=True, **slow_host).step_ns(shapes)[0] == 100_008_000
     assert roofline(**slow_host).step_ns(shapes)[0] == pytest.approx(gpu + 100_008_000, abs=1)
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from test_roofline import A100, H100, LLAMA, MIXTRAL, SHARED, SLIDING, roofline
+from test_roofline import host_of as work_of
 
 from simkit.batching.plan import StepPlan
 from simkit.engine.pricing import Pricer
 from simkit.hardware import load_gpu
 from simkit.latency import rates
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.host import host_of
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
@@ -36,9 +38,9 @@ WIDE_WINDOW = replace(SLIDING, name="wide-window", sliding_window=100_000, num_s
 # Host times below, about and above what the GPU takes, fixed and growing with the batch.
 HOSTS: list[dict[str, Any]] = [
     {},
-    {"host_fixed_ns": 0},
-    {"host_fixed_ns": 9.3e6, "host_per_seq_ns": 1234.5},
-    {"host_fixed_ns": 300_000.25, "host_per_seq_ns": 70_000},
+    {"host": work_of(0)},
+    {"host": work_of(9300, 1.2345)},
+    {"host": work_of(300.00025, 70)},
 ]
 MODELS: dict[str, Roofline | Calibrated] = {
     f"{name}-{'async' if asynchronous else 'sync'}-{number}": roofline(
@@ -60,6 +62,7 @@ MODELS |= {
     f"calibrated-{name}-{'async' if asynchronous else 'sync'}": Calibrated(
         model, load_gpu(gpu), profile_of(gpu, host), interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
         tensor_parallel_size=ranks, quantization=quantization, async_scheduling=asynchronous,
+        host=host_of({}, profile_of(gpu, host), "0.33"),
     )
     for name, model, gpu, ranks, quantization, kv, host in (
         ("a100", LLAMA, "a100-sxm4-80gb", 1, None, "auto", None),
