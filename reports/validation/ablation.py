@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,17 +16,15 @@ from typing import Any
 from reports.validation import evidence, rows, runs
 from reports.validation.line import Line
 from reports.validation.rows import Found
-from simkit.engine.build import set_up
-from simkit.latency.effects import EFFECTS, OFF
+from simkit.latency.effects import EFFECTS
 from simkit.latency.profile_values import HostTerms
-from simkit.validation.row_runs import Predicted, simulate
+from simkit.validation.ablation import arms
+from simkit.validation.row_runs import Predicted, simulate, with_terms
 from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import ZERO
 
 SECTION = "Ablation"
 NEEDS = (*rows.NEEDS, *runs.NEEDS)
-ABSENT = ("none", OFF)
-"""How the source of an effect begins that a set does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +79,14 @@ def _arms(shared: Path, found: Found) -> Arms:
     spec, test = found.spec, {point.row: point for point in found.points if point.test}
     chosen = [row for row in evidence.rows_of(shared, spec) if row.id in test]
     terms = {fit["engine"]: HostTerms(**fit["terms"]) for fit in found.fits}
-    settings = tuple(spec.get("set", ()))
-    present = _present(run_of(chosen[0], sets=settings), terms)
+    made = [run_of(row, sets=tuple(spec.get("set", ()))) for row in chosen]
+    switched = [arms(with_terms(run, terms.get(run.engine, ZERO))) for run in made]
     without = {}
-    for effect in present:
-        made = [run_of(row, sets=(*settings, f"latency.without=[{effect}]")) for row in chosen]
-        parts = simulate(made, lambda run: terms.get(run.engine, ZERO))
-        without[effect] = tuple(_error(found, run, parts[run.row.id]) for run in made)
+    for effect in EFFECTS:
+        if all(effect in each for each in switched):
+            runs_off = [replace(run, scenario=each[effect]) for run, each in zip(made, switched, strict=True)]
+            parts = simulate(runs_off, lambda run: None)
+            without[effect] = tuple(_error(found, run, parts[run.row.id]) for run in runs_off)
     return Arms(
         name=spec["name"],
         source="serving_bench.csv.gz, test rows",
@@ -96,16 +95,6 @@ def _arms(shared: Path, found: Found) -> Arms:
         all_on=tuple(rows.errors_pct([test[row.id] for row in chosen])),
         without=without,
     )
-
-
-def _present(run: RowRun, terms: Mapping[str, HostTerms]) -> list[str]:
-    """The effects that a run has; host terms of 0 are none."""
-    sources = set_up(run.scenario).effects
-    free = terms.get(run.engine, ZERO) == ZERO
-    left_out = {"host", "overlap", "first_token"} if free else {"first_token"}
-    return [
-        effect for effect in EFFECTS if effect not in left_out and not sources.get(effect, OFF).startswith(ABSENT)
-    ]
 
 
 def _error(found: Found, run: RowRun, part: Any) -> float:

@@ -59,7 +59,9 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
             charts |= {key: {"section": module.SECTION, **chart} for key, chart in module.figures().items()}
         gaps += module.gaps(shared) if hasattr(module, "gaps") else []
         print(f"{name}: {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-    found: dict[str, Any] = plain({"lines": lines, "curves": _rounded(plain(curves | {"charts": charts})), "gaps": gaps})
+    found: dict[str, Any] = plain(
+        {"lines": lines, "curves": _rounded(plain(curves | {"charts": charts})), "gaps": gaps}
+    )
     return found
 
 
@@ -76,7 +78,9 @@ def main() -> int:
     lacking = missing(modules, SHARED)
     if lacking:
         for name, paths in lacking.items():
-            print(f"{name}: cannot be rebuilt without {', '.join(f'../shared/{path}' for path in paths)}", file=sys.stderr)
+            print(
+                f"{name}: cannot be rebuilt without {', '.join(f'../shared/{path}' for path in paths)}", file=sys.stderr
+            )
         return MISSING_INPUT
     written = files(content(modules, SHARED))
     shutil.rmtree(HERE / "figures", ignore_errors=True)

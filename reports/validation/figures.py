@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from reports.validation import marks
 from simkit.report import style
 from simkit.report.figures import Figure
 
 WIDTH = 9.4
 """Inches of every picture, so that letters are of one size."""
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-WITHIN_PCT = 10.0
-"""The dashed lines beside y = x."""
 
 Curves = Mapping[str, Any]
 
@@ -50,18 +46,22 @@ def scatter(curves: Curves) -> Figure | None:
         fig = style.new_figure(WIDTH, 3.7 + 0.12 * len(names))
         axes = fig.subplots(1, len(by_metric), squeeze=False).flatten()
         for ax, (unit, sets) in zip(axes, by_metric.items(), strict=True):
-            ends = [value for found in sets.values() for p in found["points"] for value in (p["measured"], p["predicted"])]
-            _diagonal(ax, min(ends), max(ends))
+            ends = [
+                value for found in sets.values() for p in found["points"] for value in (p["measured"], p["predicted"])
+            ]
+            marks.diagonal(ax, min(ends), max(ends))
             for name, found in sets.items():
-                _marks(ax, found["points"], names.index(name))
+                marks.rows(ax, found["points"], names.index(name))
             ax.set_xlabel(f"measured {unit}")
             ax.set_ylabel(f"predicted {unit}")
             style.grid(ax)
-        handles = [_mark(names.index(name), name) for name in names]
-        handles += [_mark(0, "rows that terms were fitted on: hollow", hollow=True), *_diagonal_handles()]
+        handles = [marks.mark(names.index(name), name) for name in names]
+        handles += [marks.mark(0, "rows that terms were fitted on: hollow", hollow=True), *marks.diagonal_handles()]
         style.legend_below(fig, handles, 2)
         svg = style.to_svg(fig, "scatter", "Predicted over measured for every aggregate row, by set")
-    return Figure(svg, "Every aggregate row, host terms as the set says. Above the line: predicted larger than measured.")
+    return Figure(
+        svg, "Every aggregate row, host terms as the set says. Above the line: predicted larger than measured."
+    )
 
 
 def errors(curves: Curves) -> Figure | None:
@@ -77,17 +77,21 @@ def errors(curves: Curves) -> Figure | None:
         for ax in axes[len(sets) :]:
             ax.set_visible(False)
         for index, (ax, (name, found)) in enumerate(zip(axes, sets.items(), strict=False)):
-            _error_panel(ax, name, found)
+            marks.error_panel(ax, name, found)
             ax.set_ylabel("error [%]" if index % columns == 0 else "")
         handles: list[object] = [
             Line2D([], [], color=style.VERMILLION, marker="x", linestyle="none", label="host terms at 0"),
             Line2D([], [], color=style.LINE_BLUE, marker="o", linestyle="none", label="as judged, test rows"),
-            Line2D([], [], color=style.LINE_BLUE, marker="o", mfc="none", linestyle="none", label="as judged, fit rows"),
+            Line2D(
+                [], [], color=style.LINE_BLUE, marker="o", mfc="none", linestyle="none", label="as judged, fit rows"
+            ),
             Patch(color=style.GREEN, alpha=0.15, label="within the bar"),
         ]
         style.legend_below(fig, handles, 4)
         svg = style.to_svg(fig, "errors", "Error by concurrency, by set")
-    return Figure(svg, "Predicted / measured - 1 of every row. The band is the bar, which holds for the mean of the sizes.")
+    return Figure(
+        svg, "Predicted / measured - 1 of every row. The band is the bar, which holds for the mean of the sizes."
+    )
 
 
 def ablation(curves: Curves) -> Figure | None:
@@ -104,14 +108,16 @@ def ablation(curves: Curves) -> Figure | None:
         for ax in axes[len(found) :]:
             ax.set_visible(False)
         for ax, (name, arms) in zip(axes, found.items(), strict=False):
-            _bars(ax, name, arms, effects)
+            marks.bars(ax, name, arms, effects)
         handles: list[object] = [
             Line2D([], [], color=style.INK, linewidth=1.2, label="all effects on"),
             Patch(facecolor=style.SKY, edgecolor=style.HATCH_INK, linewidth=0.5, label="this effect off alone"),
         ]
         style.legend_below(fig, handles, 2)
         svg = style.to_svg(fig, "ablation", "Signed error with each effect off alone, by set")
-    return Figure(svg, "Mean error with its sign. The further a bar ends from the line, the more its effect contributes.")
+    return Figure(
+        svg, "Mean error with its sign. The further a bar ends from the line, the more its effect contributes."
+    )
 
 
 def run_cdfs(curves: Curves) -> Figure | None:
@@ -124,7 +130,9 @@ def run_cdfs(curves: Curves) -> Figure | None:
         axes = fig.subplots(1, len(run), squeeze=False, sharey=True).flatten()
         for ax, (metric, curve) in zip(axes, run.items(), strict=True):
             ax.plot(curve["measured"], curve["share"], color=style.INK, linewidth=1.6)
-            ax.plot(curve["predicted"], curve["share"], color=style.VERMILLION, linewidth=1.6, linestyle=style.DASHES[1])
+            ax.plot(
+                curve["predicted"], curve["share"], color=style.VERMILLION, linewidth=1.6, linestyle=style.DASHES[1]
+            )
             ax.set_xlabel(f"{metric.removesuffix('_ms').upper()} [ms]")
             ax.set_ylim(0, 1)
             ax.set_xlim(left=0)
@@ -134,7 +142,7 @@ def run_cdfs(curves: Curves) -> Figure | None:
         axes[0].set_ylabel("share of requests at most so long")
         handles = [
             Line2D([], [], color=style.INK, linewidth=1.6, label="measured"),
-            Line2D([], [], color=style.VERMILLION, linewidth=1.6, linestyle=style.DASHES[1], label="predicted"),
+            Line2D([], [], color=style.VERMILLION, linewidth=1.6, linestyle="--", label="predicted"),
         ]
         style.legend_below(fig, handles, 2)
         svg = style.to_svg(fig, "run", "Distributions of the measured and the predicted run")
@@ -150,7 +158,7 @@ def chart(found: Mapping[str, Any], key: str) -> Figure:
             points = [(x, y) for x, y in zip(found["x"], values, strict=True) if y is not None]
             color, dash = style.CYCLE[index % len(style.CYCLE)], style.DASHES[index % len(style.DASHES)]
             x, y = zip(*points, strict=True) if points else ((), ())
-            ax.plot(x, y, color=color, linestyle=dash, marker=MARKERS[index % len(MARKERS)], label=name)
+            ax.plot(x, y, color=color, linestyle=dash, marker=marks.MARKERS[index % len(marks.MARKERS)], label=name)
         if found["log"]:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log")
@@ -176,7 +184,9 @@ def kernels(curves: Curves) -> Figure | None:
         axes = fig.subplots(-(-len(found) // 2), 2, squeeze=False, sharex=True).flatten()
         for ax, (profile, ops) in zip(axes, found.items(), strict=False):
             names = list(ops)[::-1]
-            ax.barh(names, [ops[n]["mape_pct"] for n in names], color=style.SKY, edgecolor=style.HATCH_INK, linewidth=0.5)
+            ax.barh(
+                names, [ops[n]["mape_pct"] for n in names], color=style.SKY, edgecolor=style.HATCH_INK, linewidth=0.5
+            )
             ax.plot([ops[n]["bias_pct"] for n in names], names, "D", color=style.VERMILLION, markersize=4)
             ax.axvline(0, color=style.INK, linewidth=0.7)
             ax.set_title(profile)
@@ -186,7 +196,15 @@ def kernels(curves: Curves) -> Figure | None:
             ax.set_xlabel("error on held-out rows [%]")
         handles: list[object] = [
             Patch(facecolor=style.SKY, edgecolor=style.HATCH_INK, linewidth=0.5, label="mean of the sizes (MAPE)"),
-            Line2D([], [], color=style.VERMILLION, marker="D", markersize=4, linestyle="none", label="mean with sign (bias)"),
+            Line2D(
+                [],
+                [],
+                color=style.VERMILLION,
+                marker="D",
+                markersize=4,
+                linestyle="none",
+                label="mean with sign (bias)",
+            ),
         ]
         style.legend_below(fig, handles, 2)
         svg = style.to_svg(fig, "kernels", "Held-out errors of the shipped profiles by op")
@@ -202,14 +220,16 @@ def memory(curves: Curves) -> Figure | None:
         fig = style.new_figure(WIDTH * 0.62, 4.9)
         ax = fig.subplots()
         ends = [value for points in groups.values() for point in points for value in point]
-        _diagonal(ax, min(ends), max(ends))
+        marks.diagonal(ax, min(ends), max(ends))
         for index, points in enumerate(groups.values()):
             x, y = zip(*points, strict=True)
-            ax.plot(x, y, linestyle="none", marker=MARKERS[index], color=style.CYCLE[index], mec=style.INK, mew=0.4)
+            ax.plot(
+                x, y, linestyle="none", marker=marks.MARKERS[index], color=style.CYCLE[index], mec=style.INK, mew=0.4
+            )
         ax.set_xlabel("logged KV cache [tokens]")
         ax.set_ylabel("predicted KV cache [tokens]")
         style.grid(ax)
-        style.legend_below(fig, [*(_mark(i, name) for i, name in enumerate(groups)), *_diagonal_handles()], 2)
+        style.legend_below(fig, [*(marks.mark(i, name) for i, name in enumerate(groups)), *marks.diagonal_handles()], 2)
         svg = style.to_svg(fig, "memory", "Predicted over logged KV tokens")
     return Figure(svg, "A mark a start-up log.")
 
@@ -223,87 +243,3 @@ FIGURES: dict[str, Callable[[Curves], Figure | None]] = {
     "memory": memory,
 }
 """Key to what draws it."""
-
-
-def _diagonal(ax: Axes, low: float, high: float) -> None:
-    """y = x and the lines beside it on log axes of the same range."""
-    low, high = low / 1.25, high * 1.25
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(low, high)
-    ax.set_ylim(low, high)
-    ax.set_aspect("equal")
-    for share, dash in ((1.0, "-"), (1 + WITHIN_PCT / 100, style.DASHES[1]), (1 - WITHIN_PCT / 100, style.DASHES[1])):
-        ax.plot([low, high], [low * share, high * share], color=style.INK, linewidth=0.7, linestyle=dash)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        axis.set_minor_formatter(NullFormatter())
-
-
-def _diagonal_handles() -> list[Line2D]:
-    return [
-        Line2D([], [], color=style.INK, linewidth=0.7, label="predicted = measured"),
-        Line2D([], [], color=style.INK, linewidth=0.7, linestyle=style.DASHES[1], label=f"± {WITHIN_PCT:g} %"),
-    ]
-
-
-def _marks(ax: Axes, points: Sequence[Mapping[str, Any]], turn: int) -> None:
-    color, marker = style.CYCLE[turn % len(style.CYCLE)], MARKERS[turn % len(MARKERS)]
-    for test in (True, False):
-        chosen = [point for point in points if point["test"] is test]
-        ax.plot(
-            [point["measured"] for point in chosen],
-            [point["predicted"] for point in chosen],
-            linestyle="none", marker=marker, color=color, mfc=color if test else "none", markersize=5, mew=0.9,
-        )  # fmt: skip
-
-
-def _mark(turn: int, label: str, hollow: bool = False) -> Line2D:
-    color = style.GREY if hollow else style.CYCLE[turn % len(style.CYCLE)]
-    face = "none" if hollow else color
-    return Line2D([], [], linestyle="none", marker=MARKERS[turn % len(MARKERS)], color=color, mfc=face, label=label)
-
-
-def _error_panel(ax: Axes, name: str, found: Mapping[str, Any]) -> None:
-    points = found["points"]
-    if found["bar_pct"] is not None:
-        ax.axhspan(-found["bar_pct"], found["bar_pct"], color=style.GREEN, alpha=0.15, linewidth=0)
-    ax.axhline(0, color=style.INK, linewidth=0.7)
-    ax.plot([p["by"] for p in points], [_off(p, "at_zero") for p in points], "x", color=style.VERMILLION, markersize=4)
-    for test in (True, False):
-        chosen = [p for p in points if p["test"] is test]
-        face = style.LINE_BLUE if test else "none"
-        y = [_off(p, "predicted") for p in chosen]
-        ax.plot([p["by"] for p in chosen], y, "o", color=style.LINE_BLUE, mfc=face, markersize=4)
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.set_xlabel(found["by"])
-    ax.set_title("\n".join(_wrapped(name, 34)), fontsize=8.5)
-    style.grid(ax)
-
-
-def _bars(ax: Axes, name: str, arms: Mapping[str, Any], effects: list[str]) -> None:
-    values = [arms["without"].get(effect) for effect in effects][::-1]
-    known = [0.0 if value is None else value - arms["all_on"] for value in values]
-    names = [effect.replace("_", " ") for effect in effects][::-1]
-    ax.barh(names, known, left=arms["all_on"], color=style.SKY, edgecolor=style.HATCH_INK, linewidth=0.5)
-    ax.axvline(arms["all_on"], color=style.INK, linewidth=1.2)
-    ax.axvline(0, color=style.INK, linewidth=0.6, linestyle=style.DASHES[2])
-    ax.set_title("\n".join(_wrapped(name, 44)), fontsize=8.5)
-    ax.set_xlabel(f"mean error of {arms['metric']} [%]")
-    style.grid(ax, "x")
-
-
-def _off(point: Mapping[str, Any], key: str) -> float:
-    return 100.0 * (point[key] / point["measured"] - 1.0)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Words in lines of at most `width` characters."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines

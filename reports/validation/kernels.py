@@ -1,4 +1,4 @@
-"""Kernels: errors of the shipped profiles on measurements that were held out of their fits. Imports `latency.profile`."""
+"""Kernels: errors of the shipped profiles on measurements held out of their fits. Imports `latency.profile`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHERE = {"held_out_inside": "between measured sizes", "held_out_outside": "at th
 
 
 def lines(shared: Path | None) -> list[Line]:
-    """By profile: all ops together, each op and region, launches of unlike sequences, rows that were not simply used."""
+    """By profile: all ops together, each op and region, launches of unlike sequences, rows not simply used."""
     found: list[Line] = []
     for profile in list_profiles():
         source = f"{profile.provenance['measured_by']} ({profile.provenance['software']})"
@@ -32,7 +32,9 @@ def curves(shared: Path | None) -> dict[str, Any]:
     """Held-out error and bias by profile and op, for the figure."""
     found: dict[str, Any] = {}
     for profile in list_profiles():
-        ops = {f"{o['op']} {o['dtype']}": dict(_errors(o["report"], "held_out_inside")) for o in describe(profile)["ops"]}
+        ops = {
+            f"{o['op']} {o['dtype']}": dict(_errors(o["report"], "held_out_inside")) for o in describe(profile)["ops"]
+        }
         found[profile.name] = {name: error for name, error in ops.items() if error.get("num")}
     return {"kernels": found}
 
@@ -97,7 +99,7 @@ def _op(profile: str, source: str, op: dict[str, Any]) -> Iterator[Line]:
                 error_pct=error["mape_pct"],
                 judged=False,
                 fitted=_fit(profile, name),
-                text=f"median {error['median_pct']:.2f} %, p95 {error['p95_pct']:.1f} %, bias {error['bias_pct']:+.2f} %",
+                text=_spread(error),
             )
 
 
@@ -113,7 +115,9 @@ def _launches(profile: Profile, source: str) -> Iterator[Line]:
         return
     yield _launch(profile.name, source, "decodes of unequal length", skew["held_out"], "")
     at_mean = skew["held_out_at_the_mean"]
-    yield _launch(profile.name, source, "decodes of unequal length, priced at their mean length", at_mean, "the effect off")
+    yield _launch(
+        profile.name, source, "decodes of unequal length, priced at their mean length", at_mean, "the effect off"
+    )
 
 
 def _launch(profile: str, source: str, name: str, error: Mapping[str, Any], note: str) -> Line:
@@ -126,13 +130,19 @@ def _launch(profile: str, source: str, name: str, error: Mapping[str, Any], note
         error_pct=error["mape_pct"],
         judged=False,
         fitted=_fit(profile, "launches of unlike sequences"),
-        text=f"median {error['median_pct']:.2f} %, p95 {error['p95_pct']:.1f} %, bias {error['bias_pct']:+.2f} %",
+        text=_spread(error),
         note=note,
     )
 
 
+def _spread(error: Mapping[str, Any]) -> str:
+    return f"median {error['median_pct']:.2f} %, p95 {error['p95_pct']:.1f} %, bias {error['bias_pct']:+.2f} %"
+
+
 def _unmeasured(profile: str, source: str, name: str, note: str) -> Line:
-    return Line(SECTION, f"{profile}: {name}", source, 0, "launch time", None, judged=False, text="not measured", note=note)
+    return Line(
+        SECTION, f"{profile}: {name}", source, 0, "launch time", None, judged=False, text="not measured", note=note
+    )
 
 
 def _left_out(profile: str, source: str, op: dict[str, Any]) -> Iterator[Line]:

@@ -1,7 +1,8 @@
 """Hardware limits: no step may be predicted faster than HBM or peak FLOP/s allow. Imports `simkit.latency`.
 
 A step must at least compute its matrix products and attention at the peak of their format, and read its weights and its
-KV once: `work` of a latency model counts both. The grid holds what a scheduler can put into a step, whatever a run does.
+KV once: `work` of a latency model counts both. The grid holds what a scheduler can put into a step.
+Host work and the padding of CUDA graphs, which only add time, are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from simkit.errors import InputError
 from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import HOST
-from simkit.latency.graphs import largest_graph
 from simkit.latency.profile import Profile, list_profiles
 from simkit.latency.roofline import Roofline
 from simkit.models import load_model
@@ -108,7 +108,9 @@ def _calibrated(profile: Profile) -> Iterator[Calibrated]:
     gpu = load_gpu(str(profile.gpu["name"]))
     for name, ranks, quantization in product(MODELS, RANKS, QUANTIZATIONS):
         try:
-            yield Calibrated(load_model(name), gpu, profile, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s))
+            yield Calibrated(
+                load_model(name), gpu, profile, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s)
+            )
         except InputError:
             continue  # heads that do not split, or an op that was not measured: such a run is refused, too
 
@@ -116,10 +118,8 @@ def _calibrated(profile: Profile) -> Iterator[Calibrated]:
 def _rooflines() -> Iterator[Roofline]:
     for profile, name, ranks, quantization in product(list_profiles(), MODELS, RANKS, QUANTIZATIONS):
         gpu = load_gpu(str(profile.gpu["name"]))
-        options = _options(name, ranks, quantization, gpu.nvlink_bytes_per_s)
-        del options["largest_graph"]
         try:
-            yield Roofline(load_model(name), gpu, **options)
+            yield Roofline(load_model(name), gpu, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s))
         except InputError:
             continue
 
@@ -133,7 +133,6 @@ def _options(name: str, ranks: int, quantization: str | None, nvlink: float | No
         "kv_cache_dtype": "auto",
         "async_scheduling": True,
         "without": (HOST,),
-        "largest_graph": largest_graph(256),
     }
 
 

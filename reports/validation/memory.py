@@ -33,7 +33,9 @@ def curves(shared: Path | None) -> dict[str, Any]:
     """Logged and predicted KV tokens of every start-up that prints them, by group."""
     if shared is None:
         return {}
-    points = {name: [[logged, predicted] for _, logged, predicted in _tokens(name, _verdicts(shared))] for name in GROUPS}
+    points = {
+        name: [[logged, predicted] for _, logged, predicted in _tokens(name, _verdicts(shared))] for name in GROUPS
+    }
     return {"kv_tokens": points}
 
 
@@ -71,7 +73,7 @@ def _group(group: str, verdicts: list[dict[str, Any]]) -> Line | None:
         error_pct=fmean(abs(error) for error in errors.values()),
         fitted=FITTED,
         text=f"median {median(abs(error) for error in errors.values()):.2f} %, bias {fmean(errors.values()):+.2f} %",
-        note=f"worst: {worst} {errors[worst]:+.1f} %; {in_group - len(found)} of {in_group} rows print no pool or refuse",
+        note=f"worst: {worst} {errors[worst]:+.1f} %; {in_group - len(found)} further rows print no pool or refuse",
     )
 
 

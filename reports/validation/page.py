@@ -127,7 +127,15 @@ def _is_none(fitted: str) -> bool:
 def _summary(content: Content) -> Part:
     headers = ("evidence", "n", "metric", "error", "bar", "result", "best peer on the same data")
     rows = [
-        (line["evidence"], _count(line), line["metric"], _error(line), _bar(line), _verdict(line), line["peer"] or MISSING)
+        (
+            line["evidence"],
+            _count(line),
+            line["metric"],
+            _error(line),
+            _bar(line),
+            _verdict(line),
+            line["peer"] or MISSING,
+        )
         for line in content["lines"]
         if line["judged"]
     ]
@@ -137,7 +145,9 @@ def _summary(content: Content) -> Part:
 def _section(name: str, content: Content) -> Part:
     lines = [line for line in content["lines"] if line["section"] == name]
     judged, shown = [line for line in lines if line["judged"]], [line for line in lines if not line["judged"]]
-    tables = [_table(lines, "")] if len(shown) < MANY else [_table(judged, ""), _table(shown, f"{len(shown)} further rows")]
+    tables = (
+        [_table(lines, "")] if len(shown) < MANY else [_table(judged, ""), _table(shown, f"{len(shown)} further rows")]
+    )
     key = name.lower().replace(" ", "-")
     charts = [key for key, chart in (content["curves"].get("charts") or {}).items() if chart["section"] == name]
     pictures = (*PICTURES.get(name, ()), *charts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -43,7 +43,7 @@ class Found:
     fits: tuple[Mapping[str, Any], ...]
     running: Mapping[str, Mapping[str, Any]]
     sources: tuple[str, ...]
-    skipped: Mapping[str, int]
+    num_skipped: int
     assumptions: tuple[str, ...]
 
 
@@ -59,36 +59,50 @@ def curves(shared: Path | None) -> dict[str, Any]:
 
 @functools.cache
 def studies(shared: Path) -> tuple[Found, ...]:
-    """Every set of sets.yaml, simulated once."""
-    return tuple(_study(shared, spec) for spec in evidence.specs())
+    """Every set of sets.yaml, simulated once. Sets that are fitted `together` share their terms."""
+    groups: dict[str, list[Spec]] = {}
+    for spec in evidence.specs():
+        groups.setdefault(spec.get("together", spec["name"]), []).append(spec)
+    found = {each.spec["name"]: each for specs in groups.values() for each in _study(shared, specs)}
+    return tuple(found[spec["name"]] for spec in evidence.specs())
 
 
-def _study(shared: Path, spec: Spec) -> Found:
+def _study(shared: Path, specs: list[Spec]) -> list[Found]:
+    """Sets that are simulated and fitted at once: they have the metric, fit and settings of the first."""
+    spec = specs[0]
     fit = spec.get("fit")
     metric = DURATION if spec["metric"] == THROUGHPUT else spec["metric"]
     wanted = None if fit is None else FitRows(fit["column"], tuple(fit["values"]), metric)
-    study = study_rows(evidence.rows_of(shared, spec), fit=wanted, sets=spec.get("set", ()), name=spec["name"])
-    content = study.to_json()
-    rows = [row for row in content["rows"] if metric in row["metrics"]]
+    chosen = [evidence.rows_of(shared, each) for each in specs]
+    together = [row for rows in chosen for row in rows]
+    content = study_rows(together, fit=wanted, sets=spec.get("set", ()), name=spec["name"]).to_json()
     fits = content["fit"]
-    return Found(
-        spec=spec,
-        points=tuple(_point(row, metric, inverse=spec["metric"] == THROUGHPUT) for row in rows),
-        fits=() if fits is None else tuple(fits) if isinstance(fits, list) else (fits,),
-        running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
-        sources=tuple(sorted({row["set"] for row in rows})),
-        skipped=content["skipped"],
-        assumptions=tuple(content["assumptions"]),
-    )
+    simulated = [row for row in content["rows"] if metric in row["metrics"]]
+    found = []
+    for each, own in zip(specs, chosen, strict=True):
+        ids = {row.id for row in own}
+        rows = [row for row in simulated if row["id"] in ids]
+        found.append(
+            Found(
+                spec=each,
+                points=tuple(_point(row, metric, inverse=spec["metric"] == THROUGHPUT) for row in rows),
+                fits=() if fits is None else tuple(fits) if isinstance(fits, list) else (fits,),
+                running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
+                sources=tuple(sorted({row["set"] for row in rows})),
+                num_skipped=len(own) - len(rows),
+                assumptions=tuple(content["assumptions"]),
+            )
+        )
+    return found
 
 
 def _point(row: Mapping[str, Any], metric: str, *, inverse: bool) -> Point:
     values = row["metrics"][metric]
-    numbers = [values[name] for name in ("measured", "predicted", "predicted_zero")]
+    measured, predicted, at_zero = (values[name] for name in ("measured", "predicted", "predicted_zero"))
     if inverse:
         tokens = row["concurrency"] * row["output_len"]
-        numbers = [tokens / number for number in numbers]
-    return Point(row["id"], row["concurrency"], *numbers, test=row["role"] != "fit")
+        measured, predicted, at_zero = tokens / measured, tokens / predicted, tokens / at_zero
+    return Point(row["id"], row["concurrency"], measured, predicted, at_zero, test=row["role"] != "fit")
 
 
 def errors_pct(points: Sequence[Point], key: str = "predicted") -> list[float]:
@@ -111,7 +125,7 @@ def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged
     spec, off = found.spec, errors_pct(points, key)
     worst = max(range(len(off)), key=lambda i: abs(off[i]))
     by = BY[spec["fit"]["column"]] if "fit" in spec else BY["max_concurrency"]
-    skipped = f"; {sum(found.skipped.values())} rows not simulated" if found.skipped else ""
+    skipped = f"; {found.num_skipped} rows not simulated" if found.num_skipped else ""
     return Line(
         section=SECTION,
         evidence=f"{spec['name']}, {which}",
@@ -164,9 +178,12 @@ def _running(found: Found) -> Line:
 def _curve(found: Found) -> dict[str, Any]:
     spec = found.spec
     column = spec["fit"]["column"] if "fit" in spec else "max_concurrency"
-    points = [
-        {"row": p.row, "by": p.concurrency, "measured": p.measured, "predicted": p.predicted, "at_zero": p.at_zero, "test": p.test}
-        for p in found.points
-    ]  # fmt: skip
+    points = [{"by": point.concurrency, **asdict(point)} for point in found.points]
     bar = spec.get("bar_pct")
-    return {"unit": UNITS[spec["metric"]], "by": BY[column], "bar_pct": bar, "points": points, "assumed": found.assumptions}
+    return {
+        "unit": UNITS[spec["metric"]],
+        "by": BY[column],
+        "bar_pct": bar,
+        "points": points,
+        "assumed": found.assumptions,
+    }

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simkit.validation.comparison import Comparison
+
 from reports.validation import evidence
 from reports.validation.line import Line
 from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.latency.effects import EFFECTS, OFF
 from simkit.latency.host import HOST_FIXED_US
 from simkit.scenario import Scenario
 from simkit.validation import comparison
-from simkit.validation.comparison import Comparison
+from simkit.validation.ablation import arms
 from simkit.workload.traces import read_trace
 
 SECTION = "End-to-end runs"
@@ -67,7 +68,7 @@ def gaps(shared: Path | None) -> list[str]:
 def errors_without(shared: Path) -> dict[str, tuple[float, Mapping[str, float]]]:
     """By statistic: the error with all effects on, and by the effect that is switched off alone."""
     found = _compared(shared)
-    without = {effect: _compared(shared, (f"latency.without=[{effect}]",)) for effect in _present(shared)}
+    without = {effect: _compare(off) for effect, off in arms(_asked(shared)).items()}
     return {
         key: (error_pct(found, key), {effect: error_pct(other, key) for effect, other in without.items()})
         for key in ABLATED
@@ -102,22 +103,20 @@ def _asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
 
 @functools.cache
 def _compared(shared: Path, sets: tuple[str, ...] = ()) -> Comparison:
-    asked = _asked(shared, sets)
+    return _compare(_asked(shared, sets))
+
+
+def _compare(asked: Scenario) -> Comparison:
     assert asked.workload.trace is not None
     setup = set_up(asked)
     trace = read_trace(asked.workload.trace, None, max_model_len=setup.max_model_len)
     return comparison.compare(run_set_up(setup), trace)
 
 
-def _present(shared: Path) -> list[str]:
-    """The effects that the run has."""
-    sources = set_up(_asked(shared)).effects
-    return [effect for effect in EFFECTS if not sources.get(effect, OFF).startswith(("none", OFF))]
-
-
 def _values(found: Comparison, key: str) -> Mapping[str, float | None]:
     metric, _, stat = key.partition(".")
-    return found.errors[metric][stat]
+    values: Mapping[str, float | None] = found.errors[metric][stat]
+    return values
 
 
 def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> Line:

@@ -54,7 +54,7 @@ def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
 
 
 def biases(curves: Mapping[str, Any]) -> list[str]:
-    """Mean errors with their sign of what is more than a few rows and more than a few percent off, the largest first."""
+    """Mean errors with their sign, of more than a few rows and more than a few percent, the largest first."""
     found = [(bias, text) for bias, n, text in _biases(curves) if abs(bias) >= AS_FAR_OFF_PCT and n >= MIN_ROWS]
     return [text for _, text in sorted(found, key=lambda each: -abs(each[0]))]
 
