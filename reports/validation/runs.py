@@ -23,7 +23,7 @@ from simkit.workload.traces import read_trace
 
 SECTION = "End-to-end runs"
 NEEDS = (evidence.chosen()["run"]["folder"],)
-ENGINE = evidence.HERE / "run.yaml"
+ENGINE = evidence.HERE.parents[1] / "scenarios" / "validate-rtx-pro-6000.yaml"
 LOGS = "requests*.json*"
 """The log in the folder of the run, plain or packed."""
 
