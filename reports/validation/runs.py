@@ -122,6 +122,7 @@ def _values(found: Comparison, key: str) -> Mapping[str, float | None]:
 def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> Line:
     values, run = _values(found, key), _run()
     metric, _, stat = key.partition(".")
+    unit = next((f" {unit}" for unit in ("ms", "s") if metric.endswith(f"_{unit}")), "")
     name = NAMES.get(key, f"{metric.removesuffix('_ms').replace('_', ' ')} {stat.replace('_', ' ')}")
     return Line(
         section=SECTION,
@@ -134,5 +135,5 @@ def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> 
         judged=judged,
         peer=run["peers"].get(key, "") if judged else "",
         fitted=fitted_text() if which == JUDGED else "none",
-        text=f"measured {values['measured']:,.4g}, predicted {values['predicted']:,.4g}",
+        text=f"measured {values['measured']:,.4g}{unit}, predicted {values['predicted']:,.4g}{unit}",
     )

@@ -61,7 +61,7 @@ def gaps(shared: Path | None) -> list[str]:
     if shared is None:
         return [f"{assumed}."]
     left = [1e3 * (step.measured_ms - step.predicted_ms) for steps in _steps(shared).values() for step in steps]
-    return [f"{assumed}; whole steps leave {min(left):,.0f} to {max(left):,.0f} us, {fmean(left):,.0f} us in the mean."]
+    return [f"{assumed}; whole steps leave {_range(left)} us, {fmean(left):,.0f} us in the mean."]
 
 
 @functools.cache
@@ -102,9 +102,14 @@ def _line(name: str, steps: list[Step]) -> Line:
         error_pct=fmean(map(abs, errors)),
         judged=False,
         fitted=INDEPENDENT,
-        text=f"bias {fmean(errors):+.1f} %; left for the host: {min(left_us):,.0f} to {max(left_us):,.0f} us a step",
+        text=f"bias {fmean(errors):+.1f} %; left for the host: {_range(left_us)} us a step",
         note=f"{above} of {len(steps)} predicted slower than measured, which no host work explains",
     )
+
+
+def _range(values: list[float]) -> str:
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _held_out(profile: str, launches: Mapping[str, Any]) -> Line | None:
