@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from reports.validation import marks
 from simkit.report import style
@@ -162,6 +162,9 @@ def chart(found: Mapping[str, Any], key: str) -> Figure:
         if found["log"]:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            ax.yaxis.set_minor_formatter(NullFormatter())
         else:
             ax.set_ylim(bottom=0)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

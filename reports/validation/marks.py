@@ -86,8 +86,16 @@ def bars(ax: Axes, name: str, arms: Mapping[str, Any], effects: list[str]) -> No
     ax.barh(names, known, left=arms["all_on"], color=style.SKY, edgecolor=style.HATCH_INK, linewidth=0.5)
     ax.axvline(arms["all_on"], color=style.INK, linewidth=1.2)
     ax.axvline(0, color=style.INK, linewidth=0.6, linestyle=style.DASHES[2])
-    ax.set_title("\n".join(wrapped(name, 44)), fontsize=8.5)
-    ax.set_xlabel(f"mean error of {arms['metric']} [%]")
+    for effect, value in zip(names, values, strict=True):
+        if value is None:
+            ax.annotate(
+                "not in here", (arms["all_on"], effect), (4, 0), textcoords="offset points", va="center", fontsize=7
+            )
+    ends = [0.0, arms["all_on"], *(value for value in values if value is not None)]
+    pad = 0.08 * (max(ends) - min(ends)) or 1.0
+    ax.set_xlim(min(ends) - pad, max(ends) + 2 * pad)
+    ax.set_title("\n".join(wrapped(name, 48)), fontsize=8.5)
+    ax.set_xlabel("mean error [%]")
     style.grid(ax, "x")
 
 

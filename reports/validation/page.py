@@ -31,6 +31,11 @@ PICTURES = {
 }
 """Section to its pictures."""
 
+PROFILES = (
+    "Step times come from the profile of a GPU: kernels that were timed one by one, and a fit to these timings. The runs, "
+    "rows, papers and logs below had no part in it; what else was fitted, and on which of their rows, stands here."
+)
+
 Content = Mapping[str, Any]
 
 
@@ -111,9 +116,14 @@ def _fitted(content: Content) -> Part:
     judged = [line for line in content["lines"] if line["judged"]]
     given = dict.fromkeys(line["fitted"] for line in judged if not _is_none(line["fitted"]))
     items = [f"{fitted}. Behind: {'; '.join(_users(judged, fitted))}." for fitted in given]
-    free = [f"{line['evidence']} ({line['metric']})" for line in judged if _is_none(line["fitted"])]
-    lists = [("Rests on numbers that were fitted, and on which", tuple(items)), ("Nothing was fitted for", tuple(free))]
-    return Part("fitted", "What is fitted and what is not", lists=tuple((name, rows) for name, rows in lists if rows))
+    free: dict[str, list[str]] = {}
+    for line in judged:
+        if _is_none(line["fitted"]):
+            free.setdefault(line["section"], []).append(line["evidence"])
+    none = [f"{section}: {'; '.join(dict.fromkeys(evidence))}." for section, evidence in free.items()]
+    lists = [("Rests on numbers that were fitted, and on which", tuple(items)), ("Nothing was fitted for", tuple(none))]
+    rows = tuple((name, rows) for name, rows in lists if rows)
+    return Part("fitted", "What is fitted and what is not", text=(PROFILES,), lists=rows)
 
 
 def _users(judged: Sequence[Mapping[str, Any]], fitted: str) -> list[str]:
@@ -172,6 +182,7 @@ def _wrong(content: Content) -> Part:
     found = wrong.missed(content["lines"])
     lists = [
         ("Bars that are missed", tuple(found or ["none"])),
+        ("Shown without a bar, and furthest off", tuple(wrong.furthest(content["lines"]))),
         ("The groups of rows that are furthest off", tuple(wrong.worst_groups(curves))),
         (f"Biases of {wrong.AS_FAR_OFF_PCT:g} % or more (mean error with its sign)", tuple(wrong.biases(curves))),
         ("Known gaps", tuple(content["gaps"])),
@@ -191,7 +202,7 @@ def _error(line: Mapping[str, Any]) -> str:
 
 
 def _bar(line: Mapping[str, Any]) -> str:
-    return MISSING if line["bar_pct"] is None else f"{line['bar_pct']:g} %"
+    return MISSING if line["bar_pct"] is None else f"{line['bar_pct']:.3g} %"
 
 
 def _verdict(line: Mapping[str, Any]) -> str:

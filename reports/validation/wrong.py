@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from reports.validation.line import MISSED
+from reports.validation.line import MISSED, SHOWN
 
 WORST = 5
 """How many groups are named."""
+
+WITHOUT_PARTS = ("Ablation", "Step times")
+"""Sections whose predictions leave out on purpose what simkit has."""
+
+AT_ZERO = "host terms at 0"
+"""How the evidence of such a prediction ends."""
 
 AS_FAR_OFF_PCT = 5.0
 """From which mean error on a bias is named."""
@@ -34,6 +40,20 @@ def _missed(line: Mapping[str, Any]) -> str:
     error = "no number" if line["error_pct"] is None else f"{line['error_pct']:.1f} %"
     text = f"{line['evidence']}: {line['metric']} {error}, bar {line['bar_pct']:g} % (n = {line['n']:,})"
     return f"{text}; {line['text']}" if line["text"] else text
+
+
+def furthest(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is shown as predicted, not judged, and most off."""
+    found = [
+        line
+        for line in lines
+        if line["verdict"] == SHOWN and line["error_pct"] is not None and line["section"] not in WITHOUT_PARTS
+        and not line["evidence"].endswith(AT_ZERO)
+    ]  # fmt: skip
+    found.sort(key=lambda line: -abs(line["error_pct"]))
+    return [
+        f"{line['evidence']}: {line['metric']} {line['error_pct']:.1f} % (n = {line['n']:,})" for line in found[:WORST]
+    ]
 
 
 def worst_groups(curves: Mapping[str, Any]) -> list[str]:
