@@ -32,8 +32,8 @@ PICTURES = {
 """Section to its pictures."""
 
 PROFILES = (
-    "Step times come from the profile of a GPU: kernels that were timed one by one, and a fit to these timings. The runs, "
-    "rows, papers and logs below had no part in it; what else was fitted, and on which of their rows, stands here."
+    "Step times come from the profile of a GPU: kernels that were timed one by one, and a fit to these timings. The "
+    "runs, rows, papers and logs below had no part in it; what else was fitted, and on which of their rows, stands here."
 )
 
 Content = Mapping[str, Any]

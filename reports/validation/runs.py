@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simkit.validation.ablation import arms
 from simkit.validation.comparison import Comparison
 
 from reports.validation import evidence
@@ -18,7 +19,6 @@ from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
 from simkit.scenario import Scenario
 from simkit.validation import comparison
-from simkit.validation.ablation import arms
 from simkit.workload.traces import read_trace
 
 SECTION = "End-to-end runs"

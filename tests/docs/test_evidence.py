@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "validation"
 sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 
-from reports.validation import build, decisions, kernels, line, limits, page, wrong  # noqa: E402
+from reports.validation import build, decisions, kernels, limits, line, page, wrong  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_both_pages_say_the_same_and_need_no_network() -> None:
 
 
 def test_a_step_faster_than_the_hardware_is_counted() -> None:
-    """The check sees a latency model that is too fast by a hair, and passes the one that ships."""
+    """The check sees a latency model that is too fast, and passes the one that ships."""
     model = next(limits._rooflines())
     assert limits.check(model).too_fast == 0
 
