@@ -33,7 +33,7 @@ PICTURES = {
 
 PROFILES = (
     "Step times come from the profile of a GPU: kernels that were timed one by one, and a fit to these timings. The "
-    "runs, rows, papers and logs below had no part in it; what else was fitted, and on which of their rows, stands here."
+    "runs, rows, papers and logs below had no part in it; what else was fitted, and on which of them, stands here."
 )
 
 Content = Mapping[str, Any]
