@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simkit.validation.ablation import arms
-from simkit.validation.comparison import Comparison
+from simkit.validation.comparison import Comparison, compare
 
 from reports.validation import evidence
 from reports.validation.line import Line
@@ -18,7 +18,6 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
 from simkit.scenario import Scenario
-from simkit.validation import comparison
 from simkit.workload.traces import read_trace
 
 SECTION = "End-to-end runs"
@@ -57,7 +56,7 @@ def lines(shared: Path | None) -> list[Line]:
 
 def curves(shared: Path | None) -> dict[str, Any]:
     """Distributions of the run, measured and predicted."""
-    return {} if shared is None else {"run": comparison.curves(_compared(shared).pairs_ms)}
+    return {} if shared is None else {"run": _compared(shared).curves}
 
 
 def gaps(shared: Path | None) -> list[str]:
@@ -110,7 +109,7 @@ def _compare(asked: Scenario) -> Comparison:
     assert asked.workload.trace is not None
     setup = set_up(asked)
     trace = read_trace(asked.workload.trace, None, max_model_len=setup.max_model_len)
-    return comparison.compare(run_set_up(setup), trace)
+    return compare(run_set_up(setup), trace)
 
 
 def _values(found: Comparison, key: str) -> Mapping[str, float | None]:
