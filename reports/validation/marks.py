@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from simkit.report import style
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h")
 WITHIN_PCT = 10.0
 """The dashed lines beside y = x."""
 
