@@ -89,7 +89,7 @@ def _arms(shared: Path, found: Found) -> Arms:
             without[effect] = tuple(_error(found, run, parts[run.row.id]) for run in runs_off)
     return Arms(
         name=spec["name"],
-        source="serving_bench.csv.gz, test rows",
+        source=f"{found.source}, test rows",
         metric=rows.UNITS[spec["metric"]],
         fitted=rows.fitted_text(found),
         all_on=tuple(rows.errors_pct([test[row.id] for row in chosen])),

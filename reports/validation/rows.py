@@ -16,7 +16,7 @@ from simkit.validation.row_fit import FitRows
 from simkit.validation.row_study import RUNNING_SLACK, study_rows
 
 SECTION = "Aggregate rows"
-NEEDS = ("data/evidence/serving_bench.csv.gz",)
+NEEDS = (evidence.chosen()["tables"]["shared"],)
 THROUGHPUT, DURATION, RUNNING = "throughput", "duration_s", "running"
 UNITS = {"mean_tpot_ms": "TPOT [ms]", "output_tok_s": "output [tokens/s]", THROUGHPUT: "throughput [tokens/s]"}
 BY = {"max_concurrency": "max concurrency", "num_prompts": "requests at once", "batch_size": "batch size"}
@@ -42,7 +42,7 @@ class Found:
     points: tuple[Point, ...]
     fits: tuple[Mapping[str, Any], ...]
     running: Mapping[str, Mapping[str, Any]]
-    sources: tuple[str, ...]
+    source: str
     num_skipped: int
     assumptions: tuple[str, ...]
 
@@ -88,7 +88,7 @@ def _study(shared: Path, specs: list[Spec]) -> list[Found]:
                 points=tuple(_point(row, metric, inverse=spec["metric"] == THROUGHPUT) for row in rows),
                 fits=() if fits is None else tuple(fits) if isinstance(fits, list) else (fits,),
                 running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
-                sources=tuple(sorted({row["set"] for row in rows})),
+                source=evidence.source_of(own, each),
                 num_skipped=len(own) - len(rows),
                 assumptions=tuple(content["assumptions"]),
             )
@@ -129,7 +129,7 @@ def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged
     return Line(
         section=SECTION,
         evidence=f"{spec['name']}, {which}",
-        source=f"serving_bench.csv.gz, {', '.join(found.sources)}",
+        source=found.source,
         n=len(points),
         metric=f"{UNITS[spec['metric']]}, MAPE",
         error_pct=fmean(map(abs, off)),
@@ -164,7 +164,7 @@ def _running(found: Found) -> Line:
     return Line(
         section=SECTION,
         evidence=f"{found.spec['name']}, running sequences from {found.spec['running']['from']} requests",
-        source=f"serving_bench.csv.gz, {', '.join(found.sources)}",
+        source=found.source,
         n=len(told),
         metric=f"logged counts outside time mean - {100 * RUNNING_SLACK:.0f} % to peak",
         error_pct=100.0 * outside / len(told) if told else None,

@@ -24,7 +24,7 @@ from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import ZERO
 
 SECTION = "Step times"
-NEEDS = ("data/evidence/serving_bench.csv.gz",)
+NEEDS = (evidence.chosen()["tables"]["shared"],)
 INDEPENDENT = "none (independent of every fit)"
 TPOT, DURATION = "mean_tpot_ms", "duration_s"
 
@@ -45,7 +45,8 @@ def lines(shared: Path | None) -> list[Line]:
     launches = [line for line in found if line is not None]
     if shared is None:
         return launches
-    return [_line(name, steps) for name, steps in _steps(shared).items()] + launches
+    sources = {spec["name"]: evidence.source_of(evidence.rows_of(shared, spec), spec) for spec in evidence.specs()}
+    return [_line(name, sources[name], steps) for name, steps in _steps(shared).items()] + launches
 
 
 def curves(shared: Path | None) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _step(run: RowRun, found: Predicted) -> Step:
     return Step(run.row.id, sequences, ms * measured[DURATION], ms * predicted[DURATION])
 
 
-def _line(name: str, steps: list[Step]) -> Line:
+def _line(name: str, source: str, steps: list[Step]) -> Line:
     errors = [100.0 * (step.predicted_ms / step.measured_ms - 1.0) for step in steps]
     left_us = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]
     above = sum(error > 0 for error in errors)
@@ -96,7 +97,7 @@ def _line(name: str, steps: list[Step]) -> Line:
     return Line(
         section=SECTION,
         evidence=f"decode step of {sequences[0]} sequence{'s' if sequences[0] > 1 else ''}: {name}",
-        source="serving_bench.csv.gz",
+        source=source,
         n=len(steps),
         metric="time of a step by kernels alone, MAPE",
         error_pct=fmean(map(abs, errors)),
