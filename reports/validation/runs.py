@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simkit.validation.ablation import arms
-from simkit.validation.comparison import Comparison, compare
-
 from reports.validation import evidence
 from reports.validation.line import Line
 from simkit import scenario
@@ -18,6 +15,8 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
 from simkit.scenario import Scenario
+from simkit.validation.ablation import arms
+from simkit.validation.comparison import Comparison, compare
 from simkit.workload.traces import read_trace
 
 SECTION = "End-to-end runs"
