@@ -1,4 +1,7 @@
-"""Rebuild the plans that are kept here: ``python reports/build.py`` (a few minutes on two cores)."""
+"""Rebuild the plans that are kept here: ``python reports/build.py`` (a few minutes on two cores).
+
+With ``--all`` the evidence page too, whose own command is ``python reports/validation/build.py``.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,24 @@ PLANS = {
 """Scenario to the further options of its plan."""
 
 
-def main() -> int:
+EVIDENCE = "validation"
+"""The folder of the evidence page."""
+
+
+def main(arguments: list[str]) -> int:
     """Plan every scenario; the first exit code that is not 0 ends it."""
+    if arguments not in ([], ["--all"]):
+        print(f"expected nothing or --all, got {' '.join(arguments)}", file=sys.stderr)
+        return 2
     for name, options in PLANS.items():
         words = ["plan", f"scenarios/{name}.yaml", *options, "--out", f"reports/{name}"]
         code = subprocess.run([sys.executable, "-m", "simkit", *words], cwd=ROOT, check=False).returncode
         if code:
             return code
-    return 0
+    if not arguments:
+        return 0
+    return subprocess.run([sys.executable, f"reports/{EVIDENCE}/build.py"], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

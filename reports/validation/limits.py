@@ -1,0 +1,156 @@
+"""Hardware limits: no step may be predicted faster than HBM or peak FLOP/s allow. Imports `simkit.latency`.
+
+A step must at least compute its matrix products and attention at the peak of their format, and read its weights and its
+KV once: `work` of a latency model counts both. The grid holds what a scheduler can put into a step.
+Host work and the padding of CUDA graphs, which only add time, are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reports.validation.line import Line
+from simkit.errors import InputError
+from simkit.hardware import load_gpu
+from simkit.latency.calibrated import Calibrated
+from simkit.latency.effects import HOST
+from simkit.latency.profile import Profile, list_profiles
+from simkit.latency.roofline import Roofline
+from simkit.models import load_model
+from simkit.types import StepShapes
+from simkit.units import NS_PER_S
+
+SECTION = "Hardware limits"
+NEEDS: tuple[str, ...] = ()
+NEVER_PCT = 0.0
+PEER = "twice the peak was predicted by a peer (named with this bar, not run again here)"
+MODELS = ("llama-3.1-8b", "qwen2-7b", "mistral-7b", "qwen3-32b", "opt-13b", "llama-3.1-70b", "qwen3-30b-a3b")
+"""Those of the runs on this page, a large one, and one of experts."""
+RANKS = (1, 2, 4, 8)
+QUANTIZATIONS = (None, "fp8")
+ROUNDING = 1e-6
+"""A step time is a whole number of ns, and prices are sums in floating point."""
+
+SEQS = (0, 1, 2, 3, 4, 8, 15, 16, 32, 64, 100, 128, 256, 384, 512, 1024)
+CONTEXTS = (1, 16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+CHUNKS = (0, 1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+BEFORE = (0, 512, 4096, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the grid found of one latency model: steps, how many beat a limit, the fastest as a share of its limit's
+    time (1 is at the limit), and how many prices of kernels were raised to what the hardware allows."""
+
+    steps: int
+    too_fast: int
+    nearest: float
+    clamped: int
+
+
+def lines(shared: Path | None) -> list[Line]:
+    """A line a shipped profile, one for data sheets (no profile), and one for all of them."""
+    found = [_line(f"steps on {name}", [checks]) for name, checks in _by_profile().items()]
+    return [_line("every step of the grid", list(_by_profile().values()), judged=True), *found]
+
+
+@functools.cache
+def _by_profile() -> dict[str, list[Checked]]:
+    found = {profile.name: [check(model) for model in _calibrated(profile)] for profile in list_profiles()}
+    return found | {"data sheets alone (roofline)": [check(model) for model in _rooflines()]}
+
+
+def grid() -> StepShapes:
+    """Decodes of equal contexts beside one chunk: every combination that computes something."""
+    rows = [
+        (seqs, seqs * context, context if seqs else 0, chunk, before, chunk * before + chunk * (chunk + 1) // 2)
+        for seqs, context, chunk, before in product(SEQS, CONTEXTS, CHUNKS, BEFORE)
+        if (seqs or chunk) and (seqs or context == CONTEXTS[0]) and (chunk or before == BEFORE[0])
+    ]
+    seqs, context, longest, chunk, before, pairs = np.array(rows, dtype=np.int64).T
+    return StepShapes.of(
+        len(rows),
+        decode_seqs=seqs,
+        decode_context_sum=context,
+        decode_context_max=longest,
+        prefill_tokens=chunk,
+        prefill_context_tokens=np.where(chunk > 0, before, 0),
+        prefill_pairs=pairs,
+        sampled_seqs=seqs + (chunk > 0),
+    )
+
+
+def check(model: Calibrated | Roofline) -> Checked:
+    """Every step of the grid against the time that its FLOPs and bytes take at the peaks of the data sheet."""
+    shapes = grid()
+    flops, moved = model.work(shapes)
+    assert model.peak_flops_per_s is not None
+    assert model.peak_bytes_per_s is not None
+    fastest_ns = NS_PER_S * np.maximum(flops / model.peak_flops_per_s, moved / model.peak_bytes_per_s)
+    share = model.gpu_ns(shapes) / fastest_ns
+    return Checked(
+        steps=len(share),
+        too_fast=int((share < 1.0 - ROUNDING).sum()),
+        nearest=float(share.min()),
+        clamped=getattr(model, "num_clamped", 0),
+    )
+
+
+def _calibrated(profile: Profile) -> Iterator[Calibrated]:
+    """The models that the profile covers, at every parallel size and format that fit it."""
+    gpu = load_gpu(str(profile.gpu["name"]))
+    for name, ranks, quantization in product(MODELS, RANKS, QUANTIZATIONS):
+        try:
+            yield Calibrated(
+                load_model(name), gpu, profile, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s)
+            )
+        except InputError:
+            continue  # heads that do not split, or an op that was not measured: such a run is refused, too
+
+
+def _rooflines() -> Iterator[Roofline]:
+    for profile, name, ranks, quantization in product(list_profiles(), MODELS, RANKS, QUANTIZATIONS):
+        gpu = load_gpu(str(profile.gpu["name"]))
+        try:
+            yield Roofline(load_model(name), gpu, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s))
+        except InputError:
+            continue
+
+
+def _options(name: str, ranks: int, quantization: str | None, nvlink: float | None) -> dict[str, Any]:
+    return {
+        "tensor_parallel_size": ranks,
+        "interconnect": "nvlink" if nvlink else "pcie",
+        "dtype": "bfloat16",
+        "quantization": quantization,
+        "kv_cache_dtype": "auto",
+        "async_scheduling": True,
+        "without": (HOST,),
+    }
+
+
+def _line(evidence: str, groups: list[list[Checked]], *, judged: bool = False) -> Line:
+    checks = [check for group in groups for check in group]
+    steps, too_fast = sum(c.steps for c in checks), sum(c.too_fast for c in checks)
+    nearest, clamped = min(c.nearest for c in checks), sum(c.clamped for c in checks)
+    return Line(
+        section=SECTION,
+        evidence=evidence,
+        source=f"{len(checks)} models x parallel sizes x formats; peaks of the GPUs' data sheets",
+        n=steps,
+        metric="steps predicted faster than HBM or peak FLOP/s allow",
+        error_pct=100.0 * too_fast / steps,
+        bar_pct=NEVER_PCT,
+        judged=judged,
+        peer=PEER if judged else "",
+        fitted="none",
+        text=f"{too_fast:,} of {steps:,}; the fastest step takes {nearest:.2f} times what the hardware needs",
+        note=f"{clamped:,} prices of kernels were raised to what the hardware allows",
+    )

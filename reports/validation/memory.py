@@ -1,0 +1,109 @@
+"""Memory: tokens of KV cache that start-up logs print, against the rules. Imports `simkit.planner.memory_evidence`."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from reports.validation.line import Line
+from simkit.planner.memory_evidence import judge, read_evidence
+
+SECTION = "Memory"
+TABLE = "data/evidence/kv_capacity.csv"
+NEEDS = (TABLE,)
+SOURCE = "public start-up logs (kv_capacity.csv)"
+GROUPS = ("V1 since 0.17, TP 1", "V1 since 0.17, TP", "V1 before 0.17", "V0")
+NOT_JUDGED = "not judged"
+FITTED = "the memory rules of the version (simkit/data/engine_memory.yaml names the rows each rests on)"
+
+
+def lines(shared: Path | None) -> list[Line]:
+    """A line a group of engine versions, one for refusals, one for each reason why rows are not judged."""
+    if shared is None:
+        return []
+    verdicts = _verdicts(shared)
+    found = [_group(name, verdicts) for name in GROUPS]
+    return [*(line for line in found if line is not None), _refusals(verdicts), *_left_out(verdicts)]
+
+
+def curves(shared: Path | None) -> dict[str, Any]:
+    """Logged and predicted KV tokens of every start-up that prints them, by group."""
+    if shared is None:
+        return {}
+    points = {
+        name: [[logged, predicted] for _, logged, predicted in _tokens(name, _verdicts(shared))] for name in GROUPS
+    }
+    return {"kv_tokens": points}
+
+
+@functools.cache
+def _verdicts(shared: Path) -> list[dict[str, Any]]:
+    return [judge(row) for row in read_evidence(shared / TABLE)]
+
+
+def _tokens(group: str, verdicts: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
+    """(row, logged, predicted) where the start-up printed a pool and neither side refused it."""
+    return [
+        (verdict["id"], verdict["kv_tokens"]["logged"], float(verdict["kv_tokens"]["predicted"]))
+        for verdict in verdicts
+        if verdict["group"] == group
+        and verdict["kv_tokens"]["logged"]
+        and verdict["kv_tokens"]["predicted"]
+        and not verdict["refused"]["logged"]
+        and not verdict["refused"]["predicted"]
+    ]
+
+
+def _group(group: str, verdicts: list[dict[str, Any]]) -> Line | None:
+    found = _tokens(group, verdicts)
+    if not found:
+        return None
+    errors = {row: 100.0 * (predicted / logged - 1.0) for row, logged, predicted in found}
+    worst = max(errors, key=lambda row: abs(errors[row]))
+    in_group = sum(verdict["group"] == group for verdict in verdicts)
+    return Line(
+        section=SECTION,
+        evidence=f"KV tokens, {group}",
+        source=SOURCE,
+        n=len(found),
+        metric="KV tokens, MAPE",
+        error_pct=fmean(abs(error) for error in errors.values()),
+        fitted=FITTED,
+        text=f"median {median(abs(error) for error in errors.values()):.2f} %, bias {fmean(errors.values()):+.2f} %",
+        note=f"worst: {worst} {errors[worst]:+.1f} %; {in_group - len(found)} further rows print no pool or refuse",
+    )
+
+
+def _refusals(verdicts: list[dict[str, Any]]) -> Line:
+    told = [(bool(v["refused"]["logged"]), bool(v["refused"]["predicted"])) for v in verdicts if "refused" in v]
+    wrong = sum(logged != predicted for logged, predicted in told)
+    return Line(
+        section=SECTION,
+        evidence="starts or is refused",
+        source=SOURCE,
+        n=len(told),
+        metric="start-ups told wrongly",
+        error_pct=100.0 * wrong / len(told),
+        fitted="none",
+        text=f"{wrong} of {len(told)} wrong",
+        note=f"{sum(logged for logged, _ in told)} of them were refused",
+    )
+
+
+def _left_out(verdicts: list[dict[str, Any]]) -> list[Line]:
+    why: Counter[str] = Counter()
+    for verdict in verdicts:
+        if verdict["group"] == NOT_JUDGED:
+            why[_reason(str(verdict["why_not"]))] += 1
+    return [
+        Line(SECTION, "start-ups not judged", SOURCE, count, "rows", None, judged=False, text=reason)
+        for reason, count in sorted(why.items())
+    ]
+
+
+def _reason(text: str) -> str:
+    """The first clause of a message, without the list of everything that is known."""
+    return text.split(";")[0]

@@ -1,0 +1,189 @@
+"""Aggregate rows: sets of public benchmark rows, simulated row by row. Imports `evidence` and `simkit.validation`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reports.validation import evidence
+from reports.validation.evidence import Spec
+from reports.validation.line import Line
+from simkit.validation.row_fit import FitRows
+from simkit.validation.row_study import RUNNING_SLACK, study_rows
+
+SECTION = "Aggregate rows"
+NEEDS = (evidence.chosen()["tables"]["shared"],)
+THROUGHPUT, DURATION, RUNNING = "throughput", "duration_s", "running"
+UNITS = {"mean_tpot_ms": "TPOT [ms]", "output_tok_s": "output [tokens/s]", THROUGHPUT: "throughput [tokens/s]"}
+BY = {"max_concurrency": "max concurrency", "num_prompts": "requests at once", "batch_size": "batch size"}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row of a set: `metric` measured, predicted with the terms that hold, and with host terms at 0."""
+
+    row: str
+    concurrency: int
+    measured: float
+    predicted: float
+    at_zero: float
+    test: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A set, simulated. `fits` are those of rows.json; `running` has the logged and simulated counts by row."""
+
+    spec: Spec
+    points: tuple[Point, ...]
+    fits: tuple[Mapping[str, Any], ...]
+    running: Mapping[str, Mapping[str, Any]]
+    source: str
+    num_skipped: int
+    assumptions: tuple[str, ...]
+
+
+def lines(shared: Path | None) -> list[Line]:
+    """For each set: what is judged, the same with host terms at 0, the rows of the fit, and running counts."""
+    return [] if shared is None else [line for found in studies(shared) for line in _lines(found)]
+
+
+def curves(shared: Path | None) -> dict[str, Any]:
+    """The points of every set."""
+    return {} if shared is None else {"sets": {found.spec["name"]: _curve(found) for found in studies(shared)}}
+
+
+@functools.cache
+def studies(shared: Path) -> tuple[Found, ...]:
+    """Every set of sets.yaml, simulated once. Sets that are fitted `together` share their terms."""
+    groups: dict[str, list[Spec]] = {}
+    for spec in evidence.specs():
+        groups.setdefault(spec.get("together", spec["name"]), []).append(spec)
+    found = {each.spec["name"]: each for specs in groups.values() for each in _study(shared, specs)}
+    return tuple(found[spec["name"]] for spec in evidence.specs())
+
+
+def _study(shared: Path, specs: list[Spec]) -> list[Found]:
+    """Sets that are simulated and fitted at once: they have the metric, fit and settings of the first."""
+    spec = specs[0]
+    fit = spec.get("fit")
+    metric = DURATION if spec["metric"] == THROUGHPUT else spec["metric"]
+    wanted = None if fit is None else FitRows(fit["column"], tuple(fit["values"]), metric)
+    chosen = [evidence.rows_of(shared, each) for each in specs]
+    together = [row for rows in chosen for row in rows]
+    content = study_rows(together, fit=wanted, sets=spec.get("set", ()), name=spec["name"]).to_json()
+    fits = content["fit"]
+    simulated = [row for row in content["rows"] if metric in row["metrics"]]
+    found = []
+    for each, own in zip(specs, chosen, strict=True):
+        ids = {row.id for row in own}
+        rows = [row for row in simulated if row["id"] in ids]
+        found.append(
+            Found(
+                spec=each,
+                points=tuple(_point(row, metric, inverse=spec["metric"] == THROUGHPUT) for row in rows),
+                fits=() if fits is None else tuple(fits) if isinstance(fits, list) else (fits,),
+                running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
+                source=evidence.source_of(own, each),
+                num_skipped=len(own) - len(rows),
+                assumptions=tuple(content["assumptions"]),
+            )
+        )
+    return found
+
+
+def _point(row: Mapping[str, Any], metric: str, *, inverse: bool) -> Point:
+    values = row["metrics"][metric]
+    measured, predicted, at_zero = (values[name] for name in ("measured", "predicted", "predicted_zero"))
+    if inverse:
+        tokens = row["concurrency"] * row["output_len"]
+        measured, predicted, at_zero = tokens / measured, tokens / predicted, tokens / at_zero
+    return Point(row["id"], row["concurrency"], measured, predicted, at_zero, test=row["role"] != "fit")
+
+
+def errors_pct(points: Sequence[Point], key: str = "predicted") -> list[float]:
+    """Predicted over measured of every point, percent off."""
+    return [100.0 * (getattr(point, key) / point.measured - 1.0) for point in points]
+
+
+def _lines(found: Found) -> list[Line]:
+    test = [point for point in found.points if point.test]
+    fitted = [point for point in found.points if not point.test]
+    judged = evidence.is_judged(found.spec)
+    made = [_line(found, test, "test rows" if fitted else "all rows", "predicted", judged=judged)]
+    if fitted:
+        made.append(_line(found, test, "test rows, host terms at 0", "at_zero", judged=False))
+        made.append(_line(found, fitted, "rows of the fit", "predicted", judged=False))
+    return made + ([_running(found)] if "running" in found.spec else [])
+
+
+def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged: bool) -> Line:
+    spec, off = found.spec, errors_pct(points, key)
+    worst = max(range(len(off)), key=lambda i: abs(off[i]))
+    by = BY[spec["fit"]["column"]] if "fit" in spec else BY["max_concurrency"]
+    skipped = f"; {found.num_skipped} rows not simulated" if found.num_skipped else ""
+    return Line(
+        section=SECTION,
+        evidence=f"{spec['name']}, {which}",
+        source=found.source,
+        n=len(points),
+        metric=f"{UNITS[spec['metric']]}, MAPE",
+        error_pct=fmean(map(abs, off)),
+        bar_pct=spec.get("bar_pct"),
+        judged=judged,
+        peer=spec.get("peer", "") if judged else "",
+        fitted=fitted_text(found) if key == "predicted" else "none",
+        text=f"bias {fmean(off):+.1f} %, largest {off[worst]:+.1f} % at {by} {points[worst].concurrency}",
+        note=f"{spec.get('why_shown', '')}{skipped}".removeprefix("; "),
+    )
+
+
+def fitted_text(found: Found) -> str:
+    """Which host terms were fitted, to what value, on which rows."""
+    if not found.fits:
+        return "none (host terms 0)"
+    column, values = found.spec["fit"]["column"], ", ".join(found.spec["fit"]["values"])
+    told = []
+    for fit in found.fits:
+        terms = fit["terms"]
+        what = f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
+        told.append(f"{len(fit['fitted'])} host terms of {fit['engine']} ({what})")
+    return f"{'; '.join(told)} on {sum(len(fit['rows']) for fit in found.fits)} rows ({BY[column]} {values})"
+
+
+def _running(found: Found) -> Line:
+    """Logged running sequences where the pool binds."""
+    chosen = {point.row for point in found.points if point.concurrency >= found.spec["running"]["from"]}
+    told = [values for row, values in found.running.items() if row in chosen]
+    outside = sum(not values["within"] for values in told)
+    shown = ", ".join(f"{v['measured']:g} in {v['predicted_mean']:.0f} to {v['predicted_peak']:g}" for v in told)
+    return Line(
+        section=SECTION,
+        evidence=f"{found.spec['name']}, running sequences from {found.spec['running']['from']} requests",
+        source=found.source,
+        n=len(told),
+        metric=f"logged counts outside time mean - {100 * RUNNING_SLACK:.0f} % to peak",
+        error_pct=100.0 * outside / len(told) if told else None,
+        bar_pct=0.0,
+        fitted="none",
+        text=f"{outside} of {len(told)} outside",
+        note=f"logged in simulated mean to peak: {shown}",
+    )
+
+
+def _curve(found: Found) -> dict[str, Any]:
+    spec = found.spec
+    column = spec["fit"]["column"] if "fit" in spec else "max_concurrency"
+    points = [{"by": point.concurrency, **asdict(point)} for point in found.points]
+    bar = spec.get("bar_pct")
+    return {
+        "unit": UNITS[spec["metric"]],
+        "by": BY[column],
+        "bar_pct": bar,
+        "points": points,
+        "assumed": found.assumptions,
+    }

@@ -1,0 +1,137 @@
+"""End-to-end runs: a real run with a record for each request, replayed. Imports `evidence` and `simkit.validation`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reports.validation import evidence
+from reports.validation.line import Line
+from simkit import scenario
+from simkit.api import run_set_up
+from simkit.engine.build import set_up
+from simkit.errors import InputError
+from simkit.latency.host import HOST_FIXED_US
+from simkit.scenario import Scenario
+from simkit.validation.ablation import arms
+from simkit.validation.comparison import Comparison, compare
+from simkit.workload.traces import read_trace
+
+SECTION = "End-to-end runs"
+NEEDS = (evidence.chosen()["run"]["folder"],)
+ENGINE = evidence.HERE.parents[1] / "scenarios" / "validate-rtx-pro-6000.yaml"
+LOGS = "requests*.json*"
+"""The log in the folder of the run, plain or packed."""
+
+JUDGED = "one default host term"
+AT_ZERO = ("latency.host={fixed_us: 0.0, per_seq_us: 0.0, first_token_us: 0.0}",)
+NAMES = {
+    "e2e_ms.mean": "E2E, mean",
+    "tpot_ms.mean": "TPOT, mean",
+    "ttft_ms.mean": "TTFT, mean",
+    "makespan_s.value": "makespan",
+}
+ABLATED = ("e2e_ms.mean", "ttft_ms.mean")
+"""What the ablation shows."""
+
+
+def lines(shared: Path | None) -> list[Line]:
+    """The judged means and the makespan, the same with host terms at 0, and every other statistic."""
+    if shared is None:
+        return []
+    found, at_zero = _compared(shared), _compared(shared, AT_ZERO)
+    judged = [_line(key, found, judged=True) for key in _run()["bars_pct"]]
+    zero = [_line(key, at_zero, judged=False, which="host terms at 0") for key in _run()["bars_pct"]]
+    rest = [
+        f"{metric}.{stat}"
+        for metric, stats in found.errors.items()
+        for stat, values in stats.items()
+        if f"{metric}.{stat}" not in _run()["bars_pct"] and values["error_pct"] is not None
+    ]
+    return [*judged, *zero, *(_line(key, found, judged=False) for key in rest)]
+
+
+def curves(shared: Path | None) -> dict[str, Any]:
+    """Distributions of the run, measured and predicted."""
+    return {} if shared is None else {"run": _compared(shared).curves}
+
+
+def gaps(shared: Path | None) -> list[str]:
+    """What limits the comparison."""
+    return [] if shared is None else [f"{_run()['name']}: {note}." for note in _compared(shared).notes]
+
+
+def errors_without(shared: Path) -> dict[str, tuple[float, Mapping[str, float]]]:
+    """By statistic: the error with all effects on, and by the effect that is switched off alone."""
+    found = _compared(shared)
+    without = {effect: _compare(off) for effect, off in arms(_asked(shared)).items()}
+    return {
+        key: (error_pct(found, key), {effect: error_pct(other, key) for effect, other in without.items()})
+        for key in ABLATED
+    }
+
+
+def error_pct(found: Comparison, key: str) -> float:
+    """The error of a statistic, e.g. `e2e_ms.mean`, in percent."""
+    value = _values(found, key)["error_pct"]
+    assert value is not None, key
+    return value
+
+
+def fitted_text() -> str:
+    """What this run rests on."""
+    return f"none on this run; {JUDGED} of {HOST_FIXED_US:g} us a step, assumed for every GPU"
+
+
+def _run() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = evidence.chosen()["run"]
+    return found
+
+
+def _asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
+    """The engine of the run with its log as the workload. Raises InputError when the folder has not exactly one log."""
+    folder = shared / _run()["folder"]
+    logs = sorted(folder.glob(LOGS))
+    if len(logs) != 1:
+        raise InputError(f"{_run()['folder']}: expected one {LOGS}, got {len(logs)}")
+    return scenario.load_replay(ENGINE, {"path": str(logs[0])}, {"path": "the log"}, list(sets))
+
+
+@functools.cache
+def _compared(shared: Path, sets: tuple[str, ...] = ()) -> Comparison:
+    return _compare(_asked(shared, sets))
+
+
+def _compare(asked: Scenario) -> Comparison:
+    assert asked.workload.trace is not None
+    setup = set_up(asked)
+    trace = read_trace(asked.workload.trace, None, max_model_len=setup.max_model_len)
+    return compare(run_set_up(setup), trace)
+
+
+def _values(found: Comparison, key: str) -> Mapping[str, float | None]:
+    metric, _, stat = key.partition(".")
+    values: Mapping[str, float | None] = found.errors[metric][stat]
+    return values
+
+
+def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> Line:
+    values, run = _values(found, key), _run()
+    metric, _, stat = key.partition(".")
+    unit = next((f" {unit}" for unit in ("ms", "s") if metric.endswith(f"_{unit}")), "")
+    name = NAMES.get(key, f"{metric.removesuffix('_ms').replace('_', ' ')} {stat.replace('_', ' ')}")
+    return Line(
+        section=SECTION,
+        evidence=f"{run['name']}, {which}",
+        source=run["source"],
+        n=found.num_requests.get(metric, found.num_requests["compared"]),
+        metric=name,
+        error_pct=values["error_pct"],
+        bar_pct=run["bars_pct"].get(key),
+        judged=judged,
+        peer=run["peers"].get(key, "") if judged else "",
+        fitted=fitted_text() if which == JUDGED else "none",
+        text=f"measured {values['measured']:,.4g}{unit}, predicted {values['predicted']:,.4g}{unit}",
+    )

@@ -1,0 +1,103 @@
+"""Where simkit is wrong: found in the content of validation.json, never written by hand. Imports `line` only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from reports.validation.line import MISSED, SHOWN
+
+WORST = 5
+"""How many groups are named."""
+
+WITHOUT_PARTS = ("Ablation", "Step times")
+"""Sections whose predictions leave out on purpose what simkit has."""
+
+AT_ZERO = "host terms at 0"
+"""How the evidence of such a prediction ends."""
+
+AS_FAR_OFF_PCT = 5.0
+"""From which mean error on a bias is named."""
+
+MIN_ROWS = 3
+"""Rows from which a mean error with its sign is called a bias."""
+
+
+def missed(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every bar that was missed, the furthest beyond it first."""
+    found = [line for line in lines if line["verdict"] == MISSED]
+    found.sort(key=lambda line: -_beyond(line))
+    return [_missed(line) for line in found]
+
+
+def _beyond(line: Mapping[str, Any]) -> float:
+    """By how many percent the bar is missed; without end where there is no number at all."""
+    return float("inf") if line["error_pct"] is None else abs(line["error_pct"]) - line["bar_pct"]
+
+
+def _missed(line: Mapping[str, Any]) -> str:
+    error = "no number" if line["error_pct"] is None else f"{line['error_pct']:.1f} %"
+    text = f"{line['evidence']}: {line['metric']} {error}, bar {line['bar_pct']:g} % (n = {line['n']:,})"
+    return f"{text}; {line['text']}" if line["text"] else text
+
+
+def furthest(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is shown as predicted, not judged, and most off."""
+    found = [
+        line
+        for line in lines
+        if line["verdict"] == SHOWN and line["error_pct"] is not None and line["section"] not in WITHOUT_PARTS
+        and not line["evidence"].endswith(AT_ZERO)
+    ]  # fmt: skip
+    found.sort(key=lambda line: -abs(line["error_pct"]))
+    return [
+        f"{line['evidence']}: {line['metric']} {line['error_pct']:.1f} % (n = {line['n']:,})" for line in found[:WORST]
+    ]
+
+
+def worst_groups(curves: Mapping[str, Any]) -> list[str]:
+    """The groups of rows (one set, one concurrency) that are furthest off."""
+    found = sorted(_groups(curves), key=lambda group: -abs(group[0]))
+    return [text for _, text in found[:WORST]]
+
+
+def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
+    for name, found in (curves.get("sets") or {}).items():
+        groups: dict[int, list[float]] = {}
+        for point in found["points"]:
+            groups.setdefault(point["by"], []).append(off_pct(point["predicted"], point["measured"]))
+        for value, errors in groups.items():
+            mean = fmean(errors)
+            rows = f"{len(errors)} row" + ("s" if len(errors) > 1 else "")
+            yield mean, f"{name}, {found['by']} {value}: {found['unit']} {mean:+.1f} % ({rows})"
+
+
+def biases(curves: Mapping[str, Any]) -> list[str]:
+    """Mean errors with their sign, of more than a few rows and more than a few percent, the largest first."""
+    found = [(bias, text) for bias, n, text in _biases(curves) if abs(bias) >= AS_FAR_OFF_PCT and n >= MIN_ROWS]
+    return [text for _, text in sorted(found, key=lambda each: -abs(each[0]))]
+
+
+def _biases(curves: Mapping[str, Any]) -> Iterator[tuple[float, int, str]]:
+    for name, found in (curves.get("sets") or {}).items():
+        errors = [off_pct(point["predicted"], point["measured"]) for point in found["points"]]
+        yield _bias(errors, f"{name}: {found['unit']}")
+    pairs = {"KV tokens": "kv_tokens", "step time by kernels alone": "steps"}
+    for what, key in pairs.items():
+        for name, points in (curves.get(key) or {}).items():
+            if points:
+                yield _bias([off_pct(predicted, measured) for measured, predicted in points], f"{name}: {what}")
+    for profile, ops in (curves.get("kernels") or {}).items():
+        for op, error in ops.items():
+            yield error["bias_pct"], error["num"], f"{profile}: {op} {error['bias_pct']:+.1f} % (n = {error['num']:,})"
+
+
+def _bias(errors: list[float], what: str) -> tuple[float, int, str]:
+    bias = fmean(errors)
+    return bias, len(errors), f"{what} {bias:+.1f} % (n = {len(errors):,})"
+
+
+def off_pct(predicted: float, measured: float) -> float:
+    """Predicted over measured, as percent off."""
+    return 100.0 * (predicted / measured - 1.0)

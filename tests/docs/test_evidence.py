@@ -1,0 +1,167 @@
+"""The evidence page is what its data gives, its data is what the code gives, and what is wrong is named by the data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "reports" / "validation"
+sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
+
+from reports.validation import build, decisions, kernels, limits, line, page, wrong  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Any]:
+    """What validation.json holds."""
+    found: dict[str, Any] = json.loads((FOLDER / "validation.json").read_bytes())
+    return found
+
+
+def of(evidence: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The only line of this evidence."""
+    (found,) = [each for each in lines if each["evidence"] == evidence]
+    return found
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_and_pictures_are_what_the_data_gives(kept: dict[str, Any]) -> None:
+    files = build.files(kept)
+    assert {name: (FOLDER / name).read_text(encoding="utf-8") for name in files} == files
+    pictures = {f"figures/{path.name}" for path in (FOLDER / "figures").iterdir()}
+    assert pictures == {name for name in files if name.startswith("figures/")}
+
+
+def test_every_section_has_lines(kept: dict[str, Any]) -> None:
+    sections = {each["section"] for each in kept["lines"]}
+    assert {module.SECTION for module in build.sections().values()} == sections
+
+
+def test_lines_made_again_are_those_that_are_kept(kept: dict[str, Any]) -> None:
+    for made in kernels.lines(None):
+        assert made.plain() in kept["lines"], made.evidence
+    (shipped,) = decisions.lines(None)
+    found = of(shipped.evidence, kept["lines"])
+    assert {key: found[key] for key in ("n", "error_pct", "text", "note")} == {
+        key: shipped.plain()[key] for key in ("n", "error_pct", "text", "note")
+    }
+
+
+def test_every_judged_line_says_what_was_fitted_and_whose_data_it_is(kept: dict[str, Any]) -> None:
+    judged = [each for each in kept["lines"] if each["judged"]]
+    assert judged
+    assert all(each["fitted"] and each["source"] and each["n"] for each in judged)
+
+
+def test_the_page_names_every_missed_bar(kept: dict[str, Any]) -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    end = text[text.index("## Where simkit is wrong") :]
+    for each in kept["lines"]:
+        assert (each["verdict"] == line.MISSED) <= (page.escaped(each["evidence"]) in end), each["evidence"]
+
+
+# --- how it is made ---------------------------------------------------------------------------------------------------
+
+
+def test_without_the_data_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sorted(FOLDER.rglob("*")) if "__pycache__" not in path.parts}
+    monkeypatch.setattr(build, "SHARED", tmp_path)
+    assert build.main() == build.MISSING_INPUT
+    told = capsys.readouterr()
+    assert told.out == ""
+    for name, module in build.sections().items():
+        needs = getattr(module, "NEEDS", ())
+        assert (f"{name}: cannot be rebuilt without" in told.err) is bool(needs)
+        assert all(f"../shared/{path}" in told.err for path in needs)
+    after = {path: path.stat().st_mtime_ns for path in sorted(FOLDER.rglob("*")) if "__pycache__" not in path.parts}
+    assert after == before
+
+
+def content(*lines: line.Line, **curves: Any) -> dict[str, Any]:
+    return {"lines": [each.plain() for each in lines], "curves": curves, "gaps": ["a gap"]}
+
+
+def example(error_pct: float | None, bar_pct: float | None = 5.0, **more: Any) -> line.Line:
+    given: dict[str, Any] = {"section": "S", "evidence": "e", "source": "who", "n": 3, "metric": "TPOT", **more}
+    return line.Line(error_pct=error_pct, bar_pct=bar_pct, **given)
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [
+        (example(5.0), line.HIT),
+        (example(-5.0), line.HIT),
+        (example(-5.01), line.MISSED),
+        (example(None), line.MISSED),
+        (example(50.0, None), line.NO_BAR),
+        (example(50.0, judged=False), line.SHOWN),
+    ],
+)
+def test_a_bar_holds_for_the_size_of_the_error(made: line.Line, verdict: str) -> None:
+    assert made.verdict == made.plain()["verdict"] == verdict
+
+
+def test_what_is_wrong_is_found_in_the_data() -> None:
+    points = [
+        {"row": str(i), "by": by, "measured": 100.0, "predicted": predicted, "at_zero": 50.0, "test": True}
+        for i, (by, predicted) in enumerate([(1, 100.0), (1, 98.0), (8, 70.0), (8, 80.0), (64, 107.0)])
+    ]
+    sets = {"a set": {"unit": "TPOT [ms]", "by": "batch size", "bar_pct": 5.0, "points": points}}
+    lines = [
+        example(4.0, evidence="fine").plain(),
+        example(9.0, evidence="a little off").plain(),
+        example(-30.0, evidence="far off").plain(),
+        example(60.0, evidence="shown", judged=False).plain(),
+        example(70.0, evidence="shown, host terms at 0", judged=False).plain(),
+    ]
+    assert [text.split(":")[0] for text in wrong.missed(lines)] == ["far off", "a little off"]
+    assert wrong.furthest(lines) == ["shown: TPOT 60.0 % (n = 3)"]
+    groups = wrong.worst_groups({"sets": sets})
+    assert groups == [
+        "a set, batch size 8: TPOT [ms] -25.0 % (2 rows)",
+        "a set, batch size 64: TPOT [ms] +7.0 % (1 row)",
+        "a set, batch size 1: TPOT [ms] -1.0 % (2 rows)",
+    ]
+    assert wrong.biases({"sets": sets}) == ["a set: TPOT [ms] -9.0 % (n = 5)"]
+
+
+def test_both_pages_say_the_same_and_need_no_network() -> None:
+    found = content(example(9.0, evidence="a <b> & `c`"), example(1.0, fitted="none"))
+    text, html = page.markdown(found), page.html(found)
+    for said in ("1 of 2 bars are met, 1 missed and named below.", page.COMMAND, "a gap", "Where simkit is wrong"):
+        assert said in text
+        assert said in html
+    assert "a &lt;b&gt; &amp; `c`" in html
+    assert "http" not in html.replace("http://www.w3.org", "")
+    assert text.count("**MISSED**") == 2
+    assert build.files(found) == build.files(found)
+
+
+def test_a_step_faster_than_the_hardware_is_counted() -> None:
+    """The check sees a latency model that is too fast, and passes the one that ships."""
+    model = next(limits._rooflines())
+    assert limits.check(model).too_fast == 0
+
+    class TooFast:
+        peak_flops_per_s, peak_bytes_per_s, work = model.peak_flops_per_s, model.peak_bytes_per_s, model.work
+
+        def gpu_ns(self, shapes: Any) -> Any:
+            return model.gpu_ns(shapes) * 0.5
+
+    found = limits.check(TooFast())  # type: ignore[arg-type]
+    assert 0 < found.too_fast < found.steps
+    assert found.nearest < 1
+
+
+def test_sections_are_modules_of_the_folder() -> None:
+    assert all(isinstance(module, ModuleType) and callable(module.lines) for module in build.sections().values())
