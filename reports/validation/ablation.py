@@ -24,7 +24,7 @@ from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import ZERO
 
 SECTION = "Ablation"
-NEEDS = (*rows.NEEDS, *runs.NEEDS)
+NEEDS = runs.NEEDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Rebuild the evidence page and its data: ``python reports/validation/build.py`` (minutes on two cores).
 
 Writes validation.json (all lines and curves), README.md, index.html and figures/. Exit 2, and nothing is written, where
-the logs and tables that sections need are not beside this clone; progress goes to stderr.
+the logs and tables that sections need are not beside this clone; with ``--partial`` what they would show is left out,
+and the page says so. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ SECTIONS = (
     "decisions", "memory", "kernels", "step_times", "runs", "rows", "ablation", "papers", "theory", "limits",
 )  # fmt: skip
 """Modules of the page, in its order. Each has `lines(shared)`, and may have `curves`, `figures` (charts), `gaps`, and
-the files it `NEEDS`."""
+the files it `NEEDS`; with `PARTIAL` it shows what it can without them, and says the rest in `gaps`."""
 
 SHARED = ROOT.parent / "shared"
 MISSING_INPUT = 2
@@ -51,6 +52,11 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
     curves: dict[str, Any] = {}
     charts: dict[str, Any] = {}
     gaps: list[str] = []
+    for name, paths in missing(modules, shared).items():
+        if not hasattr(modules[name], "PARTIAL"):
+            listed = ", ".join(f"../shared/{path}" for path in paths)
+            gaps.append(f"{modules[name].SECTION}: left out of this build, for want of {listed}")
+            modules = {key: module for key, module in modules.items() if key != name}
     for name, module in modules.items():
         begun = time.perf_counter()
         lines += [line.plain() for line in module.lines(shared)]
@@ -72,11 +78,11 @@ def files(found: Mapping[str, Any]) -> dict[str, str]:
     return {"validation.json": data, "README.md": page.markdown(found), "index.html": page.html(found), **kept}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Build everything, then write it."""
     modules = sections()
     lacking = missing(modules, SHARED)
-    if lacking:
+    if lacking and "--partial" not in arguments:
         for name, paths in lacking.items():
             print(
                 f"{name}: cannot be rebuilt without {', '.join(f'../shared/{path}' for path in paths)}", file=sys.stderr
@@ -101,4 +107,4 @@ def _rounded(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -39,6 +39,11 @@ def is_judged(spec: Spec) -> bool:
     return "bar_pct" in spec
 
 
+def is_here(shared: Path, spec: Spec) -> bool:
+    """Whether the table of a set is there."""
+    return not _is_shared(spec) or (shared / table_of(spec)).exists()
+
+
 def rows_of(shared: Path, spec: Spec) -> list[Row]:
     """The rows of a set, in the order of the table. Raises InputError when there is none."""
     return select(_table((shared if _is_shared(spec) else ROOT) / table_of(spec)), spec["select"])

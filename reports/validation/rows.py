@@ -17,6 +17,7 @@ from simkit.validation.row_study import RUNNING_SLACK, study_rows
 
 SECTION = "Aggregate rows"
 NEEDS = (evidence.chosen()["tables"]["shared"],)
+PARTIAL = True
 THROUGHPUT, DURATION, RUNNING = "throughput", "duration_s", "running"
 UNITS = {"mean_tpot_ms": "TPOT [ms]", "output_tok_s": "output [tokens/s]", THROUGHPUT: "throughput [tokens/s]"}
 BY = {"max_concurrency": "max concurrency", "num_prompts": "requests at once", "batch_size": "batch size"}
@@ -57,14 +58,21 @@ def curves(shared: Path | None) -> dict[str, Any]:
     return {} if shared is None else {"sets": {found.spec["name"]: _curve(found) for found in studies(shared)}}
 
 
+def gaps(shared: Path | None) -> list[str]:
+    """Sets whose table is not there."""
+    lacking = [] if shared is None else [spec for spec in evidence.specs() if not evidence.is_here(shared, spec)]
+    return [f"{spec['name']}: left out, for want of ../shared/{evidence.table_of(spec)}" for spec in lacking]
+
+
 @functools.cache
 def studies(shared: Path) -> tuple[Found, ...]:
     """Every set of sets.yaml, simulated once. Sets that are fitted `together` share their terms."""
     groups: dict[str, list[Spec]] = {}
-    for spec in evidence.specs():
+    specs = [spec for spec in evidence.specs() if evidence.is_here(shared, spec)]
+    for spec in specs:
         groups.setdefault(spec.get("together", spec["name"]), []).append(spec)
-    found = {each.spec["name"]: each for specs in groups.values() for each in _study(shared, specs)}
-    return tuple(found[spec["name"]] for spec in evidence.specs())
+    found = {each.spec["name"]: each for group in groups.values() for each in _study(shared, group)}
+    return tuple(found[spec["name"]] for spec in specs)
 
 
 def _study(shared: Path, specs: list[Spec]) -> list[Found]:

@@ -42,7 +42,9 @@ def test_the_pages_and_pictures_are_what_the_data_gives(kept: dict[str, Any]) ->
 
 def test_every_section_has_lines(kept: dict[str, Any]) -> None:
     sections = {each["section"] for each in kept["lines"]}
-    assert {module.SECTION for module in build.sections().values()} == sections
+    for module in build.sections().values():
+        left_out = any(text.startswith(f"{module.SECTION}: left out of this build") for text in kept["gaps"])
+        assert (module.SECTION in sections) is not left_out, module.SECTION
 
 
 def test_lines_made_again_are_those_that_are_kept(kept: dict[str, Any]) -> None:
