@@ -58,7 +58,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "scenarios", directory / "scenarios")
     (directory / "tests").mkdir()
-    (directory / "tests" / "golden").symlink_to(ROOT / "tests" / "golden")
+    for name in ("golden", "data"):
+        (directory / "tests" / name).symlink_to(ROOT / "tests" / name)
     (init,) = (line for line in COMMANDS if line.startswith("simkit init"))
     shell(init, directory)
     (fit,) = (line for line in COMMANDS if line.startswith("simkit trace fit"))
