@@ -36,7 +36,7 @@ from simkit.latency.ops import Gemm
 from simkit.latency.profile import Profile
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
-from simkit.latency.transfer import transferred
+from simkit.latency.transfer import is_scaled, transferred
 from simkit.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
@@ -187,7 +187,8 @@ def _calibrated(profile: Profile, gpu: GpuSpec, dtype: str, measured_dtype: str)
     """What a reader must know of the profile in a few words."""
     words, measured_on = "calibrated", str(profile.gpu.get("name", "another GPU"))
     if measured_on != gpu.name:
-        words += f" on {measured_on}, scaled to the limits of {gpu.name}"
+        what = "scaled to the limits of" if is_scaled(profile, gpu) else "not on"
+        words += f" on {measured_on}, {what} {gpu.name}"
     return words if measured_dtype == dtype else f"{words}, in {measured_dtype} for {dtype}"
 
 

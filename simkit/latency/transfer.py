@@ -13,15 +13,23 @@ from simkit.latency.physics import MEMORY_BOUND_OPS
 from simkit.latency.profile_values import Mixed, Profile
 from simkit.latency.rates import SIXTEEN_BIT
 
+CPU = "cpu"
+"""Name of the device in a profile that was measured without a GPU."""
+
+
+def is_scaled(profile: Profile, gpu: GpuSpec) -> bool:
+    """Whether `profile` is of another GPU, so that its times are scaled."""
+    return profile.gpu.get("name") not in (gpu.name, CPU)
+
 
 def transferred(profile: Profile, gpu: GpuSpec) -> Profile:
     """`profile` itself on its own GPU; else with the bandwidth and the peak FLOP/s of `gpu` in what they bound.
 
     The shares of the limits that kernels reach, their floors and their residuals stay those that were measured, as do
     ops that memory does not bound. Of a format that `gpu` does not compute in, operands are taken to be widened to the
-    16 bits that it has: its peak holds for them.
+    16 bits that it has: its peak holds for them. What a CPU takes says nothing of a GPU, and is left as it is.
     """
-    if profile.gpu.get("name") == gpu.name:
+    if not is_scaled(profile, gpu):
         return profile
     ops = {key: _on(fit, gpu) for key, fit in profile.ops.items()}
     return replace(profile, ops=ops, mixed=_mixed_on(profile, gpu))

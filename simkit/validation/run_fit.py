@@ -16,7 +16,7 @@ from simkit.engine.run import simulate
 from simkit.errors import CheckError, InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import FIRST_TOKEN, HOST
-from simkit.latency.host import host_of
+from simkit.latency.host import MAX_US, host_of
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile_values import HostTerms
 from simkit.metrics.definitions import summarise
@@ -29,9 +29,6 @@ from simkit.validation.run_numbers import Numbers, numbers_of
 
 DIGITS = 2
 """Of a term in microseconds; the errors told are those of what is stored."""
-
-LARGEST_US = 1e6
-"""A term beyond a second is of no host; profiles cannot hold it."""
 
 LEAST_GAIN = 0.05
 """Share by which the root mean square of the errors must fall, or the fit is not worth storing."""
@@ -105,7 +102,8 @@ class _Runs:
         self.num = 0
 
     def of(self, terms: HostTerms) -> Served:
-        """The first replication with these terms."""
+        """The first replication with these terms. CheckError for terms that no host has."""
+        _check_possible(terms)
         if self._progress is not None:
             self._progress(min(0.99, self.num / EXPECTED_SIMULATIONS), f"simulation {self.num + 1}")
         self.num += 1
@@ -151,12 +149,16 @@ def _stored(fit: HostFit, before: HostTerms) -> HostTerms:
     values = {
         name: round(getattr(fit.terms, name), DIGITS) if name in fit.fitted else getattr(before, name) for name in TERMS
     }
-    for name, value in values.items():
-        if value > LARGEST_US:
+    return HostTerms(**values)
+
+
+def _check_possible(terms: HostTerms) -> None:
+    """CheckError for terms of which no simulation can be made."""
+    for name, value in asdict(terms).items():
+        if value > MAX_US:
             raise CheckError(
                 f"--from-run: {name} would be {value:,.0f} us, which no host takes: the log is not of such a scenario"
             )
-    return HostTerms(**values)
 
 
 def _refusal(fit: HostFit, rms_pct: Mapping[str, float]) -> str:
