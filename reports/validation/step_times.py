@@ -25,6 +25,7 @@ from simkit.validation.row_study import ZERO
 
 SECTION = "Step times"
 NEEDS = (evidence.chosen()["tables"]["shared"],)
+PARTIAL = True
 INDEPENDENT = "none (independent of every fit)"
 TPOT, DURATION = "mean_tpot_ms", "duration_s"
 
@@ -45,7 +46,7 @@ def lines(shared: Path | None) -> list[Line]:
     launches = [line for line in found if line is not None]
     if shared is None:
         return launches
-    sources = {spec["name"]: evidence.source_of(evidence.rows_of(shared, spec), spec) for spec in evidence.specs()}
+    sources = {spec["name"]: evidence.source_of(evidence.rows_of(shared, spec), spec) for spec in _specs(shared)}
     return [_line(name, sources[name], steps) for name, steps in _steps(shared).items()] + launches
 
 
@@ -67,7 +68,11 @@ def gaps(shared: Path | None) -> list[str]:
 
 @functools.cache
 def _steps(shared: Path) -> dict[str, list[Step]]:
-    return {spec["name"]: _of_set(shared, spec) for spec in evidence.specs()}
+    return {spec["name"]: _of_set(shared, spec) for spec in _specs(shared)}
+
+
+def _specs(shared: Path) -> list[Spec]:
+    return [spec for spec in evidence.specs() if evidence.is_here(shared, spec)]
 
 
 def _of_set(shared: Path, spec: Spec) -> list[Step]:
