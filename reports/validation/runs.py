@@ -133,5 +133,12 @@ def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> 
         judged=judged,
         peer=run["peers"].get(key, "") if judged else "",
         fitted=fitted_text() if which == JUDGED else "none",
-        text=f"measured {values['measured']:,.4g}{unit}, predicted {values['predicted']:,.4g}{unit}",
+        text=f"measured {_told(values['measured'])}{unit}, predicted {_told(values['predicted'])}{unit}",
     )
+
+
+def _told(value: float | None) -> str:
+    """Four digits, large numbers whole."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
