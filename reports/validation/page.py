@@ -19,6 +19,7 @@ from simkit.report.plan_markdown import escaped
 HERE = Path(__file__).resolve().parent
 TITLE = "Predicted against measured"
 COMMAND = "python reports/validation/build.py"
+ROWS = "Aggregate rows"
 MANY = 12
 """Rows from which those that are not judged are folded away."""
 
@@ -26,7 +27,7 @@ PICTURES = {
     "Memory": ("memory",),
     "Kernels": ("kernels",),
     "End-to-end runs": ("run",),
-    "Aggregate rows": ("scatter", "errors"),
+    ROWS: ("scatter", "errors"),
     "Ablation": ("ablation",),
 }
 """Section to its pictures."""
@@ -99,7 +100,12 @@ def _answer(content: Content) -> str:
     hit = sum(line["verdict"] == HIT for line in judged)
     failed = len(judged) - hit
     told = "none missed" if not failed else f"{failed} missed and named below"
-    return f"{hit} of {len(judged)} bars are met, {told}."
+    by = [
+        f"{section} {sum(line['verdict'] == HIT for line in lines)} of {len(lines)}"
+        for section in dict.fromkeys(line["section"] for line in judged)
+        if (lines := [line for line in judged if line["section"] == section])
+    ]
+    return f"{hit} of {len(judged)} bars are met, {told}: {', '.join(by)}."
 
 
 def _needs() -> str:
@@ -161,7 +167,23 @@ def _section(name: str, content: Content) -> Part:
     key = name.lower().replace(" ", "-")
     charts = [key for key, chart in (content["curves"].get("charts") or {}).items() if chart["section"] == name]
     pictures = (*PICTURES.get(name, ()), *charts)
+    if name == ROWS:
+        tables += [_rows(set_name, found) for set_name, found in (content["curves"].get("sets") or {}).items()]
     return Part(key, name, tables=tuple(t for t in tables if t.rows), pictures=pictures)
+
+
+def _rows(name: str, found: Mapping[str, Any]) -> Table:
+    """Every row of a set, with the host terms that hold and with none."""
+    headers = ("row", found["by"], "rows of the", "measured", "predicted", "error", "host terms at 0", "error")
+    rows = [
+        (
+            point["row"], f"{point['by']:,}", "test" if point["test"] else "fit", f"{point['measured']:.5g}",
+            f"{point['predicted']:.5g}", f"{wrong.off_pct(point['predicted'], point['measured']):+.1f} %",
+            f"{point['at_zero']:.5g}", f"{wrong.off_pct(point['at_zero'], point['measured']):+.1f} %",
+        )
+        for point in found["points"]
+    ]  # fmt: skip
+    return Table(headers, tuple(rows), frozenset((1, 3, 4, 5, 6, 7)), f"{name}: {len(rows)} rows, {found['unit']}")
 
 
 def _table(lines: Sequence[Mapping[str, Any]], folded: str) -> Table:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,7 +51,16 @@ class Found:
 
 def lines(shared: Path | None) -> list[Line]:
     """For each set: what is judged, the same with host terms at 0, the rows of the fit, and running counts."""
-    return [] if shared is None else [line for found in studies(shared) for line in _lines(found)]
+    if shared is None:
+        return []
+    return [
+        line
+        for found in studies(shared)
+        for line in (
+            *_lines(found),
+            *(_with_loops(found, shared, loops) for loops in found.spec.get("loops", ())),
+        )
+    ]
 
 
 def curves(shared: Path | None) -> dict[str, Any]:
@@ -71,20 +81,25 @@ def studies(shared: Path) -> tuple[Found, ...]:
     specs = [spec for spec in evidence.specs() if evidence.is_here(shared, spec)]
     for spec in specs:
         groups.setdefault(spec.get("together", spec["name"]), []).append(spec)
-    found = {each.spec["name"]: each for group in groups.values() for each in _study(shared, group)}
+    found: dict[str, Found] = {}
+    # Those that take the terms of another set come after it.
+    for group in sorted(groups.values(), key=lambda group: "terms_of" in group[0]):
+        found |= {each.spec["name"]: each for each in _study(shared, group, found)}
     return tuple(found[spec["name"]] for spec in specs)
 
 
-def _study(shared: Path, specs: list[Spec]) -> list[Found]:
+def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list[Found]:
     """Sets that are simulated and fitted at once: they have the metric, fit and settings of the first."""
     spec = specs[0]
     fit = spec.get("fit")
+    given = before[spec["terms_of"]].fits if "terms_of" in spec else ()
+    sets = [*spec.get("set", ()), *(f"latency.host={json.dumps(fit['terms'])}" for fit in given)]
     metric = DURATION if spec["metric"] == THROUGHPUT else spec["metric"]
     wanted = None if fit is None else FitRows(fit["column"], tuple(fit["values"]), metric)
     chosen = [evidence.rows_of(shared, each) for each in specs]
     together = [row for rows in chosen for row in rows]
-    content = study_rows(together, fit=wanted, sets=spec.get("set", ()), name=spec["name"]).to_json()
-    fits = content["fit"]
+    content = study_rows(together, fit=wanted, sets=sets, name=spec["name"]).to_json()
+    fits = content["fit"] or list(given)
     simulated = [row for row in content["rows"] if metric in row["metrics"]]
     found = []
     for each, own in zip(specs, chosen, strict=True):
@@ -94,7 +109,7 @@ def _study(shared: Path, specs: list[Spec]) -> list[Found]:
             Found(
                 spec=each,
                 points=tuple(_point(row, metric, inverse=spec["metric"] == THROUGHPUT) for row in rows),
-                fits=() if fits is None else tuple(fits) if isinstance(fits, list) else (fits,),
+                fits=tuple(fits) if isinstance(fits, list) else (fits,),
                 running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
                 source=evidence.source_of(own, each),
                 num_skipped=len(own) - len(rows),
@@ -102,6 +117,24 @@ def _study(shared: Path, specs: list[Spec]) -> list[Found]:
             )
         )
     return found
+
+
+def column_of(spec: Spec) -> str:
+    """The column that tells the rows of a set apart by load."""
+    return str(spec["fit"]["column"] if "fit" in spec else spec.get("by", "max_concurrency"))
+
+
+def _with_loops(found: Found, shared: Path, loops: int) -> Line:
+    """A set of closed loops with another number of requests a client, where its rows do not say how many there were."""
+    spec = found.spec
+    rows = [
+        replace(row, numbers={**row.numbers, "num_prompts": loops * row.numbers["max_concurrency"]})
+        for row in evidence.rows_of(shared, spec)
+    ]
+    content = study_rows(rows, sets=spec.get("set", ()), name=spec["name"]).to_json()
+    points = tuple(_point(row, spec["metric"], inverse=False) for row in content["rows"])
+    other = replace(found, points=points, num_skipped=len(rows) - len(points))
+    return _line(other, points, f"{loops} requests a client", "predicted", judged=False)
 
 
 def _point(row: Mapping[str, Any], metric: str, *, inverse: bool) -> Point:
@@ -123,16 +156,18 @@ def _lines(found: Found) -> list[Line]:
     fitted = [point for point in found.points if not point.test]
     judged = evidence.is_judged(found.spec)
     made = [_line(found, test, "test rows" if fitted else "all rows", "predicted", judged=judged)]
-    if fitted:
+    if found.fits:
         made.append(_line(found, test, "test rows, host terms at 0", "at_zero", judged=False))
+    if fitted:
         made.append(_line(found, fitted, "rows of the fit", "predicted", judged=False))
+        made.append(_line(found, fitted, "rows of the fit, host terms at 0", "at_zero", judged=False))
     return made + ([_running(found)] if "running" in found.spec else [])
 
 
 def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged: bool) -> Line:
     spec, off = found.spec, errors_pct(points, key)
     worst = max(range(len(off)), key=lambda i: abs(off[i]))
-    by = BY[spec["fit"]["column"]] if "fit" in spec else BY["max_concurrency"]
+    by = BY[column_of(spec)]
     skipped = f"; {found.num_skipped} rows not simulated" if found.num_skipped else ""
     return Line(
         section=SECTION,
@@ -146,7 +181,14 @@ def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged
         peer=spec.get("peer", "") if judged else "",
         fitted=fitted_text(found) if key == "predicted" else "none",
         text=f"bias {fmean(off):+.1f} %, largest {off[worst]:+.1f} % at {by} {points[worst].concurrency}",
-        note=f"{spec.get('why_shown', '')}{skipped}".removeprefix("; "),
+        note="; ".join(text for text in (spec.get("why_shown", ""), skipped.removeprefix("; "), *_told(found)) if text),
+    )
+
+
+def _told(found: Found) -> list[str]:
+    """What rows of this set leave open about how many requests there were."""
+    return (
+        [text for text in found.assumptions if "number of requests not stated" in text] if "loops" in found.spec else []
     )
 
 
@@ -154,6 +196,10 @@ def fitted_text(found: Found) -> str:
     """Which host terms were fitted, to what value, on which rows."""
     if not found.fits:
         return "none (host terms 0)"
+    if "terms_of" in found.spec:
+        terms = found.fits[0]["terms"]
+        what = f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
+        return f"none on these rows; the host terms of {found.fits[0]['engine']} ({what}) fitted for other rows of it"
     column, values = found.spec["fit"]["column"], ", ".join(found.spec["fit"]["values"])
     told = []
     for fit in found.fits:
@@ -177,7 +223,7 @@ def _running(found: Found) -> Line:
         metric=f"logged counts outside time mean - {100 * RUNNING_SLACK:.0f} % to peak",
         error_pct=100.0 * outside / len(told) if told else None,
         bar_pct=0.0,
-        fitted="none",
+        fitted=fitted_text(found),
         text=f"{outside} of {len(told)} outside",
         note=f"logged in simulated mean to peak: {shown}",
     )
@@ -185,12 +231,11 @@ def _running(found: Found) -> Line:
 
 def _curve(found: Found) -> dict[str, Any]:
     spec = found.spec
-    column = spec["fit"]["column"] if "fit" in spec else "max_concurrency"
     points = [{"by": point.concurrency, **asdict(point)} for point in found.points]
     bar = spec.get("bar_pct")
     return {
         "unit": UNITS[spec["metric"]],
-        "by": BY[column],
+        "by": BY[column_of(spec)],
         "bar_pct": bar,
         "points": points,
         "assumed": found.assumptions,

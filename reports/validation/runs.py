@@ -26,6 +26,7 @@ LOGS = "requests*.json*"
 """The log in the folder of the run, plain or packed."""
 
 JUDGED = "one default host term"
+HIDDEN = "this engine schedules asynchronously: host work is hidden behind the GPU, so that the terms change nothing"
 AT_ZERO = ("latency.host={fixed_us: 0.0, per_seq_us: 0.0, first_token_us: 0.0}",)
 NAMES = {
     "e2e_ms.mean": "E2E, mean",
@@ -66,7 +67,7 @@ def gaps(shared: Path | None) -> list[str]:
 def errors_without(shared: Path) -> dict[str, tuple[float, Mapping[str, float]]]:
     """By statistic: the error with all effects on, and by the effect that is switched off alone."""
     found = _compared(shared)
-    without = {effect: _compare(off) for effect, off in arms(_asked(shared)).items()}
+    without = {effect: _compare(off) for effect, off in arms(asked(shared)).items()}
     return {
         key: (error_pct(found, key), {effect: error_pct(other, key) for effect, other in without.items()})
         for key in ABLATED
@@ -90,7 +91,7 @@ def _run() -> Mapping[str, Any]:
     return found
 
 
-def _asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
+def asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
     """The engine of the run with its log as the workload. Raises InputError when the folder has not exactly one log."""
     folder = shared / _run()["folder"]
     logs = sorted(folder.glob(LOGS))
@@ -101,7 +102,7 @@ def _asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
 
 @functools.cache
 def _compared(shared: Path, sets: tuple[str, ...] = ()) -> Comparison:
-    return _compare(_asked(shared, sets))
+    return _compare(asked(shared, sets))
 
 
 def _compare(asked: Scenario) -> Comparison:
@@ -133,6 +134,7 @@ def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> 
         judged=judged,
         peer=run["peers"].get(key, "") if judged else "",
         fitted=fitted_text() if which == JUDGED else "none",
+        note="" if which == JUDGED else HIDDEN,
         text=f"measured {_told(values['measured'])}{unit}, predicted {_told(values['predicted'])}{unit}",
     )
 

@@ -17,7 +17,7 @@ WITHOUT_PARTS = ("Ablation", "Step times")
 AT_ZERO = "host terms at 0"
 """How the evidence of such a prediction ends."""
 
-AS_FAR_OFF_PCT = 5.0
+AS_FAR_OFF_PCT = 3.0
 """From which mean error on a bias is named."""
 
 MIN_ROWS = 3
