@@ -25,7 +25,8 @@ from reports.validation import page  # noqa: E402  (the repository is made impor
 from simkit.manifest import plain  # noqa: E402
 
 SECTIONS = (
-    "decisions", "memory", "kernels", "step_times", "runs", "rows", "from_run", "ablation", "papers", "theory", "limits",
+    "decisions", "memory", "kernels", "step_times", "runs", "rows", "from_run", "ablation", "papers", "theory",
+    "limits",
 )  # fmt: skip
 """Modules of the page, in its order. Each has `lines(shared)`, and may have `curves`, `figures` (charts), `gaps`, and
 the files it `NEEDS`; with `PARTIAL` it shows what it can without them, and says the rest in `gaps`."""

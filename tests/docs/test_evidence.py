@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "validation"
 sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 
-from reports.validation import build, decisions, kernels, limits, line, page, wrong  # noqa: E402
+from reports.validation import build, decisions, evidence, kernels, limits, line, page, wrong  # noqa: E402
+from simkit.validation.row_study import study_rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,59 @@ def test_lines_made_again_are_those_that_are_kept(kept: dict[str, Any]) -> None:
     assert {key: found[key] for key in ("n", "error_pct", "text", "note")} == {
         key: shipped.plain()[key] for key in ("n", "error_pct", "text", "note")
     }
+
+
+BARS = {
+    "RTX PRO 6000": {3.0, 2.0, 6.0}, "Llama-3.1-8B, TRT-LLM": {5.0}, "Qwen3-32B": {8.0},
+    "A100-80GB, Qwen2-7B, vLLM, TP1, test": {10.0}, "Llama-3-8B, vLLM, TP1, test": {12.0},
+}  # fmt: skip
+"""What part of the evidence of a judged line says: the bars that were set before."""
+
+FITTED = {"Qwen3-32B": {8, 32, 128}, "Qwen2-7B, vLLM, TP1": {10, 30, 100}, "Llama-3-8B, vLLM": {1, 32}}
+"""Part of the name of a set: the loads whose rows may be fitted."""
+
+
+def test_bars_and_rows_of_fits_are_those_that_were_set_before(kept: dict[str, Any]) -> None:
+    for part, bars in BARS.items():
+        found = [each for each in kept["lines"] if part in each["evidence"] and each["judged"]]
+        assert {each["bar_pct"] for each in found} == bars, part
+    for part, loads in FITTED.items():
+        for name, found in kept["curves"]["sets"].items():
+            if part in name:
+                assert {point["by"] for point in found["points"] if not point["test"]} == loads, name
+    rest = [found for name, found in kept["curves"]["sets"].items() if not any(part in name for part in FITTED)]
+    assert all(point["test"] for found in rest for point in found["points"]), "nothing else is fitted"
+
+
+def test_an_error_of_rows_is_that_of_the_rows_that_were_not_fitted(kept: dict[str, Any]) -> None:
+    for name, found in kept["curves"]["sets"].items():
+        for end, key in (
+            ("test rows", "predicted"),
+            ("test rows, host terms at 0", "at_zero"),
+            ("all rows", "predicted"),
+        ):
+            lines = [each for each in kept["lines"] if each["evidence"] == f"{name}, {end}"]
+            errors = [abs(p[key] / p["measured"] - 1) for p in found["points"] if p["test"]]
+            assert all(each["n"] == len(errors) for each in lines)
+            assert all(each["error_pct"] == pytest.approx(100 * sum(errors) / len(errors), abs=0.01) for each in lines)
+
+
+@pytest.mark.parametrize("name", ["H100, Llama-3.1-8B, TRT-LLM 1.0.0rc3, TP1", "A100-40GB, Llama-3-8B, vLLM, TP1"])
+def test_rows_simulated_again_give_what_is_kept(kept: dict[str, Any], name: str) -> None:
+    """Measured from the table, predicted with the terms that the page names, and with none."""
+    (spec,) = [each for each in evidence.specs() if each["name"] == name]
+    points = {point["row"]: point for point in kept["curves"]["sets"][name]["points"]}
+    chosen = [row for row in evidence.rows_of(ROOT, spec) if row.numbers["output_len"] == 128][:3]
+    told = next(each["fitted"] for each in kept["lines"] if each["evidence"].startswith(name) and each["judged"])
+    terms = [float(text.replace(",", "")) for text in re.findall(r"([\d,.]+) us a", told)]
+    given = dict(zip(("fixed_us", "per_seq_us"), terms, strict=False))
+    for row, again in zip(chosen, study_rows(chosen, sets=[f"latency.host={json.dumps(given)}"]).rows, strict=True):
+        metric = "mean_tpot_ms" if spec["metric"] == "mean_tpot_ms" else "duration_s"
+        values, point = again["metrics"][metric], points[row.id]
+        tokens = row.numbers["output_len"] * row.numbers.get("batch_size", 0)
+        for key, value in (("measured", "measured"), ("predicted", "predicted"), ("at_zero", "predicted_zero")):
+            made = tokens / values[value] if metric == "duration_s" else values[value]
+            assert point[key] == pytest.approx(made, rel=2e-3), (row.id, key)
 
 
 def test_every_judged_line_says_what_was_fitted_and_whose_data_it_is(kept: dict[str, Any]) -> None:
@@ -140,7 +195,12 @@ def test_what_is_wrong_is_found_in_the_data() -> None:
 def test_both_pages_say_the_same_and_need_no_network() -> None:
     found = content(example(9.0, evidence="a <b> & `c`"), example(1.0, fitted="none"))
     text, html = page.markdown(found), page.html(found)
-    for said in ("1 of 2 bars are met, 1 missed and named below.", page.COMMAND, "a gap", "Where simkit is wrong"):
+    for said in (
+        "1 of 2 bars are met, 1 missed and named below: S 1 of 2.",
+        page.COMMAND,
+        "a gap",
+        "Where simkit is wrong",
+    ):
         assert said in text
         assert said in html
     assert "a &lt;b&gt; &amp; `c`" in html
