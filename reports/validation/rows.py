@@ -155,9 +155,10 @@ def _lines(found: Found) -> list[Line]:
     test = [point for point in found.points if point.test]
     fitted = [point for point in found.points if not point.test]
     judged = evidence.is_judged(found.spec)
-    made = [_line(found, test, "test rows" if fitted else "all rows", "predicted", judged=judged)]
+    which = "test rows" if fitted else "all rows"
+    made = [_line(found, test, which, "predicted", judged=judged)]
     if found.fits:
-        made.append(_line(found, test, "test rows, host terms at 0", "at_zero", judged=False))
+        made.append(_line(found, test, f"{which}, host terms at 0", "at_zero", judged=False))
     if fitted:
         made.append(_line(found, fitted, "rows of the fit", "predicted", judged=False))
         made.append(_line(found, fitted, "rows of the fit, host terms at 0", "at_zero", judged=False))

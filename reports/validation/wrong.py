@@ -11,8 +11,8 @@ from reports.validation.line import MISSED, SHOWN
 WORST = 5
 """How many groups are named."""
 
-WITHOUT_PARTS = ("Ablation", "Step times")
-"""Sections whose predictions leave out on purpose what simkit has."""
+WITHOUT_PARTS = ("Ablation", "Step times", "Host terms fitted to runs")
+"""Sections whose predictions leave out on purpose what simkit has, or stand in another section already."""
 
 AT_ZERO = "host terms at 0"
 """How the evidence of such a prediction ends."""
