@@ -106,6 +106,6 @@ def check_measured(bands: Sequence[Band], metrics: Collection[str], samples: Col
         if metric not in SAMPLED and metric not in metrics:
             have = [name for name in STATS_OF if name in metrics or name in (samples or ())]
             raise InputError(
-                f"--max-error {band.key}: there is no such error here: the log does not have what it takes; expected "
+                f"--max-error {band.key}: there is no such error here: the log does not measure it; expected "
                 f"one of the metrics {', '.join(have)}"
             )

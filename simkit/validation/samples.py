@@ -163,7 +163,8 @@ def sample(
     at_s = samples.t_s[inside] - begin_s
     at_ns = np.array([s_to_ns(value) for value in at_s.tolist()], dtype=np.int64)
     predicted = _at(steps, at_ns, capacity_tokens)
-    count = f"{int(inside.sum())} of {len(inside)} samples are compared"
+    num, total = int(inside.sum()), len(inside)
+    count = f"{num} of {total} sample{'' if total == 1 else 's'} {'is' if num == 1 else 'are'} compared"
     until = "" if last_s is None else f", those up to the last arrival that is played ({last_s:g} s, max_requests)"
     notes = [*samples.notes, f"--series: {TIME} is taken for s after the first arrival; {count}{until}"]
     measured = {name: values[inside] for name, values in samples.values.items()}

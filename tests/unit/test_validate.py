@@ -317,7 +317,7 @@ def test_samples_of_a_window_and_memory_that_was_not_recorded(here: Path) -> Non
         "predicted": {"running": [1], "waiting": [0]},
     }  # fmt: skip
     assert "kv_cache_pct is 0 while requests run: not recorded, left out" in result.stderr
-    assert "t is taken for s after the first arrival; 1 of 3 samples are compared" in result.stderr
+    assert "t is taken for s after the first arrival; 1 of 3 samples is compared" in result.stderr
     assert "expected samples in the window that is played" in refused(
         "--start", "0.5", "--end", "1.005", "--series", "ts.csv"
     )
