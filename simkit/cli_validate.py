@@ -144,20 +144,25 @@ def _run(
     from simkit.manifest import canonical_json
     from simkit.validation import bands as judging
     from simkit.validation import content as contents
+    from simkit.validation.comparison import measured_metrics
 
     bands = judging.parse_bands(max_error or [])
     setup, trace = _played(chosen)
+    samples = _samples(series)
+    judging.check_measured(
+        bands, measured_metrics(trace, stream=setup.stream), None if samples is None else samples.values
+    )
     out_dir, overwrite = rundir.choose(out, chosen.name)
     options = cli_studies.study_options(jobs, dask, False, out_dir, quiet)
     options["resume_dir"] = None
     with cli_studies.stoppable(out_dir):
-        samples = _samples(series)
         with console.progress(quiet) as progress:
             result, gaps = contents.serve(setup, progress)
         comparison = _compared(chosen, result, trace, gaps, samples)
-        verdicts = judging.judge(bands, comparison.errors)
+        verdicts, unknown = judging.judge(bands, comparison.errors)
         ablated = _ablated(chosen, trace, options, quiet) if ablate else None
-        content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated)
+        content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
+                                      first_token_ns=setup.first_token_ns)  # fmt: skip
         result = cli_log.with_measured(result)
         replaced = rundir.name_of(out_dir) if overwrite else None
         with cli_studies.writing(out, out_dir):
@@ -178,8 +183,12 @@ def _run(
     if not quiet:
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / PAGE}"))
     missed = [found.line() for found in verdicts if not found.ok]
+    if bands and comparison.left_out.is_too_much:
+        missed.append(comparison.left_out.too_much())
     if missed:
-        raise CheckError("--max-error: " + "; ".join(missed))
+        raise CheckError("--max-error: " + "; ".join([*missed, *unknown]))
+    if unknown:
+        raise InputError("--max-error " + "; ".join(unknown))
 
 
 def _played(chosen: Scenario) -> tuple[Setup, Trace]:
@@ -217,17 +226,29 @@ def _samples(series: Path | None) -> Samples | None:
 def _compared(
     chosen: Scenario, result: Result, trace: Trace, gaps: DurationHistogram, samples: Samples | None
 ) -> Comparison:
+    """InputError where not one request can be compared."""
+    from simkit.units import ns_to_s
     from simkit.validation.comparison import compare
     from simkit.validation.samples import sample
 
-    if samples is None:
-        return compare(result, trace, itl=gaps)
     spec = chosen.workload.trace
     assert spec is not None
-    capacity = result.summary["kv"]["capacity_tokens"]
-    found = sample(samples, result.tables["steps"], capacity_tokens=capacity,
-                   begin_s=spec.start_s - spec.warmup_s, end_s=spec.end_s)  # fmt: skip
-    return compare(result, trace, found, gaps)
+    found = None
+    if samples is not None:
+        begin_s = spec.start_s - spec.warmup_s
+        cut_short = spec.max_requests is not None and len(trace) - trace.num_warm >= spec.max_requests
+        last_s = begin_s + ns_to_s(int(trace.arrival_ns.max())) if cut_short else None
+        capacity = result.summary["kv"]["capacity_tokens"]
+        found = sample(samples, result.tables["steps"], capacity_tokens=capacity,
+                       begin_s=begin_s, end_s=spec.end_s, last_s=last_s)  # fmt: skip
+    comparison = compare(result, trace, found, gaps)
+    if not comparison.num_requests["compared"]:
+        lost = comparison.left_out
+        why = lost.words() or "none of them has a measured time"
+        raise InputError(
+            f"MEASURED {spec.path}: no request can be compared: of {lost.num_played} that {lost.are} played: {why}"
+        )
+    return comparison
 
 
 def _ablated(chosen: Scenario, trace: Trace, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:

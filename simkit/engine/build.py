@@ -21,7 +21,7 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
-from simkit.latency.effects import PREFIX_REHITS
+from simkit.latency.effects import FIRST_TOKEN, HOST, PREFIX_REHITS
 from simkit.latency.rates import dtype_peak
 from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
@@ -120,7 +120,7 @@ def set_up(scenario: Scenario) -> Setup:
 
 
 def _set_up(scenario: Scenario) -> Setup:
-    without_effect = _without_effect(scenario.engine)
+    without_effect = (*_without_effect(scenario.engine), *_switched_off(scenario))
     scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
@@ -281,6 +281,17 @@ def _without_effect(engine: Engine) -> tuple[str, ...]:
     if swaps and continuous and paged and not engine.host_pool_gib:
         unused.append("engine.preemption (host_pool_gib is 0, so every victim is recomputed)")
     return tuple(unused)
+
+
+def _switched_off(scenario: Scenario) -> list[str]:
+    """Host terms that are given although their effect is switched off."""
+    given = scenario.latency.host.model_dump(exclude_none=True) if scenario.latency.host else {}
+    effects = {name: FIRST_TOKEN if name == "first_token_us" else HOST for name in given}
+    return [
+        f"latency.host.{name} (latency.without has {effect})"
+        for name, effect in effects.items()
+        if effect in scenario.latency.without
+    ]
 
 
 def describe(setup: Setup) -> str:

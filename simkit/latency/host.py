@@ -93,6 +93,6 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
         terms["per_seq_us"], sources["per_seq_us"] = profile.host.per_seq_us, "profile, launches measured"
     for name, value in given.items():
         if value > MAX_US:
-            raise InputError(f"latency.host.{name}: expected at most {MAX_US:g} microseconds, got {value:g}")
+            raise InputError(f"latency.host.{name}: expected at most {MAX_US:,.10g} microseconds, got {value:,.10g}")
         terms[name], sources[name] = value, "scenario"
     return HostCosts(HostTerms(**terms), sources)

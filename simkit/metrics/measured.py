@@ -33,10 +33,10 @@ def paired(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool)
     """What was measured and predicted of each request; a metric that no request has in both is left out.
 
     `table` holds the requests of a run with `measured` (counts for the statistics); the times of the log are by request
-    id, -1 = unknown. A metric is over the requests that finished in both and have it in both: TPOT, which is
+    id, -1 = unknown. A metric is over the requests that are `whole` and have it in both: TPOT, which is
     (E2E - TTFT) / (tokens - 1), needs both times and two tokens.
     """
-    counted = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
+    counted = whole(table)
     ttft, e2e = ttft_ns[table["id"]], e2e_ns[table["id"]]
     arrival, first, last = (table[name] for name in ("arrival_ns", "first_token_ns", "last_token_ns"))
     wanted = table["wanted_tokens"] // np.maximum(table["samples"], 1) - 1
@@ -48,6 +48,13 @@ def paired(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool)
         _add(found, "tpot_ms", several, (e2e - ttft) / np.maximum(wanted, 1), (last - first) / np.maximum(made, 1))
     _add(found, "e2e_ms", counted & (e2e >= 0), e2e, last - arrival)
     return found
+
+
+def whole(table: dict[str, Ints]) -> Bools:
+    """The requests that finished with all the tokens of their log and count for the statistics."""
+    finished: Bools = (table["status"] == rec.FINISHED) & (table["output_tokens"] >= table["wanted_tokens"])
+    counted: Bools = finished & (table["measured"] != 0)
+    return counted
 
 
 def compared(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simkit.report.numbers import MISSING
+from simkit.report.numbers import MISSING, count
 
 Content = Mapping[str, Any]
 
@@ -21,7 +21,7 @@ WHOLE_RUN = {
     "makespan_s.value": "makespan [s]",
     "throughput.requests_per_s": "requests/s",
     "throughput.output_tokens_per_s": "output tokens/s",
-    "concurrency.mean": "concurrency, mean",
+    "concurrency.mean": "requests in the system, mean",
     "running.mean": "running, mean",
     "running.max": "running, peak",
     "waiting.mean": "waiting, mean",
@@ -96,6 +96,27 @@ def error_of(content: Content, key: str) -> float | None:
     """The error with all effects on, None where it is not known."""
     metric, _, stat = key.partition(".")
     return known(((content["errors"].get(metric) or {}).get(stat) or {}).get("error_pct"))
+
+
+def left_out(content: Content) -> str:
+    """How many requests the simulation did not serve whole, with reasons; empty where it served all."""
+    found = content["num_requests"]
+    reasons: Mapping[str, int] = found.get("left_out") or {}
+    if not reasons:
+        return ""
+    measured = found["played"] - found["warm_up"]
+    named = ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items())
+    return f"{count(sum(reasons.values()))} of {things(measured, 'request')} left out: {named}."
+
+
+def has_enough(content: Content) -> bool:
+    """Whether so few requests are left out that bands can hold."""
+    return bool(content["num_requests"].get("enough_for_bands", True))
+
+
+def things(number: Any, noun: str) -> str:
+    """A number of things with their name."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def missed(content: Content) -> set[str]:

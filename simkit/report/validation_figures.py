@@ -31,6 +31,7 @@ from simkit.report.validation_data import (
     error_of,
     key_name,
     known,
+    things,
 )
 from simkit.types import Floats, Ints
 
@@ -168,9 +169,7 @@ def series(content: Content) -> Figure | None:
         svg = style.to_svg(fig, "series", f"{', '.join(SERIES[key] for key in shown)} over time")
     total = len(found["t_s"])
     thinned = (
-        f"{count(len(at))} of {count(total)} instants, evenly thinned"
-        if len(at) < total
-        else f"{count(total)} instants"
+        f"{count(len(at))} of {count(total)} instants, evenly thinned" if len(at) < total else things(total, "instant")
     )
     return Figure(svg, f"{thinned}, joined by straight lines.")
 

@@ -7,6 +7,7 @@ plan_sheets (for part and sheet).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from simkit.report.definitions import DEFINITIONS
@@ -24,10 +25,13 @@ from simkit.report.validation_data import (
     effect_name,
     error,
     error_of,
+    has_enough,
     key_name,
     known,
     latencies,
+    left_out,
     missed,
+    things,
     whole_run,
 )
 
@@ -43,6 +47,7 @@ SIGN = (
 WORDS: tuple[tuple[str, str], ...] = (
     *(pair for pair in DEFINITIONS if pair[0] in ("TTFT", "TPOT", "ITL", "E2E")),
     ("Makespan", "Time from the first arrival to the last token, of the requests that are compared."),
+    ("Requests in the system", "Sum of the E2E divided by the makespan: requests that wait for a slot are in it."),
     ("Measured", "What the log says of the real run. A time that it lacks is left out, never filled in."),
     ("Predicted", "The same requests at the same times on the simulated engine, which knows only their lengths."),
     ("Error", SIGN),
@@ -66,12 +71,17 @@ def answer(content: Content) -> str:
         f"{key_name(key)} {error(error_of(content, key))}" for key in HEADLINE if error_of(content, key) is not None
     ]
     found = ", ".join(said) or "no error is known"
-    return f"Error of the prediction over {count(compared)} requests: {found}."
+    return f"Error of the prediction over {things(compared, 'request')}: {found}."
 
 
 def badges(content: Content) -> list[Badge]:
     """Whether the bands hold; none where none was set."""
-    return band_badges(content.get("bands") or (), key_name)
+    found, lost = band_badges(content.get("bands") or (), key_name), left_out(content)
+    if not found or not lost:
+        return found
+    if has_enough(content):
+        return [replace(badge, text=f"{badge.text} {lost}") for badge in found]
+    return [Badge("outside a band" if missed(content) else "too many left out", f"{found[0].text} {lost}", "bad")]
 
 
 def band_badges(
@@ -119,7 +129,8 @@ def _errors(content: Content) -> Part:
     over = ", ".join(f"{LATENCIES[metric]} {count(number)}" for metric, number in by_metric.items())
     text = (
         f"The requests of {content['log']} arrive at the simulated engine at the times at which they arrived at the "
-        f"real one, with the prompts and answers that they had. {count(compared)} requests are compared"
+        f"real one, with the prompts and answers that they had. {things(compared, 'request')} "
+        f"{'is' if compared == 1 else 'are'} compared"
         + (f"; those that have the time in question: {over}." if over else "."),
         f"Step times: {content['latency_source']}. {_fitted(content)} {SIGN}",
     )
@@ -256,7 +267,8 @@ def _left_out(content: Content) -> Part:
     """What is not compared and why, and the notes of the run."""
     compared, by_metric = counts(content)
     items = [
-        f"{count(compared - number)} of {count(compared)} requests have no {LATENCIES[metric]} in both."
+        f"{count(compared - number)} of {things(compared, 'request')} "
+        f"{'has' if compared - number == 1 else 'have'} no {LATENCIES[metric]} in both."
         for metric, number in by_metric.items()
         if number < compared
     ]

@@ -5,7 +5,7 @@ Owns the names that a band may have. Imports errors and metrics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from simkit.errors import InputError, nearest
@@ -80,16 +80,32 @@ def _expected(key: str) -> str:
     return f"expected METRIC.STAT, METRIC one of {', '.join(STATS_OF)}{nearest(key, KEYS)}"
 
 
-def judge(bands: Sequence[Band], errors: Errors) -> list[Verdict]:
-    """Each band with what was found. InputError for a band on what the log does not measure."""
-    verdicts = []
+def judge(bands: Sequence[Band], errors: Errors) -> tuple[list[Verdict], list[str]]:
+    """(each band with what was found, what there is no error of)."""
+    verdicts, unknown = [], []
     for band in bands:
         metric, stat = band.key.split(".")
         error = errors.get(metric, {}).get(stat, {}).get("error_pct")
         if error is None:
-            raise InputError(
-                f"--max-error {band.key}: there is no such error here: it was not measured, or 0; expected one of the "
-                f"metrics {', '.join(errors)}"
+            unknown.append(
+                f"{band.key}: there is no such error here: it was not measured, or 0; expected one of the metrics "
+                f"{', '.join(errors)}"
             )
-        verdicts.append(Verdict(band, error))
-    return verdicts
+        else:
+            verdicts.append(Verdict(band, error))
+    return verdicts, unknown
+
+
+def check_measured(bands: Sequence[Band], metrics: Collection[str], samples: Collection[str] | None) -> None:
+    """InputError for a band on what a log does not have; `samples` are those over time, None without a file."""
+    for band in bands:
+        metric = band.key.partition(".")[0]
+        if metric in SAMPLED and metric not in (samples or ()):
+            lacks = "--series FILE, samples over time" if samples is None else f"{SAMPLED[metric]} recorded in --series"
+            raise InputError(f"--max-error {band.key}: expected {lacks}")
+        if metric not in SAMPLED and metric not in metrics:
+            have = [name for name in STATS_OF if name in metrics or name in (samples or ())]
+            raise InputError(
+                f"--max-error {band.key}: there is no such error here: the log does not measure it; expected "
+                f"one of the metrics {', '.join(have)}"
+            )

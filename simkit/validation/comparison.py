@@ -14,11 +14,12 @@ from simkit.metrics import record as rec
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.exact import total
 from simkit.metrics.histogram import DurationHistogram
-from simkit.metrics.measured import STATS, Pairs, compared, paired
-from simkit.metrics.terms import Bools, ratio
+from simkit.metrics.measured import STATS, Pairs, compared, paired, whole
+from simkit.metrics.terms import ratio
 from simkit.parts import Result
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
+from simkit.validation.left_out import LeftOut, left_out
 from simkit.validation.samples import Series
 from simkit.workload.traces import Trace
 from simkit.workload.traces.record import UNKNOWN, Gaps
@@ -39,7 +40,8 @@ class Comparison:
 
     `num_requests` is how many requests are compared, in all and by metric. `pairs_ms` has (measured, predicted) of each
     of them by metric, in order of arrival. `curves` have by metric the times that given shares of the requests, or
-    gaps, do not exceed. `series` is None without samples. `notes` say what limits the comparison.
+    gaps, do not exceed. `series` is None without samples. `left_out` counts what is not compared, and `notes` say what
+    limits the comparison.
     """
 
     errors: Errors
@@ -47,6 +49,7 @@ class Comparison:
     pairs_ms: dict[str, tuple[Floats, Floats]]
     curves: dict[str, dict[str, list[float]]]
     series: Series | None
+    left_out: LeftOut
     notes: tuple[str, ...]
 
 
@@ -55,15 +58,28 @@ def has_times(trace: Trace) -> bool:
     return bool(np.any(trace.ttft_ns != UNKNOWN) or np.any(trace.e2e_ns != UNKNOWN))
 
 
+def measured_metrics(trace: Trace, *, stream: bool) -> set[str]:
+    """Metrics that a log has something for, known before anything is simulated; samples over time have their own."""
+    ttft, e2e = trace.ttft_ns != UNKNOWN, trace.e2e_ns != UNKNOWN
+    several = trace.output_tokens > 1
+    has = {
+        "ttft_ms": bool(ttft.any()),
+        "tpot_ms": stream and bool((ttft & e2e & several).any()),
+        "itl_ms": stream and trace.gaps is not None and len(trace.gaps.ns) > 0,
+        **dict.fromkeys(("e2e_ms", "makespan_s", "throughput", "concurrency"), bool(e2e.any())),
+    }
+    return {metric for metric, found in has.items() if found}
+
+
 def compare(
     result: Result, trace: Trace, series: Series | None = None, itl: DurationHistogram | None = None
 ) -> Comparison:
     """Set the first replication of `result` beside what the log of `trace`, which it served, measured.
 
-    A request is compared where it finished in both and counts for the statistics. Makespan is from the first arrival of
-    these to the last of their last tokens (arrival + E2E), throughput is over it, and concurrency is the sum of their
-    E2E divided by it: all three need E2E. ITL pools the gaps between the tokens of all of them; the predicted one those
-    of all requests of the run. `itl` has these, for its curve.
+    A request is compared where it finished in both with the same tokens and counts for the statistics. Makespan is
+    from the first arrival of these to the last of their last tokens (arrival + E2E), throughput is over it, and
+    concurrency is the sum of their E2E divided by it: all three need E2E. ITL pools the gaps between the tokens of all
+    of them; the predicted one those of all requests of the run. `itl` has these, for its curve.
     """
     manifest = result.manifest["scenario"]
     stream = manifest["engine"]["stream"] is not False
@@ -85,7 +101,9 @@ def compare(
     if series is not None:
         errors |= series.errors
     pairs_ms = {name: (log / NS_PER_MS, run / NS_PER_MS) for name, (log, run) in pairs.items()}
-    return Comparison(errors, num_requests, pairs_ms, curves, series, tuple(_notes(result, table, trace, pairs)))
+    lost = left_out(table, trace)
+    notes = tuple(_notes(table, trace, pairs, lost))
+    return Comparison(errors, num_requests, pairs_ms, curves, series, lost, notes)
 
 
 def _curve(measured_ns: Ints | Floats, predicted_ns: Ints | Floats) -> dict[str, list[float]]:
@@ -132,21 +150,16 @@ def _ints(column: pa.ChunkedArray) -> Ints:
     return found
 
 
-def _counted(table: dict[str, Ints]) -> Bools:
-    counted: Bools = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
-    return counted
-
-
 def _num_compared(table: dict[str, Ints], trace: Trace) -> int:
     timed = (trace.ttft_ns != UNKNOWN) | (trace.e2e_ns != UNKNOWN)
-    return int(np.count_nonzero(_counted(table) & timed[table["id"]]))
+    return int(np.count_nonzero(whole(table) & timed[table["id"]]))
 
 
 def _measured_gaps(table: dict[str, Ints], gaps: Gaps | None) -> DurationHistogram | None:
     """The log's gaps, pooled as those of a run are, so that both are read alike; None without any."""
     if gaps is None:
         return None
-    pooled = gaps.take(table["id"][_counted(table)]).ns
+    pooled = gaps.take(table["id"][whole(table)]).ns
     if not len(pooled):
         return None
     histogram = DurationHistogram()
@@ -161,14 +174,14 @@ def _pooled_stats_ms(pool: DurationHistogram) -> dict[str, float | None]:
 
 def _rates(table: dict[str, Ints], trace: Trace) -> Errors:
     """Makespan, throughput and concurrency of the requests whose E2E is known; nothing without one."""
-    chosen = _counted(table) & (trace.e2e_ns[table["id"]] != UNKNOWN)
+    chosen = whole(table) & (trace.e2e_ns[table["id"]] != UNKNOWN)
     if not chosen.any():
         return {}
     ids, arrival, last = (table[name][chosen] for name in ("id", "arrival_ns", "last_token_ns"))
     tokens = (int(table["wanted_tokens"][chosen].sum()), int(table["output_tokens"][chosen].sum()))
-    whole = (trace.e2e_ns[ids], last - arrival)
+    e2e_of = (trace.e2e_ns[ids], last - arrival)
     begin = (trace.arrival_ns[ids], arrival)
-    numbers = [_numbers(starts, e2e, count) for starts, e2e, count in zip(begin, whole, tokens, strict=True)]
+    numbers = [_numbers(starts, e2e, count) for starts, e2e, count in zip(begin, e2e_of, tokens, strict=True)]
     measured, predicted = numbers
     return {
         "makespan_s": {"value": compared(("makespan_s",), measured, predicted)["makespan_s"]},
@@ -187,15 +200,16 @@ def _numbers(arrival: Ints, e2e: Ints, num_tokens: int) -> dict[str, float | Non
     }
 
 
-def _notes(result: Result, table: dict[str, Ints], trace: Trace, pairs: Pairs) -> list[str]:
-    notes = []
-    served = int(np.count_nonzero(_counted(table)))
-    lost = len(trace) - trace.num_warm - served
-    if lost > 0:
-        notes.append(f"{lost} of {len(trace) - trace.num_warm} requests of the log did not finish here: not compared")
+def _notes(table: dict[str, Ints], trace: Trace, pairs: Pairs, lost: LeftOut) -> list[str]:
+    notes = lost.notes()
+    served = int(np.count_nonzero(whole(table)))
     for metric, (log, _) in pairs.items():
         if len(log) < served and metric != "tpot_ms":
-            notes.append(f"{metric}: measured for {len(log)} of {served} requests, compared over these")
-    if trace.num_warm and trace.gaps is not None:
-        notes.append("itl_ms: what is predicted includes the requests that warm the caches")
+            many = "" if served == 1 else "s"
+            notes.append(f"{metric}: measured for {len(log)} of {served} request{many}, compared over these")
+    if trace.gaps is not None:
+        if trace.num_warm:
+            notes.append("itl_ms: what is predicted includes the requests that warm the caches")
+        if lost.by_reason:
+            notes.append("itl_ms: what is predicted includes the requests that are left out")
     return notes

@@ -19,15 +19,17 @@ from simkit.metrics.histogram import DurationHistogram
 from simkit.parts import Result, assemble, part_of
 from simkit.planner.study import Options, Point, run_study
 from simkit.scenario import Scenario, Trace
+from simkit.units import NS_PER_US
 from simkit.validation import ablation
 from simkit.validation.bands import Verdict
 from simkit.validation.comparison import Comparison, compare, shown_requests
 from simkit.workload.traces import Trace as Played
+from simkit.workload.traces.formats.vllm_records import FROM_QUEUE
 
 ABLATED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean", "makespan_s.value")
 """What is told of an effect: the errors without it."""
 
-AS_IT_WAS = ("keep_share", "idle_gap_cap_s", "spread_ties", "speed", "rate_per_s", "repeat", "sessions")
+AS_IT_WAS = ("keep_share", "idle_gap_cap_s", "spread_ties", "speed", "rate_per_s", "repeat", "sessions", "too_long")
 """Keys of a scenario's trace that play another run than the one that was measured."""
 
 Ablation = dict[str, dict[str, float | None]]
@@ -37,6 +39,12 @@ def check_as_it_was(scenario: Scenario) -> None:
     """InputError where a log would be played at another pace or in another way than it was recorded, or twice."""
     if scenario.replications > 1:
         raise InputError(scenario.blame(f"replications: expected 1, a log happened once, got {scenario.replications}"))
+    if scenario.workload.samples > 1:
+        raise InputError(
+            scenario.blame(
+                f"workload.samples: expected 1, a request of the log made one answer, got {scenario.workload.samples}"
+            )
+        )
     trace = scenario.workload.trace
     assert trace is not None, "the scenario replays a log"
     for key in AS_IT_WAS:
@@ -61,13 +69,18 @@ def validation(
     *,
     verdicts: Sequence[Verdict] = (),
     ablated: Ablation | None = None,
+    first_token_ns: int = 0,
 ) -> dict[str, Any]:
-    """The content of validation.json, plain data. `trace` is what was played, and `result` the run that served it."""
+    """The content of validation.json, plain data. `trace` is what was played, and `result` the run that served it.
+
+    `first_token_ns` is the path of a request that its predicted times hold.
+    """
     manifest = result.manifest
     spec = manifest["scenario"]["workload"]["trace"]
     series = comparison.series
     requests = shown_requests(comparison.pairs_ms)
     notes = [*trace.notes, *_part_notes(spec), *comparison.notes, *(() if series is None else series.notes)]
+    notes += _reading_notes(manifest, trace, comparison, first_token_ns)
     for metric, shown in requests.items():
         count = comparison.num_requests[metric]
         if len(shown) < count:
@@ -80,7 +93,7 @@ def validation(
             "scenario": manifest["scenario"],
             "latency_source": manifest["latency_source"],
             "latency_effects": manifest["latency_effects"],
-            "num_requests": comparison.num_requests,
+            "num_requests": comparison.num_requests | comparison.left_out.to_json(),
             "bands": [
                 {"key": found.band.key, "limit_pct": found.band.limit_pct, "error_pct": found.error_pct, "ok": found.ok}
                 for found in verdicts
@@ -94,6 +107,23 @@ def validation(
         }
     )
     return content
+
+
+def _reading_notes(
+    manifest: Mapping[str, Any], trace: Played, comparison: Comparison, first_token_ns: int
+) -> list[str]:
+    """How some numbers must be read."""
+    notes = []
+    if "concurrency" in comparison.errors:
+        notes.append("concurrency.mean: requests in the system, from arrival to last token; those that wait are in it")
+    if first_token_ns > 0 and any(FROM_QUEUE in note for note in trace.notes):
+        path_us = f"{first_token_ns / NS_PER_US:,.10g}"
+        notes.append(
+            f"ttft_ms, e2e_ms: what is predicted holds the path of a request to the engine and back ({path_us} us, "
+            "first_token_us), what is measured begins in the engine's queue and does not"
+        )
+    idle = manifest.get("without_effect")
+    return [*notes, f"without effect here: {', '.join(idle)}"] if idle else notes
 
 
 def _part_notes(spec: Mapping[str, Any]) -> list[str]:

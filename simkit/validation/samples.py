@@ -76,7 +76,7 @@ def read_samples(path: Path) -> Samples:
     """
     where = f"--series {path}"
     with reading(where), open_text(path) as text:
-        rows = csv.reader(text)
+        rows = csv.reader(text, strict=True)
         header = [name.strip() for name in next(rows, [])]
         places = _places(header, where)
         some = itertools.islice((row for row in rows if any(row)), MAX_SAMPLES + 1)
@@ -101,17 +101,30 @@ def read_samples(path: Path) -> Samples:
 def _places(header: list[str], where: str) -> dict[str, int]:
     """Where the time and each column is, the time first. InputError without a time, or without any of the others."""
     wanted = {TIME: TIME, **SAMPLED}
+    for column in wanted.values():
+        if header.count(column) > 1:
+            raise InputError(f"{where}: expected column {column} once, got it {header.count(column)} times")
     found = {name: header.index(column) for name, column in wanted.items() if column in header}
     if TIME not in found or len(found) == 1:
-        missing = TIME if TIME not in found else next(iter(SAMPLED.values()))
+        missing = [TIME] if TIME not in found else list(SAMPLED.values())
         expected = f"expected columns {TIME} and any of {', '.join(SAMPLED.values())}"
         shown = "".join(c if c.isprintable() else "?" for c in ",".join(header))[:120]
-        raise InputError(f"{where}: {expected}, got {shown!r}{nearest(missing, header)}")
+        raise InputError(f"{where}: {expected}, got {shown!r}{_advice(missing, header, set(wanted.values()))}")
     return found
+
+
+def _advice(missing: list[str], header: list[str], known: set[str]) -> str:
+    """What may have been meant: another column of the file under a name like one that is missing."""
+    others = [name for name in header if name and name not in known]
+    if len(header) == 1:
+        return "; expected commas between the columns" if any(mark in header[0] for mark in ";\t|") else ""
+    return next((found for name in missing if (found := nearest(name, others))), "")
 
 
 def _numbers(row: list[str], places: Mapping[str, int], header: list[str], where: str) -> list[float]:
     numbers = []
+    if len(row) > len(header):
+        raise InputError(f"{where}: expected {len(header)} cells as in the header, got {len(row)}")
     for at in places.values():
         cell = row[at] if at < len(row) else ""
         try:
@@ -125,25 +138,53 @@ def _numbers(row: list[str], places: Mapping[str, int], header: list[str], where
 
 
 def sample(
-    samples: Samples, steps: pa.Table, *, capacity_tokens: int, begin_s: float = 0.0, end_s: float | None = None
+    samples: Samples,
+    steps: pa.Table,
+    *,
+    capacity_tokens: int,
+    begin_s: float = 0.0,
+    end_s: float | None = None,
+    last_s: float | None = None,
 ) -> Series:
     """The run whose step table (first replication) is `steps` at the times of `samples`.
 
     Times of the samples count from the log's first arrival, as the engine's own sampling begins with its first step;
-    the window that is played is from `begin_s` to `end_s` of them (None: to the end). InputError when no sample lies in
-    it.
+    the window that is played is from `begin_s` to `end_s` of them (None: to the end). `last_s` is the last arrival that
+    is played where the log has more: what is sampled behind it had others beside it. InputError when no sample lies in
+    the window.
     """
     inside = (samples.t_s >= begin_s) & (samples.t_s < (math.inf if end_s is None else end_s))
+    if last_s is not None:
+        inside &= samples.t_s <= last_s
     if not inside.any():
         span = f"{samples.t_s[0]:g} to {samples.t_s[-1]:g} s"
-        raise InputError(f"--series: expected samples in the window that is played, got {span}")
+        played = "" if last_s is None else f", whose last arrival is at {last_s:g} s (max_requests)"
+        raise InputError(f"--series: expected samples in the window that is played{played}, got {span}")
     at_s = samples.t_s[inside] - begin_s
     at_ns = np.array([s_to_ns(value) for value in at_s.tolist()], dtype=np.int64)
     predicted = _at(steps, at_ns, capacity_tokens)
-    count = f"{int(inside.sum())} of {len(inside)} samples are compared"
-    notes = (*samples.notes, f"--series: {TIME} is taken for s after the first arrival; {count}")
+    num, total = int(inside.sum()), len(inside)
+    count = f"{num} of {total} sample{'' if total == 1 else 's'} {'is' if num == 1 else 'are'} compared"
+    until = "" if last_s is None else f", those up to the last arrival that is played ({last_s:g} s, max_requests)"
+    notes = [*samples.notes, f"--series: {TIME} is taken for s after the first arrival; {count}{until}"]
     measured = {name: values[inside] for name, values in samples.values.items()}
-    return Series(at_s, measured, {name: predicted[name] for name in measured}, notes)
+    _in_per_cent(measured, predicted, notes)
+    return Series(at_s, measured, {name: predicted[name] for name in measured}, tuple(notes))
+
+
+def _in_per_cent(measured: dict[str, Floats], predicted: Mapping[str, Floats], notes: list[str]) -> None:
+    """Memory in use that never exceeds 1 may be a fraction: it is one where its peak, as such, is nearer to the
+    prediction's. Either reading is announced."""
+    kv = measured.get("kv_pct")
+    if kv is None or not 0 < kv.max() <= 1:
+        return
+    peak, expected = float(kv.max()), float(predicted["kv_pct"].max())
+    is_fraction = expected > 10 * peak
+    if is_fraction:
+        measured["kv_pct"] = 100 * kv
+    read = "a fraction, times 100" if is_fraction else "per cent"
+    near = f"that is nearer to the {expected:.3g} % predicted"
+    notes.append(f"--series: {SAMPLED['kv_pct']} is at most {peak:g} and taken for {read}: {near}")
 
 
 def _at(steps: pa.Table, at_ns: Ints, capacity_tokens: int) -> dict[str, Floats]:

@@ -125,8 +125,12 @@ def build_workload(
         num_warm=0 if trace is None else trace.num_warm,
         prefix_known=trace is None or trace.has_blocks or workload.prefix is not None,
         successors=successors,
-        measured=None if trace is None else measured_times(trace),
+        measured=None if trace is None else _measured(workload, trace, max_model_len),
     )
+
+
+def _measured(workload: scenario.Workload, trace: Trace, max_model_len: int) -> MeasuredTimes | None:
+    return measured_times(trace, _max_tokens(workload, trace.prompt_tokens, trace.output_tokens, max_model_len))
 
 
 def _synthetic_chunks(

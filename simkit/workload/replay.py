@@ -72,11 +72,16 @@ def trace_chunks(trace: Trace) -> Iterator[Chunk]:
         )
 
 
-def measured_times(trace: Trace) -> MeasuredTimes | None:
-    """The times that the log measured, None when it has none at all."""
+def measured_times(trace: Trace, max_tokens: Ints) -> MeasuredTimes | None:
+    """The times that the log measured, None when it has none at all.
+
+    `max_tokens` is what the client allows each request: the times of a longer answer say nothing of the shorter one
+    that is played, and are unknown.
+    """
     if np.all(trace.ttft_ns == UNKNOWN) and np.all(trace.e2e_ns == UNKNOWN):
         return None
-    return MeasuredTimes(trace.ttft_ns, trace.e2e_ns)
+    cut = trace.output_tokens > max_tokens
+    return MeasuredTimes(*(np.where(cut, UNKNOWN, times) for times in (trace.ttft_ns, trace.e2e_ns)))
 
 
 def caused(requests: Iterator[Request], trace: Trace) -> tuple[Iterator[Request], Successors]:

@@ -249,7 +249,7 @@ def test_host_terms_are_those_of_the_scenario_then_of_the_version_then_launches_
 
 def test_a_term_beyond_what_a_host_can_take_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"^latency\.host\.fixed_us: expected at most 1e\+06 microseconds, got 1e\+09$"
+        InputError, match=r"^latency\.host\.fixed_us: expected at most 1,000,000 microseconds, got 1,000,000,000$"
     ):
         host_of({"fixed_us": 1e9}, None, "0.33")
 

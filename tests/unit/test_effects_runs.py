@@ -254,7 +254,7 @@ def test_what_is_no_effect_and_no_term_is_one_line_with_the_nearest_name(setting
         ({"latency.profile": "unit", "latency.host.fixed_us": 3}, "has no effect with latency.profile: unit"),
         ({"latency.profile": "roofline", "latency.without": ["chunk_context"]},
          "chunk_context is no effect of roofline (uncalibrated); expected one of host"),
-        ({"latency.host.first_token_us": 1e9}, "expected at most 1e+06 microseconds, got 1e+09"),
+        ({"latency.host.first_token_us": 1e9}, "expected at most 1,000,000 microseconds, got 1,000,000,000"),
     ],
 )  # fmt: skip
 def test_what_the_latency_model_lacks_is_refused(sets: dict[str, Any], message: str) -> None:

@@ -171,7 +171,10 @@ def test_errors_computed_by_hand(here: Path) -> None:
     concurrency = found["concurrency"]["mean"]
     assert (concurrency["measured"], concurrency["predicted"]) == (pytest.approx(8 / 22), pytest.approx(6 / 21))
     content = written()
-    assert content["num_requests"] == {"compared": 3, "ttft_ms": 3, "tpot_ms": 2, "e2e_ms": 3}
+    assert content["num_requests"] == {
+        "compared": 3, "ttft_ms": 3, "tpot_ms": 2, "e2e_ms": 3,
+        "played": 3, "warm_up": 0, "left_out": {}, "enough_for_bands": True,
+    }  # fmt: skip
     assert content["requests"]["ttft_ms"] == [[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
     assert content["curves"]["e2e_ms"] == {
         "share": [0.0, 0.5, 1.0], "measured": [2.0, 2.0, 4.0], "predicted": [1.0, 2.0, 3.0]
@@ -211,7 +214,7 @@ def test_a_part_of_a_run_and_requests_that_do_not_finish_are_told(here: Path) ->
     result = quick("--max-requests", "3")
     assert result.exit_code == 0, result.output
     notes = written()["notes"]
-    assert "1 of 3 requests of the log did not finish here: not compared" in notes
+    assert "1 of 3 requests of the log was rejected here: not compared" in notes
     assert (
         "a part of the log is served: the real engine had what came before and after it beside these requests" in notes
     )
@@ -314,7 +317,7 @@ def test_samples_of_a_window_and_memory_that_was_not_recorded(here: Path) -> Non
         "predicted": {"running": [1], "waiting": [0]},
     }  # fmt: skip
     assert "kv_cache_pct is 0 while requests run: not recorded, left out" in result.stderr
-    assert "t is taken for s after the first arrival; 1 of 3 samples are compared" in result.stderr
+    assert "t is taken for s after the first arrival; 1 of 3 samples is compared" in result.stderr
     assert "expected samples in the window that is played" in refused(
         "--start", "0.5", "--end", "1.005", "--series", "ts.csv"
     )

@@ -225,7 +225,7 @@ def test_the_numbers_of_the_page_are_those_of_the_json() -> None:
     whole = table_rows(page, "<h3>The run as a whole</h3>")
     assert whole["makespan [s]"] == ["301", "298", "-1.0 %"]
     assert whole["waiting, mean"] == ["0", "0.25", "-"]
-    assert set(whole) >= {"requests/s", "output tokens/s", "concurrency, mean", "waiting, peak"}
+    assert set(whole) >= {"requests/s", "output tokens/s", "requests in the system, mean", "waiting, peak"}
 
 
 def test_the_first_sentence_has_the_errors_and_how_many_requests_they_are_over() -> None:

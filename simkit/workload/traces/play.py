@@ -15,6 +15,7 @@ from simkit.types import Ints
 from simkit.units import ns_to_s
 from simkit.workload.streams import Streams
 from simkit.workload.traces.load import Log, load_log
+from simkit.workload.traces.log import NUM_NAMED_LINES
 from simkit.workload.traces.pace import scaled, speed_of, think_times, without_idle
 from simkit.workload.traces.played import Trace
 from simkit.workload.traces.record import UNKNOWN
@@ -70,11 +71,29 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
         notes=(),
         gaps=None if columns.gaps is None else columns.gaps.take(rows),
     )
+    trace = _possible(trace, where, notes)
     warm = window.num_warm
     # What comes again is not the warm-up, so what it has in common with that counts once.
     part = trace.shared if warm == 0 or spec.repeat == 1 else _shared(log, rows[warm:], prompts[warm:])
     trace = repeated(trace, part, spec, notes)
     return replace(trace, notes=tuple(notes))
+
+
+def _possible(trace: Trace, where: str, notes: list[str]) -> Trace:
+    """The trace without measured times that cannot be: a first token behind the last."""
+    wrong = np.flatnonzero((trace.e2e_ns != UNKNOWN) & (trace.ttft_ns > trace.e2e_ns))
+    if not len(wrong):
+        return trace
+    lines = trace.line[wrong].tolist()
+    named = ", ".join(map(str, lines[:NUM_NAMED_LINES])) + (", ..." if len(lines) > NUM_NAMED_LINES else "")
+    many = "s" if len(wrong) > 1 else ""
+    notes.append(
+        f"{where}: {len(wrong)} request{many} with a TTFT longer than the E2E (line{many} {named}): the times are "
+        "taken for unknown"
+    )
+    ttft, e2e = trace.ttft_ns.copy(), trace.e2e_ns.copy()
+    ttft[wrong] = e2e[wrong] = UNKNOWN
+    return replace(trace, ttft_ns=ttft, e2e_ns=e2e)
 
 
 def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) -> Ints:

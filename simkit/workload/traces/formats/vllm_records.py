@@ -19,6 +19,8 @@ from simkit.workload.traces.record import Columns, Record
 
 NEEDS = ("input_toks", "output_toks", "arrival_time")
 ENGINE = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+FROM_QUEUE = "measured TTFT and E2E count from the engine's queue (queued_ts), not from arrival_time"
+"""What a remark says of a log of this format, for those who must know."""
 
 
 def matches(head: Head) -> str | None:
@@ -74,8 +76,7 @@ def read(source: Source) -> Iterator[Columns]:
     if queued.least is not None:
         source.log.remark(
             f"arrival_time and queued_ts are of two clocks: they span {arrivals.span_s():.3f} and "
-            f"{queued.span_s():.3f} s, and their difference varies by up to {apart.span_s():.3f} s; measured TTFT and "
-            "E2E count from the engine's queue (queued_ts), not from arrival_time"
+            f"{queued.span_s():.3f} s, and their difference varies by up to {apart.span_s():.3f} s; {FROM_QUEUE}"
         )
 
 
