@@ -156,15 +156,26 @@ def _num_compared(table: dict[str, Ints], trace: Trace) -> int:
 
 
 def _measured_gaps(table: dict[str, Ints], gaps: Gaps | None) -> DurationHistogram | None:
-    """The log's gaps, pooled as those of a run are, so that both are read alike; None without any."""
+    """The log's gaps, pooled as those of a run are, so that both are read alike.
+
+    None unless it has those of every request of several tokens: the predicted ones are of all.
+    """
     if gaps is None:
         return None
-    pooled = gaps.take(table["id"][whole(table)]).ns
-    if not len(pooled):
+    have, several = _with_gaps(table, gaps)
+    if not have or have < several:
         return None
+    pooled = gaps.take(table["id"][whole(table)]).ns
     histogram = DurationHistogram()
     histogram.add_many(pooled, 1)
     return histogram
+
+
+def _with_gaps(table: dict[str, Ints], gaps: Gaps) -> tuple[int, int]:
+    """Of the requests that are compared: those whose gaps the log has, and those of several tokens."""
+    chosen = whole(table)
+    have = np.diff(gaps.offsets)[table["id"][chosen]] > 0
+    return int(np.count_nonzero(have)), int(np.count_nonzero(table["output_tokens"][chosen] > 1))
 
 
 def _pooled_stats_ms(pool: DurationHistogram) -> dict[str, float | None]:
@@ -208,6 +219,9 @@ def _notes(table: dict[str, Ints], trace: Trace, pairs: Pairs, lost: LeftOut) ->
             many = "" if served == 1 else "s"
             notes.append(f"{metric}: measured for {len(log)} of {served} request{many}, compared over these")
     if trace.gaps is not None:
+        have, several = _with_gaps(table, trace.gaps)
+        if have < several:
+            notes.append(f"itl_ms: the log has the gaps of {have} of {several} requests: not compared")
         if trace.num_warm:
             notes.append("itl_ms: what is predicted includes the requests that warm the caches")
         if lost.by_reason:

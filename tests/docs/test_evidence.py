@@ -83,12 +83,9 @@ def test_bars_and_rows_of_fits_are_those_that_were_set_before(kept: dict[str, An
 
 def test_an_error_of_rows_is_that_of_the_rows_that_were_not_fitted(kept: dict[str, Any]) -> None:
     for name, found in kept["curves"]["sets"].items():
-        for end, key in (
-            ("test rows", "predicted"),
-            ("test rows, host terms at 0", "at_zero"),
-            ("all rows", "predicted"),
-        ):
-            lines = [each for each in kept["lines"] if each["evidence"] == f"{name}, {end}"]
+        for end, key in (("", "predicted"), (", host terms at 0", "at_zero")):
+            names = (f"{name}, test rows{end}", f"{name}, all rows{end}")
+            lines = [each for each in kept["lines"] if each["evidence"] in names]
             errors = [abs(p[key] / p["measured"] - 1) for p in found["points"] if p["test"]]
             assert all(each["n"] == len(errors) for each in lines)
             assert all(each["error_pct"] == pytest.approx(100 * sum(errors) / len(errors), abs=0.01) for each in lines)
