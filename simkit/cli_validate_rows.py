@@ -119,6 +119,7 @@ def _study(
     rows = tables.select(table, select or [])
     check_measured(bands, (row for row in rows if chosen is None or not chosen.takes(row)))
     base = None if scenario is None else schema.load(scenario)
+    _check_profile(settings, None if base is None else base.latency.profile, scenario)
     with cli_studies.stoppable(out_dir), console.progress(quiet) as progress:
         return study_rows(
             rows,
@@ -131,6 +132,14 @@ def _study(
             progress=progress,
             **options,
         )
+
+
+def _check_profile(settings: list[str], of_base: str | None, scenario: Path | None) -> None:
+    """InputError for step times of no hardware, which have no host terms."""
+    given = [text for text in settings if text.partition("=")[0].strip() == "latency.profile"]
+    label = f"--set {given[-1]}" if given else f"--scenario {scenario}: latency.profile"
+    if (given[-1].partition("=")[2].strip() if given else of_base) == "unit":
+        raise InputError(f"{label}: expected step times of hardware, which those that were measured are held against")
 
 
 def _told(table: Table) -> list[str]:

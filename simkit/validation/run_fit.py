@@ -43,7 +43,7 @@ LEAST_GAIN = 0.05
 MOST_RMS_PCT = 10.0
 """Root mean square of the errors after the fit beyond which the scenario is not what served the log."""
 
-REFINE = 40
+REFINE = 30
 """Simulations that may look for better terms near those of least squares."""
 
 EXPECTED_SIMULATIONS = 80

@@ -507,6 +507,7 @@ def test_the_terminal_names_the_rows_that_were_left_out(tmp_path: Path) -> None:
         (("--max-error", "mean_tpot_ms=5", "--max-error", "mean_tpot_ms=6"), "expected each metric once"),
         (("--max-error", "mean_ttft_ms=5"), "none has it; they have mean_tpot_ms"),
         (("--fit", "tp=1", "--set", "latency.host.fixed_us=3"), "latency.host.fixed_us=3: expected without --fit"),
+        (("--set", "latency.profile=unit"), "--set latency.profile=unit: expected step times of hardware"),
         (("--set", "engine.max_num_sqs=3"), "max_num_seqs"),
         (("--set", "model=none-such"), "none-such"),
     ],
