@@ -11,8 +11,12 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.planner.study import Options
+    from simkit.validation.row_errors import Band
     from simkit.validation.row_study import RowStudy
     from simkit.validation.rows import Table
+
+
+NOTHING_FITTED = "nothing could be fitted: host work is hidden behind the GPU; the terms stay as they were"
 
 
 def run_rows(
@@ -49,7 +53,7 @@ def run_rows(
     options: Options = cli_studies.study_options(jobs, dask, False, out_dir, quiet)
     options["resume_dir"] = None  # rows are many small studies
     study = _study(table, select, fit, fit_metric, scenario, cli_studies.settings_of(sets, seed), max_rows,
-                   name, summary, out_dir, quiet, options)  # fmt: skip
+                   name, summary, out_dir, quiet, options, bands)  # fmt: skip
     content = study.to_json() | {"assumptions": [*study.assumptions, *_told(table)]}
     judged = row_errors.judge(bands, content["errors"]) if bands else []
     content |= {"bands": judged, "version": __version__}
@@ -72,6 +76,9 @@ def run_rows(
             )
         for found in study.fits:
             terms = found.found.terms
+            if not found.found.fitted:
+                console.say(f"note: {found.engine}: {NOTHING_FITTED}")
+                continue
             what = f"{terms.fixed_us:.0f} us a step and {terms.per_seq_us:.1f} us a sequence"
             console.say(f"note: {found.engine}: {what}, fitted to {found.metric} of {len(found.rows)} rows")
         if replaced is not None:
@@ -93,9 +100,11 @@ def _study(
     out_dir: Path,
     quiet: bool,
     options: Options,
+    bands: list[Band],
 ) -> RowStudy:
     from simkit import scenario as schema
     from simkit.validation import rows as tables
+    from simkit.validation.row_errors import check_measured
     from simkit.validation.row_fit import parse_fit
     from simkit.validation.row_study import study_rows
 
@@ -104,10 +113,16 @@ def _study(
     chosen = None if fit is None else parse_fit(fit, fit_metric)
     if chosen is not None:
         tables.check_column(chosen.column, table, chosen.label)
+        for text in settings:
+            if text.partition("=")[0].strip().startswith("latency.host"):
+                raise InputError(f"--set {text}: expected without --fit, which finds the host terms")
+    rows = tables.select(table, select or [])
+    check_measured(bands, (row for row in rows if chosen is None or not chosen.takes(row)))
     base = None if scenario is None else schema.load(scenario)
+    _check_profile(settings, None if base is None else base.latency.profile, scenario)
     with cli_studies.stoppable(out_dir), console.progress(quiet) as progress:
         return study_rows(
-            tables.select(table, select or []),
+            rows,
             fit=chosen,
             base=base,
             sets=settings,
@@ -119,12 +134,21 @@ def _study(
         )
 
 
+def _check_profile(settings: list[str], of_base: str | None, scenario: Path | None) -> None:
+    """InputError for step times of no hardware, which have no host terms."""
+    given = [text for text in settings if text.partition("=")[0].strip() == "latency.profile"]
+    label = f"--set {given[-1]}" if given else f"--scenario {scenario}: latency.profile"
+    if (given[-1].partition("=")[2].strip() if given else of_base) == "unit":
+        raise InputError(f"{label}: expected step times of hardware, which those that were measured are held against")
+
+
 def _told(table: Table) -> list[str]:
     """What of the file was not used."""
     told = []
     odd = [row.odd[0] for row in table.rows if row.odd]
     if odd:
-        told.append(f"{len(odd)} rows have cells that cannot be read: {'; '.join(odd[:3])}{' ...' if odd[3:] else ''}")
+        have = "1 row has" if len(odd) == 1 else f"{len(odd)} rows have"
+        told.append(f"{have} cells that cannot be read: {'; '.join(odd[:3])}{' ...' if odd[3:] else ''}")
     if table.ignored:
         told.append(f"columns that are not read: {', '.join(name or '(no name)' for name in table.ignored)}")
     if table.num_zeros:

@@ -205,6 +205,9 @@ def fitted_text(found: Found) -> str:
     told = []
     for fit in found.fits:
         terms = fit["terms"]
+        if not terms:
+            told.append(f"none of {fit['engine']}, whose host work is hidden")
+            continue
         what = f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
         told.append(f"{len(fit['fitted'])} host terms of {fit['engine']} ({what})")
     return f"{'; '.join(told)} on {sum(len(fit['rows']) for fit in found.fits)} rows ({BY[column]} {values})"

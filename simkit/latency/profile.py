@@ -106,10 +106,20 @@ def describe(profile: Profile) -> dict[str, Any]:
     }
 
 
+def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """A mapping of a profile. ProfileError where a key is there twice: JSON would keep the last in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ProfileError(f"latency.profile: {where}: {key!a:.60}: expected this key once, got it twice")
+        found[key] = value
+    return found
+
+
 def parse_profile(text: str, where: str) -> Profile:
     """A profile from its JSON. Raises ProfileError with `where`, the key and what was expected."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
     except json.JSONDecodeError as error:
         raise ProfileError(f"latency.profile: {where}:{error.lineno}: not JSON: {error.msg.lower()}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists without end

@@ -20,8 +20,8 @@ from simkit.latency.sheets import Sheet, from_nested
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a profile may be called: it becomes the name of a file and a word in a line."""
 
-VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
-"""A version of vLLM as scenarios name it."""
+VERSION = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})")
+"""A version of vLLM as scenarios name it: 0.010 would be a second name of 0.10."""
 
 LARGEST_SIZE = 1e13
 

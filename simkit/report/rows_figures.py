@@ -121,7 +121,7 @@ def _side(content: Content, zero: bool) -> str:
         return ": host terms at 0"
     if not rows_data.has_zero(content):
         return ""
-    return ": host terms fitted" if content.get("fit") else ": host terms on"
+    return ": host terms fitted" if any(fit["fitted"] for fit in rows_data.fits(content)) else ": host terms on"
 
 
 def _caption(content: Content, drawable: Sequence[str], key: str) -> str:

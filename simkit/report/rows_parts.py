@@ -28,6 +28,9 @@ MAX_RUNNING = 40
 MAX_IDS = 16
 """Rows that are named where they are only counted otherwise."""
 
+MAX_NAMED = 3
+"""Rows that are named of those left out for one reason."""
+
 TERMS = {
     "fixed_us": "a step, fixed",
     "per_seq_us": "a step, for each sequence",
@@ -200,6 +203,8 @@ def _fit(content: Content) -> Part:
     if not fits:
         return Part("fit", "What was fitted", ("Nothing: no number was fitted to these rows.",))
     number = sum(len(fit["fitted"]) for fit in fits)
+    if not number:
+        return Part("fit", "What was fitted", ("Nothing could be fitted: host work is hidden behind the GPU.",))
     words = "number was" if number == 1 else "numbers were"
     chosen, test = ([name for fit in fits for name in fit[key]] for key in ("rows", "test_rows"))
     text_ = (
@@ -207,7 +212,7 @@ def _fit(content: Content) -> Part:
         "The rest stays as it was."
     )
     items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.")
-    return Part("fit", "What was fitted", (text_,), tuple(map(_terms, fits)), items)
+    return Part("fit", "What was fitted", (text_,), tuple(_terms(fit) for fit in fits if fit["fitted"]), items)
 
 
 def _terms(fit: Mapping[str, Any]) -> Sheet:
@@ -236,8 +241,17 @@ def _skipped(content: Content) -> Part | None:
     skipped = content.get("skipped") or {}
     if not skipped:
         return None
-    items = tuple(f"{count(number)} {'row' if number == 1 else 'rows'}: {reason}" for reason, number in skipped.items())
+    rows, lines = content.get("skipped_rows") or {}, content.get("skipped_lines") or {}
+    items = tuple(f"{_rows_text(number)}: {reason}{_named(reason, rows, lines)}" for reason, number in skipped.items())
     return Part("skipped", "Rows left out, and why", (), (), items)
+
+
+def _named(reason: str, rows: Mapping[str, str], lines: Mapping[str, int]) -> str:
+    """The first of the rows that were left out for a reason."""
+    names = [name for name, why in rows.items() if why == reason]
+    shown = [f"{name} in line {lines[name]}" if name in lines else name for name in names[:MAX_NAMED]]
+    more = f" and {count(len(names) - MAX_NAMED)} more" if len(names) > MAX_NAMED else ""
+    return f" ({', '.join(shown)}{more})" if names else ""
 
 
 def _assumptions(content: Content) -> Part | None:

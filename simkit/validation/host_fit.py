@@ -28,6 +28,15 @@ SHARES = (1.0, 0.5, 0.25)
 NO_EFFECT = 1e-6
 """Relative change of what is predicted below which a term does nothing, e.g. host work that the GPU's time hides."""
 
+REFINED = 1e-4
+"""Root mean square of the relative errors below which nothing is left to refine: no engine is as regular as that."""
+
+WORTH_REFINING = 0.1
+"""The same above which the model does not hold, and refining it says nothing."""
+
+LEAST_SCALE = 0.05
+"""Of the reach of a refinement, in standard errors along its axes, at which it ends."""
+
 LEAST_SINE = 0.05
 """Two terms that act so much alike, by the sine between what they do to all numbers, cannot be told apart."""
 
@@ -40,9 +49,10 @@ class HostFit:
     """Fitted terms; `fitted` names those that were.
 
     Of the others that were wanted, `idle` change nothing, and `alike` act as one of the fitted does: both stay as they
-    were. `errors_us` are standard errors of the fitted terms, as if what is left of the errors were independent; at
-    heavy load, where all requests share a queue, terms are off by several times that. Errors are relative, predicted /
-    measured - 1, float64[n], with the terms the search began at and with those fitted.
+    were. `errors_us` are standard errors of the fitted terms: as if what is left of the errors were independent, or
+    the spread of the terms that least squares finds from elsewhere nearby, where that is more; at heavy load, where all
+    requests share a queue, terms are off by several times that. Errors are relative, predicted / measured - 1,
+    float64[n], with the terms the search began at and with those fitted.
     """
 
     terms: HostTerms
@@ -55,13 +65,19 @@ class HostFit:
 
 
 def fit_host(
-    predict: Predict, measured: Floats, start: HostTerms, names: Sequence[str], weights: Floats | None = None
+    predict: Predict,
+    measured: Floats,
+    start: HostTerms,
+    names: Sequence[str],
+    weights: Floats | None = None,
+    refine: int = 0,
 ) -> HostFit:
     """The terms `names`, none below 0, that make the weighted sum of squared relative errors smallest.
 
     The other terms stay. `weights` are of the squares, by default all alike. Gauss-Newton from `start`, with slopes
-    that are kept as long as they lead to something better: what is predicted is nearly linear in each term. ValueError
-    when there are fewer numbers measured than terms to fit, or one that is not positive.
+    that are kept as long as they lead to something better: what is predicted is nearly linear in each term. From where
+    that ends, up to `refine` predictions or so look for something better nearby. ValueError when there are fewer
+    numbers measured than terms to fit, or one that is not positive.
     """
     if len(measured) < len(names):
         raise ValueError(f"{len(names)} terms cannot be fitted to {len(measured)} measured numbers")
@@ -74,6 +90,8 @@ def fit_host(
     idle = [name for name in names if np.abs(slopes[name]).max() * PROBES_US[name] <= NO_EFFECT]
     active, alike = _told_apart([name for name in names if name not in idle], slopes, root)
     search.run(active, slopes)
+    if active and refine:
+        search.refine(active, refine)
     nudged = search.slopes(active, NUDGES_US)
     hidden = [name for name in active if np.abs(nudged[name]).max() * NUDGES_US[name] <= NO_EFFECT]
     hidden = [name for name in hidden if search.put_back(name, start)]
@@ -96,6 +114,7 @@ class _Search:
         self._predict, self._measured, self._root = predict, measured, root
         self.terms, self.predicted = start, predict(start)
         self._slopes: dict[str, Floats] = {}
+        self._ends: list[HostTerms] = []
 
     @property
     def error(self) -> Floats:
@@ -130,15 +149,56 @@ class _Search:
         """Whether a move along the slopes made the errors smaller."""
         matrix = np.stack([self._slopes[name] for name in names], axis=1) * self._root[:, None]
         aim = _least_squares(self.terms, names, matrix, self.error * self._root)
-        squares = np.square(self.error * self._root).sum()
         for share in SHARES:
             to = {name: (1 - share) * getattr(self.terms, name) + share * getattr(aim, name) for name in names}
-            terms = replace(self.terms, **to)
-            predicted = self._predict(terms)
-            if np.square((predicted / self._measured - 1) * self._root).sum() < squares:
-                self.terms, self.predicted = terms, predicted
+            if self._took(replace(self.terms, **to)):
                 return True
         return False
+
+    def _took(self, terms: HostTerms) -> bool:
+        """Whether `terms` make the errors smaller; the search goes on from there then."""
+        predicted = self._predict(terms)
+        if self._squares(predicted) >= self._squares(self.predicted):
+            return False
+        self.terms, self.predicted = terms, predicted
+        return True
+
+    def _squares(self, predicted: Floats) -> float:
+        return float(np.square((predicted / self._measured - 1) * self._root).sum())
+
+    def refine(self, names: Sequence[str], budget: int) -> None:
+        """Look around for something better, until `budget` predictions are made or the reach is small.
+
+        What is predicted jumps a little with every term, so that slopes lead past the best. From here the search
+        reaches along the axes of the ellipsoid that least squares is unsure in, by its width, and from there by least
+        squares once more; where nothing is better the reach is halved.
+        """
+        self._slopes = self.slopes(names, PROBES_US)
+        matrix = np.stack([self._slopes[name] for name in names], axis=1) * self._root[:, None]
+        sizes, axes = np.linalg.eigh(matrix.T @ matrix)
+        reach, left = 1.0, budget - len(names)
+        while reach > LEAST_SCALE and left > 0 and REFINED < self._rms() < WORTH_REFINING:
+            better = False
+            for size, axis in zip(np.maximum(sizes, sizes.max() * 1e-12), axes.T, strict=True):
+                for sign in (1.0, -1.0):
+                    width = sign * reach * float(np.sqrt(self._squares(self.predicted) / size))
+                    at = [getattr(self.terms, name) for name in names]
+                    moved = [max(0.0, value + width * float(part)) for value, part in zip(at, axis, strict=True)]
+                    there = replace(self.terms, **dict(zip(names, moved, strict=True)))
+                    left -= 2
+                    if self._took(there) or self._took(self._end_from(there, names, matrix)):
+                        better = True
+                        break
+            reach = reach if better else reach / 2
+
+    def _end_from(self, terms: HostTerms, names: Sequence[str], matrix: Floats) -> HostTerms:
+        """Where least squares leads from `terms`, kept: how these ends differ is how unsure they are."""
+        end = _least_squares(terms, names, matrix, (self._predict(terms) / self._measured - 1) * self._root)
+        self._ends.append(end)
+        return end
+
+    def _rms(self) -> float:
+        return float(np.sqrt(self._squares(self.predicted) / len(self._measured)))
 
     def put_back(self, name: str, start: HostTerms) -> bool:
         """Whether `name` could be put back to what it was at the start, because nothing tells the two apart."""
@@ -157,7 +217,12 @@ class _Search:
         spare = max(1, len(matrix) - len(names))
         variance = np.square(self.error * self._root).sum() / spare
         found = np.sqrt(np.diag(np.linalg.pinv(matrix.T @ matrix)) * variance)
-        return {name: float(value) for name, value in zip(names, found, strict=True)}
+        ends = {name: [getattr(end, name) for end in self._ends or [self.terms]] for name in names}
+        spread = {name: float(np.diff(np.percentile(ends[name], (16, 84)))[0]) / 2 for name in names}
+        return {
+            name: max(float(value), spread[name], CLOSE_ENOUGH_US[name])
+            for name, value in zip(names, found, strict=True)
+        }
 
 
 def _told_apart(names: Sequence[str], slopes: dict[str, Floats], root: Floats) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.errors import InputError, nearest
-from simkit.validation.rows import METRICS
+from simkit.validation.rows import METRICS, Row
 
 GROUPS = ("all", "engine", "gpu", "model", "concurrency", "set")
 RUNNING = "running"
@@ -48,18 +48,20 @@ def statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[st
 
 def parse_bands(texts: Iterable[str]) -> list[Band]:
     """``METRIC=PCT`` of the command line. Raises InputError."""
-    bands = []
+    bands: list[Band] = []
     for text in texts:
         metric, equals, limit = (part.strip() for part in text.partition("="))
         if not equals or metric not in METRICS:
             close = nearest(metric, METRICS)
             raise InputError(f"--max-error {text}: expected METRIC=PERCENT, e.g. mean_tpot_ms=5{close}")
         try:
-            value = float(limit)
+            value = float(limit.removesuffix("%"))
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
             raise InputError(f"--max-error {text}: expected a percentage >= 0 behind the =, got {limit!r}")
+        if any(band.metric == metric for band in bands):
+            raise InputError(f"--max-error {text}: expected each metric once, got {metric} twice")
         bands.append(Band(metric, value))
     return bands
 
@@ -74,6 +76,17 @@ def judge(bands: Iterable[Band], errors: Mapping[str, Any]) -> list[dict[str, An
         ok = stats["mape_pct"] <= band.limit_pct
         judged.append({"key": band.metric, "limit_pct": band.limit_pct, "error_pct": stats["mape_pct"], "ok": ok})
     return judged
+
+
+def check_measured(bands: Iterable[Band], rows: Iterable[Row]) -> None:
+    """InputError for a band on what none of the `rows` measured, before they are simulated."""
+    measured = {metric for row in rows for metric in row.measured}
+    for band in bands:
+        if band.metric not in measured:
+            have = f"; they have {', '.join(sorted(measured))}" if measured else ""
+            raise InputError(
+                f"--max-error {band.metric}: expected a metric of the rows that are judged, none has it{have}"
+            )
 
 
 def _by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from simkit.errors import InputError
+from simkit.errors import InputError, nearest
 from simkit.hardware import list_gpus
 from simkit.model_spec import ModelSpec
 from simkit.models import list_models, load_model
@@ -97,7 +97,8 @@ def gpu_of(text: str) -> tuple[str, str | None]:
             return name, f"{text}: {_VARIANT_ASSUMED[key]}" if key in _VARIANT_ASSUMED else None
     if key in known:
         return key, None
-    raise Unsuitable(f"GPU {text or '(not stated)'} is unknown")
+    names = known.union(*(others for name, others in _GPUS.items() if name in known))
+    raise Unsuitable(f"GPU {text or '(not stated)'} is unknown{nearest(key, names) if key else ''}")
 
 
 def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
@@ -116,7 +117,8 @@ def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
         found = _known(base) or _by_tail(base)
         assumed = f"{text}: the shapes of {found.name}" if found is not None else None
     if found is None:
-        raise Unsuitable(f"model {text or '(not stated)'} is unknown")
+        names = [spec.name for spec in list_models()]
+        raise Unsuitable(f"model {text or '(not stated)'} is unknown{nearest(tail.lower(), names) if tail else ''}")
     if found.not_modelled:
         raise Unsuitable(f"model {text}: {found.not_modelled}")
     return found, stated[1].lower() if stated is not None else "", assumed

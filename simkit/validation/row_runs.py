@@ -27,13 +27,15 @@ TermsOf = Callable[[RowRun], HostTerms | None]
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a simulated row gives: `metrics` by column; running sequences over the makespan (mean) and at most."""
+    """What a simulated row gives: `metrics` by column; running sequences over the makespan (mean) and at most.
+    `num_lost`: requests that were refused, did not end, or ended before they should.
+    """
 
     metrics: Mapping[str, float]
     running_mean: float
     running_peak: int
     latency_source: str
-    num_unfinished: int
+    num_lost: int
 
 
 def with_terms(run: RowRun, terms: HostTerms | None) -> Scenario:
@@ -82,7 +84,7 @@ def _reduce(result: Result) -> Predicted:
         running_mean=float((running * lasted).sum() / lasted.sum()) if lasted.sum() else 0.0,
         running_peak=int(running.max(initial=0)),
         latency_source=result.summary["latency_source"],
-        num_unfinished=int(counts["arrived"] - counts["finished"]),
+        num_lost=int(counts["arrived"] - counts["finished"] + result.summary["num_truncated"]),
     )
 
 

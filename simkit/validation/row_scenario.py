@@ -49,6 +49,7 @@ OPEN_REQUESTS = 1000
 CONTEXT_TOKENS = 8192
 """`max_model_len` where the row does not state it, unless its requests are longer or the model allows less."""
 
+CONTEXT_ASSUMED = "max_model_len not stated"
 TRTLLM_BUDGET = 8192
 BATCH_VERSION = (0, 6)
 """vLLM of 2024, the year of the tables of fixed batches."""
@@ -119,6 +120,17 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     if row.count("tp") is None:
         assumed.append("tensor parallelism not stated: 1 GPU")
     scenario = from_labelled(data, {}, sets)
+    if (
+        scenario.engine.max_model_len != data["engine"]["max_model_len"]
+        or "max_model_len" in own
+        or _sets_context(sets)
+    ):
+        assumed = [text for text in assumed if not text.startswith(CONTEXT_ASSUMED)]
+    most = scenario.workload.max_tokens
+    if most is not None and most < math.ceil(row.numbers["output_len"]):
+        raise Unsuitable("answers longer than workload.max_tokens, which would cut them")
+    if scenario.engine.max_model_len is not None and longest_tokens(row) > scenario.engine.max_model_len:
+        raise Unsuitable("requests longer than max_model_len")
     if base is not None and base.base_dir is not None:
         scenario = scenario.based_at(base.base_dir)
     return RowRun(row, scenario, engine.label, engine.family == TRTLLM, concurrency, tuple(assumed))
@@ -203,10 +215,18 @@ def _context(row: Row, model: ModelSpec, assumed: list[str]) -> int:
     if longest > model.max_position:
         raise Unsuitable(f"requests longer than the context of {model.name}")
     if row.count("max_model_len") is None:
-        assumed.append(f"max_model_len not stated: {CONTEXT_TOKENS}, or what requests need, or what the model allows")
+        assumed.append(
+            f"{CONTEXT_ASSUMED}: {CONTEXT_TOKENS}, or what requests need, or what the model allows, or the pool holds"
+        )
     elif longest > (row.count("max_model_len") or 0):
         raise Unsuitable("requests longer than max_model_len")
-    return min(model.max_position, max(CONTEXT_TOKENS, longest))
+    pool = row.count("kv_cache_tokens")
+    most = CONTEXT_TOKENS if pool is None else min(CONTEXT_TOKENS, pool)
+    return min(model.max_position, max(most, longest))
+
+
+def _sets_context(sets: tuple[str, ...]) -> bool:
+    return any(text.partition("=")[0].strip() == "engine.max_model_len" for text in sets)
 
 
 def _workload(row: Row, assumed: list[str]) -> tuple[dict[str, Any], int | None]:

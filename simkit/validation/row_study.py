@@ -33,6 +33,7 @@ from simkit.validation.rows import Row
 
 ZERO = HostTerms(0.0, 0.0, 0.0)
 BEYOND = "beyond --max-rows"
+LOST = "requests are cut, refused or unfinished in the simulation, so that it is not what was measured"
 RUNNING_SLACK = 0.15
 """A logged count may lie below the mean over time by so much of it: a log shows moments between steps."""
 
@@ -43,17 +44,24 @@ VALUES = ("measured", "predicted", "error_pct", "predicted_zero", "error_zero_pc
 @dataclass(frozen=True, slots=True)
 class RowStudy:
     """Rows with what was measured and predicted. `rows` are those of rows.json; `failed` are ids to messages of rows
-    that could be set out as a scenario but not be simulated, which `skipped` counts among the others.
+    that could be set out as a scenario but not be simulated, which `skipped` counts among the others; `skipped_rows` is
+    the reason of each row that was left out, by id, and `skipped_lines` its line in the file.
     """
 
     name: str
     source: str
     num_read: int
     rows: tuple[dict[str, Any], ...]
-    skipped: Mapping[str, int]
+    skipped_rows: Mapping[str, str]
+    skipped_lines: Mapping[str, int]
     failed: Mapping[str, str]
     fits: tuple[EngineFit, ...]
     assumptions: tuple[str, ...]
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Reason to how many rows were left out for it."""
+        return dict(Counter(self.skipped_rows.values()))
 
     def to_json(self) -> dict[str, Any]:
         """The content of rows.json."""
@@ -64,9 +72,11 @@ class RowStudy:
             "num_rows": {
                 "read": self.num_read,
                 "simulated": len(self.rows),
-                "skipped": sum(self.skipped.values()),
+                "skipped": len(self.skipped_rows),
             },
-            "skipped": dict(self.skipped),
+            "skipped": self.skipped,
+            "skipped_rows": dict(self.skipped_rows),
+            "skipped_lines": dict(self.skipped_lines),
             "failed": dict(self.failed),
             "fit": None if not fits else fits[0] if len(fits) == 1 else fits,
             "rows": list(self.rows),
@@ -105,9 +115,9 @@ def study_rows(
     """
     runs, skipped = _runs(rows, base, tuple(sets))
     if not runs:
-        raise InputError(f"{source or 'rows'}: no row can be simulated: {_listed(skipped)}")
+        raise InputError(f"{source or 'rows'}: no row can be simulated: {_listed(Counter(skipped.values()))}")
     if max_rows is not None and len(runs) > max_rows:
-        skipped[BEYOND] = len(runs) - max_rows
+        skipped |= dict.fromkeys((run.row.id for run in runs[max_rows:]), BEYOND)
         runs = runs[:max_rows]
     zero, failed = _simulated(runs, {}, ZERO, _part(progress, 0.0, 0.4), options)
     runs = [run for run in runs if run.row.id not in failed]
@@ -118,30 +128,34 @@ def study_rows(
     if fit is not None:
         share = _part(progress, 0.4, 0.4)  # how many rounds a fit takes is not known
         fits = fit_engines(runs, fit, lambda used, terms, metric: _predict(used, terms, metric, share, options))
-    terms = {found.engine: found.found.terms for found in fits}
+    terms = {found.engine: found.found.terms for found in fits if found.found.fitted}
     final, more = _final(runs, terms, zero, _part(progress, 0.6, 1.0), options)
     failed |= more
     runs = [run for run in runs if run.row.id not in failed]
-    for message in failed.values():
-        skipped[f"refused: {_reason(message)}"] += 1
+    if not runs:
+        raise InputError(f"{source or 'rows'}: no row can be simulated: {next(iter(failed.values()))}")
+    skipped |= {name: f"refused: {_reason(message)}" for name, message in failed.items()}
     shown = tuple(_row(run, zero[run.row.id], final[run.row.id], _role(run, fits)) for run in runs)
+    lines = {row.id: row.line for row in rows if row.id in skipped}
     assumed = Counter(text for run in runs for text in run.assumed)
-    told = tuple(f"{text} ({count} rows)" for text, count in assumed.items())
-    return RowStudy(name, source, len(rows), shown, dict(skipped), failed, tuple(fits), (*told, *_sources(final, runs)))
+    told = tuple(f"{text} ({_rows(count)})" for text, count in assumed.items())
+    return RowStudy(
+        name, source, len(rows), shown, skipped, lines, failed, tuple(fits), (*told, *_sources(final, runs))
+    )
 
 
-def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> tuple[list[RowRun], Counter[str]]:
+def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> tuple[list[RowRun], dict[str, str]]:
     """What can be simulated, and why the rest cannot. A setting for all rows that is wrong is an InputError."""
-    runs, skipped = [], Counter[str]()
+    runs, skipped = [], dict[str, str]()
     for row in rows:
         try:
             runs.append(run_of(row, base, sets))
         except Unsuitable as error:
-            skipped[str(error)] += 1
+            skipped[row.id] = str(error)
         except InputError as error:
             if str(error).startswith("--set"):
                 raise
-            skipped[f"refused: {_reason(str(error))}"] += 1
+            skipped[row.id] = f"refused: {_reason(str(error))}"
     return runs, skipped
 
 
@@ -158,7 +172,8 @@ def _simulated(
     if broken is not None:
         raise CheckError(broken.message)
     done = {name: part for name, part in found.items() if isinstance(part, Predicted)}
-    return done, {name: part.message for name, part in found.items() if isinstance(part, Failure)}
+    failed = {name: part.message for name, part in found.items() if isinstance(part, Failure)}
+    return done, failed | {name: LOST for name, part in done.items() if part.num_lost}
 
 
 def _final(
@@ -204,7 +219,6 @@ def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> dict[str,
         metrics[RUNNING] = _running(logged, found, zero)
     model = run.scenario.model
     lengths = {name: _short(row.numbers[name]) for name in ("input_len", "output_len")}
-    notes = [f"{found.num_unfinished} requests were not served"] if found.num_unfinished else []
     return {
         "id": row.id,
         "set": row.text("set"),
@@ -216,7 +230,7 @@ def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> dict[str,
         "concurrency": run.concurrency,
         "role": role,
         "metrics": metrics,
-        "note": "; ".join(notes),
+        "note": "",
     }
 
 
@@ -246,17 +260,21 @@ def _role(run: RowRun, fits: Sequence[EngineFit]) -> str:
 def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> list[str]:
     """Where the step times of the rows come from."""
     counts = Counter(found[run.row.id].latency_source for run in runs)
-    return [f"step times: {source} ({count} rows)" for source, count in counts.items()]
+    return [f"step times: {source} ({_rows(count)})" for source, count in counts.items()]
 
 
 def _reason(message: str) -> str:
     """A message without the place that is to blame and without what only one row has."""
     text = message.partition(": ")[2] if message.startswith("scenario") else message
-    return " ".join("N" if any(c.isdigit() for c in word) else word for word in text.split())[:100]
+    return " ".join("N" if any(c.isdigit() for c in word) else word for word in text.split())
 
 
 def _listed(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} ({count})" for reason, count in skipped.items())
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number} rows"
 
 
 def _short(value: float) -> int | float:

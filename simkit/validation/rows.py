@@ -152,6 +152,9 @@ def check_column(column: str, table: Table, label: str) -> None:
 
 def _columns(header: Sequence[str], path: Path) -> tuple[str, ...]:
     columns = tuple(name.strip() for name in header)
+    other = next((mark for mark in (";", "\t", "|") if len(columns) < 3 and mark in "".join(columns)), None)
+    if other is not None:
+        raise InputError(f"{path}:1: expected commas between the columns, got {other!r}")
     for name in NEEDED:
         if name not in columns:
             raise InputError(f"{path}:1: column {name}: expected it in the header, got none{nearest(name, columns)}")

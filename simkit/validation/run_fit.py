@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from simkit.engine.build import set_up
@@ -16,24 +16,37 @@ from simkit.engine.run import simulate
 from simkit.errors import CheckError, InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import FIRST_TOKEN, HOST
-from simkit.latency.host import MAX_US, host_of
+from simkit.latency.host import DEFAULT, MAX_US, host_of
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile_values import HostTerms
+from simkit.metrics import record as rec
 from simkit.metrics.definitions import summarise
 from simkit.parts import terms_of
 from simkit.scenario import Scenario, apply_sets
-from simkit.types import Floats
+from simkit.types import Floats, Ints
+from simkit.validation.content import check_as_it_was
 from simkit.validation.host_fit import HostFit, Predict, fit_host
 from simkit.validation.run_facts import TERMS, Served, bias_of, facts_of, log_name, profile_with, term_of
-from simkit.validation.run_numbers import Numbers, numbers_of
+from simkit.validation.run_numbers import Numbers, Table, numbers_of
+from simkit.workload.streams import Streams
+from simkit.workload.traces import read_trace
 
 DIGITS = 2
 """Of a term in microseconds; the errors told are those of what is stored."""
 
+MOST_CUT = 0.01
+"""Share of the requests that the scenario may cut short or refuse: what the others met is no longer what was served."""
+
 LEAST_GAIN = 0.05
 """Share by which the root mean square of the errors must fall, or the fit is not worth storing."""
 
-EXPECTED_SIMULATIONS = 25
+MOST_RMS_PCT = 10.0
+"""Root mean square of the errors after the fit beyond which the scenario is not what served the log."""
+
+REFINE = 30
+"""Simulations that may look for better terms near those of least squares."""
+
+EXPECTED_SIMULATIONS = 80
 
 Progress = Callable[[float, str], None]
 
@@ -59,6 +72,11 @@ def fit_run(
     into its provenance. Raises InputError for a scenario without a calibrated profile and a log without measured times,
     CheckError for terms that no host has.
     """
+    check_as_it_was(scenario)
+    if scenario.workload.samples > 1:
+        raise InputError(
+            scenario.blame(f"workload.samples: expected 1, as a log has them, got {scenario.workload.samples}")
+        )
     setup = set_up(scenario)
     if not isinstance(setup.latency, Calibrated):
         raise InputError(
@@ -73,19 +91,22 @@ def fit_run(
     used = setup.gpu.name if scenario.latency.profile == "auto" else scenario.latency.profile
     given = scenario.latency.host.model_dump(exclude_none=True) if scenario.latency.host else {}
     before = host_of(given, load_profile(used), scenario.engine.version)
-    runs = _Runs(scenario, progress)
+    runs = _Runs(scenario, _wanted_tokens(scenario, setup.max_model_len), progress)
     first = runs.of(before.terms)
     if first.log is None:
         raise InputError(
             f"--from-run: {log_name(scenario)}: no TTFT or E2E was measured, so that nothing can be fitted"
         )
-    numbers = numbers_of(first.table, first.log.ttft_ns, first.log.e2e_ns, stream=setup.stream)
-    fit, unsure = _fitted(runs.predicting(numbers), numbers, before.terms)
+    num_cut = _num_cut(first.table)
+    # Groups and weights are those of one simulation wherever the fit starts, or its errors could not be compared.
+    grouped = first if before.terms == DEFAULT.terms else runs.of(DEFAULT.terms)
+    numbers = numbers_of(grouped.table, first.log.ttft_ns, first.log.e2e_ns, stream=setup.stream)
+    fit, unsure = _fitted(runs, setup.stream, numbers, before.terms)
     terms = _stored(fit, before.terms)
     last = runs.of(terms)
     facts = facts_of(setup, before, terms, numbers, (first, last))
     facts["terms"] = {name: term_of(name, setup, before, fit, terms, unsure, bias_of(first.errors())) for name in TERMS}
-    facts["num_simulations"] = runs.num
+    facts["num_simulations"], facts["num_cut"] = runs.num, num_cut
     if date is not None:
         facts["date"] = date
     refused = _refusal(fit, facts["rms_pct"])
@@ -94,11 +115,31 @@ def fit_run(
     return RunFit(facts, profile_with(profile_text(used), name, facts), refused)
 
 
+def _wanted_tokens(scenario: Scenario, max_model_len: int) -> Ints:
+    """Output tokens of each request of the log, whatever of them the scenario lets be made, int64[n]."""
+    spec = scenario.workload.trace
+    assert spec is not None, "a scenario that replays a log"
+    streams = Streams(scenario.seed, 0)
+    return read_trace(spec, scenario.base_dir, streams=streams, max_model_len=max_model_len).output_tokens
+
+
+def _num_cut(table: Table) -> int:
+    """Requests that are refused or end before the log says, which are not fitted. InputError where there are many."""
+    finished = table["status"] == rec.FINISHED
+    cut = (finished & (table["output_tokens"] < table["wanted_tokens"])) | (table["status"] == rec.REJECTED)
+    if cut.sum() > MOST_CUT * len(cut):
+        raise InputError(
+            f"--from-run: {cut.sum()} of {len(cut)} requests are refused or end before they did in the log: expected a "
+            "scenario that lets them be as long (engine.max_model_len, workload.max_tokens)"
+        )
+    return int(cut.sum())
+
+
 class _Runs:
     """Simulations of the scenario with other host terms, counted."""
 
-    def __init__(self, scenario: Scenario, progress: Progress | None) -> None:
-        self._scenario, self._progress = scenario, progress
+    def __init__(self, scenario: Scenario, wanted_tokens: Ints, progress: Progress | None) -> None:
+        self._scenario, self._wanted, self._progress = scenario, wanted_tokens, progress
         self.num = 0
 
     def of(self, terms: HostTerms) -> Served:
@@ -110,6 +151,7 @@ class _Runs:
         setup = set_up(apply_sets(self._scenario, {"latency.host": asdict(terms)}, label="--from-run"))
         facts = simulate(setup)
         table = summarise(facts.record, terms_of(setup, facts)).requests
+        table["wanted_tokens"] = self._wanted[table["id"]]
         return Served(table, facts.measured, setup.stream)
 
     def predicting(self, numbers: Numbers) -> Predict:
@@ -123,25 +165,42 @@ class _Runs:
         return predict
 
 
-def _fitted(predict: Predict, numbers: Numbers, start: HostTerms) -> tuple[HostFit, dict[str, float]]:
+def _fitted(runs: _Runs, stream: bool, numbers: Numbers, start: HostTerms) -> tuple[HostFit, dict[str, float]]:
     """The fit of the terms that the numbers tell, and the standard errors of those that they do not tell.
 
     A term that moved by less than its standard error goes back to the start, the least told first, and the others are
-    fitted anew.
+    fitted anew. Twice: `numbers` are put together and weighed by a simulation with other terms than the run had, so
+    that what those change looks like noise; with the terms found from them they are put together once more.
     """
     names, unsure = list(TERMS), dict[str, float]()
+    predict = runs.predicting(numbers)
     while True:
         fit = fit_host(predict, numbers.measured_ms, start, names, numbers.weights)
-        told = {
-            name: abs(getattr(fit.terms, name) - getattr(start, name)) / error
-            for name, error in fit.errors_us.items()
-            if error > 0
-        }
-        least = min(told, key=lambda name: told[name], default=None)
-        if least is None or told[least] >= 1:
-            return fit, unsure
+        least = _untold(fit, start)
+        if least is None:
+            break
         unsure[least] = fit.errors_us[least]
         names.remove(least)
+    while fit.fitted:
+        there = runs.of(fit.terms)
+        assert there.log is not None
+        nearer = numbers_of(there.table, there.log.ttft_ns, there.log.e2e_ns, stream=stream)
+        again = fit_host(runs.predicting(nearer), nearer.measured_ms, fit.terms, fit.fitted, nearer.weights, REFINE)
+        least = _untold(again, start)
+        fit = replace(again, idle=(*fit.idle, *again.idle), alike=(*fit.alike, *again.alike))
+        if least is None:
+            break
+        unsure[least] = fit.errors_us[least]
+        terms = replace(fit.terms, **{least: getattr(start, least)})
+        fit = replace(fit, terms=terms, fitted=tuple(name for name in fit.fitted if name != least))
+    return fit, unsure
+
+
+def _untold(fit: HostFit, start: HostTerms) -> str | None:
+    """The fitted term that moved least for its standard error, where that is by less than it."""
+    moved = {name: abs(getattr(fit.terms, name) - getattr(start, name)) for name in fit.fitted}
+    least = min(fit.fitted, key=lambda name: moved[name] / (fit.errors_us[name] or 1e-9), default=None)
+    return least if least is not None and moved[least] < fit.errors_us[least] else None
 
 
 def _stored(fit: HostFit, before: HostTerms) -> HostTerms:
@@ -167,4 +226,9 @@ def _refusal(fit: HostFit, rms_pct: Mapping[str, float]) -> str:
     before, after = rms_pct["before"], rms_pct["after"]
     if after >= (1 - LEAST_GAIN) * before:
         return f"the errors are no smaller with the fitted terms ({before:.2f} % before, {after:.2f} % after)"
+    if after > MOST_RMS_PCT:
+        return (
+            f"the errors with the fitted terms are {after:.1f} % (root mean square; at most {MOST_RMS_PCT:g} % is of "
+            "use): the log is not of such a scenario"
+        )
     return ""

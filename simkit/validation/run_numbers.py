@@ -120,8 +120,9 @@ def requests_met(table: Table) -> Floats:
 def _measured(
     table: Table, ttft_ns: Ints, e2e_ns: Ints, *, stream: bool
 ) -> tuple[Mapping[str, Sums], Mapping[str, Bools]]:
-    """Metric to what the log measured, and to the requests that have it there and in the simulation."""
+    """Metric to what the log measured, and to the requests that have it there and, whole, in the simulation."""
     counted = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
+    counted &= table["output_tokens"] >= table["wanted_tokens"]
     ttft, e2e = ttft_ns[table["id"]], e2e_ns[table["id"]]
     wanted = table["wanted_tokens"] // np.maximum(table["samples"], 1) - 1
     ones = np.ones(len(counted))

@@ -21,6 +21,7 @@ from simkit import api
 from simkit.cli import app
 from simkit.errors import InputError
 from simkit.scenario import from_dict
+from simkit.validation import row_study
 from simkit.validation.row_errors import parse_bands, statistics
 from simkit.validation.row_fit import FitRows, parse_fit
 from simkit.validation.row_names import Unsuitable, engine_of, gpu_of, model_of, quantization_of
@@ -340,6 +341,8 @@ def test_a_bad_table_is_one_line(tmp_path: Path) -> None:
     assert "expected 11 cells" in refusal(path)
     path.write_text(text.replace("set", "tp"), encoding="utf-8")
     assert "column tp: expected it once" in refusal(path)
+    path.write_text(text.replace(",", ";"), encoding="utf-8")
+    assert refusal(path) == f"{path}:1: expected commas between the columns, got ';'"
     path.write_text(text.splitlines()[0], encoding="utf-8")
     assert "got none" in refusal(path)
     path.write_bytes(b"\xff\x00")
@@ -394,7 +397,9 @@ def test_the_command_writes_tables_and_counts_what_it_left_out(tmp_path: Path) -
     content = json.loads((out / "rows.json").read_bytes())
     assert json.loads(stdout) == content
     assert content["num_rows"] == {"read": 3, "simulated": 1, "skipped": 2}
-    assert content["skipped"]["GPU GH200 is unknown"] == 1
+    assert content["skipped"]["GPU GH200 is unknown; did you mean 'h200'?"] == 1
+    assert content["skipped_rows"]["R2"] == "GPU GH200 is unknown; did you mean 'h200'?"
+    assert content["skipped_lines"] == {"R2": 3, "R3": 4}
     assert any(reason.startswith("refused") for reason in content["skipped"]), "14 heads do not go into 3 GPUs"
     [only] = content["rows"]
     assert only["metrics"]["mean_tpot_ms"]["measured"] == 3
@@ -418,7 +423,71 @@ def test_a_band_decides_the_exit_code(tmp_path: Path) -> None:
     assert code == 1
     assert "outside its band: mean_tpot_ms" in stderr
     assert json.loads((out / "rows.json").read_bytes())["bands"][0]["ok"] is False
-    assert simkit(*base, "--max-error", "mean_ttft_ms=5")[0] == 2
+    assert simkit(*base, "--max-error", "mean_tpot_ms=99%")[0] == 0
+
+
+def test_a_band_on_what_no_judged_row_has_is_told_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_study, "study_rows", None)
+    rows = [PLAIN | {"mean_ttft_ms": "9"}, PLAIN | {"row_id": "R2", "max_concurrency": "4"}]
+    base = ("validate", "--summary", table(tmp_path, rows), "--out", tmp_path / "out", "--jobs", 1)
+    code, _, stderr = simkit(*base, "--fit", "max_concurrency=2", "--max-error", "mean_ttft_ms=5")
+    assert code == 2
+    assert stderr.startswith("--max-error mean_ttft_ms: expected a metric of the rows that are judged, none has it; ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [["workload.stop=eos", "workload.max_tokens=5"], ["engine.max_model_len=64"], ["workload.timeout_s=0.001"]],
+)
+def test_rows_that_are_not_served_whole_are_left_out_and_named(tmp_path: Path, sets: list[str]) -> None:
+    short = PLAIN | {"row_id": "R2", "input_len": "40", "output_len": "4"}
+    rows = read_rows(table(tmp_path, [PLAIN, short])).rows
+    with pytest.raises(InputError, match=r"no row can be simulated|requests are cut"):
+        study_rows(rows[:1], sets=sets)
+    if "timeout_s" in sets[0]:
+        return
+    found = study_rows(rows, sets=sets)
+    assert [row["id"] for row in found.rows] == ["R2"]
+    assert list(found.skipped_rows) == ["R1"]
+    assert found.skipped_lines == {"R1": 2}
+
+
+def test_nothing_is_called_fitted_where_the_gpu_hides_the_host(tmp_path: Path) -> None:
+    """Async scheduling with an engine whose GPU takes longer: terms change nothing, and those of the default stay."""
+    cells = {"engine": "vLLM 0.15.0", "model": "meta-llama/Llama-3.1-8B-Instruct"}
+    rows = [PLAIN | cells | {"row_id": f"R{c}", "max_concurrency": c} for c in ("1", "2", "3")]
+    path, out = table(tmp_path, rows), tmp_path / "out"
+    base = ("validate", "--summary", path, "--out", out, "--no-report", "--jobs", 1)
+    code, stdout, stderr = simkit(*base, "--fit", "max_concurrency=1,2")
+    assert code == 0, stderr
+    assert "nothing could be fitted: host work is hidden behind the GPU" in stderr
+    assert "Nothing could be fitted: host work is hidden behind the GPU." in stdout
+    assert "0 us a step" not in stderr
+    content = json.loads((out / "rows.json").read_bytes())
+    assert (content["fit"]["fitted"], content["fit"]["terms"]) == ([], {})
+    plain = study_rows(read_rows(path).rows).rows
+    assert [row["metrics"] for row in content["rows"]] == [row["metrics"] for row in plain]
+
+
+def test_the_assumed_context_is_told_only_where_it_holds_and_fits_the_pool(tmp_path: Path) -> None:
+    one = row(tmp_path, kv_cache_tokens="4000")
+    assert run_of(one).scenario.engine.max_model_len == 4000
+    told = [run_of(one, None, sets).assumed for sets in ((), ("engine.max_model_len=3000",))]
+    assert [any("max_model_len" in text for text in texts) for texts in told] == [True, False]
+
+
+def test_the_terminal_names_the_rows_that_were_left_out(tmp_path: Path) -> None:
+    rows = [PLAIN, *(PLAIN | {"row_id": f"G{i}", "gpu": "H1000"} for i in range(5))]
+    code, stdout, _ = simkit("validate", "--summary", table(tmp_path, rows), "--out", tmp_path / "o", "--no-report")
+    assert code == 0
+    assert (
+        "5 rows: GPU H1000 is unknown; did you mean 'h100'? (G0 in line 3, G1 in line 4, G2 in line 5 and 2 more)"
+        in (" ".join(stdout.split()))
+    )
+    assert "(1 rows)" not in stdout
 
 
 @pytest.mark.parametrize(
@@ -435,6 +504,10 @@ def test_a_band_decides_the_exit_code(tmp_path: Path) -> None:
         (("--fit-metric", "mean_tpot_ms"), "expected --fit"),
         (("--max-error", "mean_tpot=3"), "did you mean 'mean_tpot_ms'"),
         (("--max-error", "mean_tpot_ms=x"), "expected a percentage"),
+        (("--max-error", "mean_tpot_ms=5", "--max-error", "mean_tpot_ms=6"), "expected each metric once"),
+        (("--max-error", "mean_ttft_ms=5"), "none has it; they have mean_tpot_ms"),
+        (("--fit", "tp=1", "--set", "latency.host.fixed_us=3"), "latency.host.fixed_us=3: expected without --fit"),
+        (("--set", "latency.profile=unit"), "--set latency.profile=unit: expected step times of hardware"),
         (("--set", "engine.max_num_sqs=3"), "max_num_seqs"),
         (("--set", "model=none-such"), "none-such"),
     ],
