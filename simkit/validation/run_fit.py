@@ -73,10 +73,6 @@ def fit_run(
     CheckError for terms that no host has.
     """
     check_as_it_was(scenario)
-    if scenario.workload.samples > 1:
-        raise InputError(
-            scenario.blame(f"workload.samples: expected 1, as a log has them, got {scenario.workload.samples}")
-        )
     setup = set_up(scenario)
     if not isinstance(setup.latency, Calibrated):
         raise InputError(

@@ -279,7 +279,7 @@ def test_a_timeout_that_decides_who_finishes_is_refused(here: Path) -> None:
         (["--set", "workload.trace.speed=2"], "--set workload.trace.speed: expected 1.0: the requests that were measured came as the log says"),
         (["--set", "workload.trace.keep_share=0.5"], "--set workload.trace.keep_share: expected 1.0: the requests that were measured came as the log says"),
         (["--set", "replications=2"], "--set replications: expected 1, a log happened once, got 2"),
-        (["--set", "workload.samples=2"], "--set workload.samples: expected 1, as a log has them, got 2"),
+        (["--set", "workload.samples=2"], "--set workload.samples: expected 1, a request of the log made one answer, got 2"),
         (["--max-requests", "0"], "--max-requests: expected an integer >= 1, got 0"),
         (["--set", "workload.trace.path=x"], "--set workload.trace.path: expected either this or --from-run, got both"),
         (["--date", "2026-13-45"], "--date: expected YYYY-MM-DD, got '2026-13-45'"),
