@@ -14,6 +14,7 @@ from simkit.batching.dynamic import DynamicBatcher
 from simkit.batching.plan import Batcher, Outcome
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.static import StaticBatcher
+from simkit.engine.idle_keys import run_as_off, without_any_effect
 from simkit.engine.step_times import step_times
 from simkit.errors import InputError
 from simkit.hardware import GpuSpec, load_gpu
@@ -21,7 +22,7 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
-from simkit.latency.effects import FIRST_TOKEN, HOST, PREFIX_REHITS
+from simkit.latency.effects import PREFIX_REHITS
 from simkit.latency.rates import dtype_peak
 from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
@@ -120,7 +121,7 @@ def set_up(scenario: Scenario) -> Setup:
 
 
 def _set_up(scenario: Scenario) -> Setup:
-    without_effect = (*_without_effect(scenario.engine), *_switched_off(scenario))
+    without_effect = without_any_effect(scenario)
     scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
         raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
@@ -137,7 +138,7 @@ def _set_up(scenario: Scenario) -> Setup:
         latency=times.latency,
         profile=times.profile,
         profile_hash=times.profile_hash,
-        not_simulated=_not_simulated(scenario),
+        not_simulated=run_as_off(scenario),
         without_effect=without_effect,
         first_token_ns=times.first_token_ns,
         effects=times.effects,
@@ -237,61 +238,6 @@ def check_placement(engine: Engine, num_gpu_blocks: int) -> None:
             f"engine.max_model_len: no region of {max_model_len} tokens can be placed in {capacity} tokens with "
             f"placement {engine.placement}: lower it or choose first_fit"
         )
-
-
-def _not_simulated(scenario: Scenario) -> tuple[str, ...]:
-    """Keys that were set, would matter, and are run as off: what only continuous batching with paged memory can do."""
-    engine, workload = scenario.engine, scenario.workload
-    continuous = engine.batching == "continuous"
-    keys = []
-    if (
-        engine.enable_prefix_caching
-        and (workload.prefix is not None or workload.reuse is not None)
-        and not (continuous and engine.kv_allocator == "paged")
-    ):
-        keys.append("engine.enable_prefix_caching")
-    if engine.policy == "fair" and not continuous:
-        keys.append("engine.policy")
-    if workload.samples > 1 and not continuous:
-        keys.append("workload.samples")
-    return tuple(keys)
-
-
-def _without_effect(engine: Engine) -> tuple[str, ...]:
-    """Keys that differ from their default although other choices leave them nothing to do, each with what it needs."""
-    continuous, paged = engine.batching == "continuous", engine.kv_allocator == "paged"
-    swaps = engine.preemption != "recompute"
-    needs = {
-        "max_wait_s": (engine.batching == "static", "batching: static"),
-        "max_queue_delay_s": (engine.batching == "dynamic", "batching: dynamic"),
-        "reservation": (not paged, "kv_allocator: contiguous"),
-        "placement": (not paged, "kv_allocator: contiguous"),
-        "preemption": (continuous and paged, "continuous batching with paged KV"),
-        "host_pool_gib": (continuous and paged and swaps, "preemption: swap or auto"),
-        "prefill_first": (continuous, "batching: continuous"),
-        "long_prefill_token_threshold": (continuous, "batching: continuous"),
-        "prefill_schedule_interval": (continuous, "batching: continuous"),
-        "watermark": (continuous and paged, "continuous batching with paged KV"),
-    }
-    unused = [
-        f"engine.{key} (needs {what})"
-        for key, (useful, what) in needs.items()
-        if getattr(engine, key) != Engine.model_fields[key].default and not useful
-    ]
-    if swaps and continuous and paged and not engine.host_pool_gib:
-        unused.append("engine.preemption (host_pool_gib is 0, so every victim is recomputed)")
-    return tuple(unused)
-
-
-def _switched_off(scenario: Scenario) -> list[str]:
-    """Host terms that are given although their effect is switched off."""
-    given = scenario.latency.host.model_dump(exclude_none=True) if scenario.latency.host else {}
-    effects = {name: FIRST_TOKEN if name == "first_token_us" else HOST for name in given}
-    return [
-        f"latency.host.{name} (latency.without has {effect})"
-        for name, effect in effects.items()
-        if effect in scenario.latency.without
-    ]
 
 
 def describe(setup: Setup) -> str:
