@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from reports.validation import page  # noqa: E402  (the repository is made importable first)
+from reports.validation import drawing, page  # noqa: E402  (the repository is made importable first)
 from simkit.manifest import plain  # noqa: E402
 
 SECTIONS = (
@@ -74,9 +74,15 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
 
 def files(found: Mapping[str, Any]) -> dict[str, str]:
     """Name to text of everything that is kept here, from the content alone."""
-    kept = {f"figures/{name}": text for name, text in page.pictures(found).items()}
+    drawn = drawing.drawn(found["curves"])
+    kept = {f"figures/{name}": text for name, text in page.pictures(drawn).items()}
     data = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-    return {"validation.json": data, "README.md": page.markdown(found), "index.html": page.html(found), **kept}
+    return {
+        "validation.json": data,
+        "README.md": page.markdown(found, drawn),
+        "index.html": page.html(found, drawn),
+        **kept,
+    }
 
 
 def main(arguments: Sequence[str] = ()) -> int:

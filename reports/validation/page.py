@@ -1,4 +1,4 @@
-"""The evidence page, as Markdown and as HTML, from the content of validation.json alone. Draws by `figures`."""
+"""The evidence page, as Markdown and as HTML, from the content of validation.json alone. Draws by `drawing`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
-from reports.validation import figures, wrong
+from reports.validation import drawing, wrong
 from reports.validation.line import HIT, MISSED
 from simkit.report.figures import Figure
 from simkit.report.html import environment
@@ -68,9 +68,8 @@ def parts(content: Content) -> list[Part]:
     return [_fitted(content), _summary(content), *(_section(name, content) for name in sections), _wrong(content)]
 
 
-def markdown(content: Content) -> str:
+def markdown(content: Content, drawn: Mapping[str, Figure]) -> str:
     """The page for a code host; pictures are the files in figures/."""
-    drawn = figures.drawn(content["curves"])
     lines = [f"# {TITLE}", "", _answer(content), "", "Rebuild this page, its data and its pictures:", ""]
     lines += ["```sh", COMMAND, "```", "", _needs()]
     for part in parts(content):
@@ -78,9 +77,8 @@ def markdown(content: Content) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html(content: Content) -> str:
+def html(content: Content, drawn: Mapping[str, Figure]) -> str:
     """The page as one file without network access."""
-    drawn = figures.drawn(content["curves"])
     pages = environment()
     assert pages.loader is not None
     pages.loader = ChoiceLoader([FileSystemLoader(HERE), pages.loader])
@@ -89,9 +87,9 @@ def html(content: Content) -> str:
     )
 
 
-def pictures(content: Content) -> dict[str, str]:
+def pictures(drawn: Mapping[str, Figure]) -> dict[str, str]:
     """File name to content of every picture, for the Markdown page."""
-    return {f"{key}.svg": figures.standalone(figure.svg) for key, figure in figures.drawn(content["curves"]).items()}
+    return {f"{key}.svg": drawing.standalone(figure.svg) for key, figure in drawn.items()}
 
 
 def _answer(content: Content) -> str:

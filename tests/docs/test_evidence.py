@@ -191,7 +191,7 @@ def test_what_is_wrong_is_found_in_the_data() -> None:
 
 def test_both_pages_say_the_same_and_need_no_network() -> None:
     found = content(example(9.0, evidence="a <b> & `c`"), example(1.0, fitted="none"))
-    text, html = page.markdown(found), page.html(found)
+    text, html = page.markdown(found, {}), page.html(found, {})
     for said in (
         "1 of 2 bars are met, 1 missed and named below: S 1 of 2.",
         page.COMMAND,

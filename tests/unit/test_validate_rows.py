@@ -99,13 +99,12 @@ def test_host_terms_of_vllm_fitted_on_some_concurrencies_hold_for_the_others() -
     assert stats["mape_zero_pct"] > 15, "without host work vLLM 0.12 would be far faster"
 
 
-@pytest.mark.parametrize("gpu", ["H100 80GB", "A100 40GB"])
-def test_offline_batches_on_a_gpu_with_a_profile_and_on_one_without(gpu: str) -> None:
-    wanted = ("set=argonne", "model=*Llama-3-8B", f"gpu={gpu}", "input_len=128")
+def test_offline_batches_on_a_gpu_with_the_profile_of_another() -> None:
+    wanted = ("set=argonne", "model=*Llama-3-8B", "gpu=A100 40GB", "input_len=128")
     found = study(*wanted, fit=FitRows("batch_size", ("1", "32"), "total_tok_s"))
     assert mape(found, "total_tok_s") <= 12
     assert any(source.startswith("step times: profile") for source in found.assumptions)
-    assert any("A100" in text.upper() for text in found.assumptions) == (gpu == "A100 40GB")
+    assert any("A100" in text.upper() for text in found.assumptions)
 
 
 def test_a_fit_finds_the_terms_that_made_the_rows(tmp_path: Path) -> None:
