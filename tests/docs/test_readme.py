@@ -83,7 +83,7 @@ def test_the_command_runs(command: str, home: Path) -> None:
         extra += f" --set workload.num_requests={MAX_REQUESTS}"
     if command.startswith("simkit plan"):
         extra += " --set workload.num_requests=120 --axis engine.max_num_seqs=32 --no-report"
-    if command.startswith(("simkit compare", "simkit run my", "simkit replay", "simkit validate")):
+    if command.startswith(("simkit compare", "simkit run", "simkit replay", "simkit validate")):
         extra += " --no-report"
     if command.startswith(("simkit validate scenarios", "simkit calibrate --from-run")):
         extra += " --max-requests 50"
