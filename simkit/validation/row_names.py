@@ -37,6 +37,7 @@ _GPUS = {
     "rtx-3090": ("rtx-3090-24gb", "geforce-rtx-3090"),
     "rtx-4090": ("rtx-4090-24gb", "geforce-rtx-4090"),
     "rtx-a6000": ("a6000", "rtx-a6000-48gb"),
+    "rtx-pro-6000": ("rtx-pro-6000-96gb", "rtx-pro-6000-blackwell"),
     "mi300x": ("amd-mi300x", "mi300x-192gb"),
 }  # fmt: skip
 _VARIANT_ASSUMED = {
@@ -48,6 +49,9 @@ _VARIANT_ASSUMED = {
 
 PROFILE_OF = {"a100-sxm4-40gb": "a100-sxm4-80gb", "a100-pcie-40gb": "a100-sxm4-80gb"}
 """GPU to the profile of another with the same cores, which is scaled to its limits (`latency.transfer`)."""
+
+_SAME_SHAPES = {"qwen2-72b": "qwen2.5-72b", "deepseek-r1": "deepseek-v3"}
+"""Models, lower case, that differ from another in their weights alone (their `config.json`)."""
 
 _UNQUANTISED = ("", "bf16", "bfloat16", "fp16", "float16", "half", "16-bit", "16bit", "none", "unquantised", "auto")
 _FORMATS = {
@@ -112,9 +116,9 @@ def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
     tail = plain.rpartition("/")[2]
     found = _known(plain) or _known(tail) or _by_tail(tail)
     assumed = None
-    if found is None and _ASSISTANT.search(tail):
-        base = _ASSISTANT.sub("", tail)
-        found = _known(base) or _by_tail(base)
+    base = _ASSISTANT.sub("", tail)
+    if found is None:
+        found = _known(base) or _by_tail(base) or _known(_SAME_SHAPES.get(base.lower(), ""))
         assumed = f"{text}: the shapes of {found.name}" if found is not None else None
     if found is None:
         names = [spec.name for spec in list_models()]

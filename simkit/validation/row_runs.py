@@ -18,7 +18,7 @@ from simkit.scenario import Scenario, apply_sets
 from simkit.validation.row_scenario import RowRun
 from simkit.validation.rows import METRICS
 
-CHUNK = 128
+CHUNK = 32
 """Rows whose results are held in memory at a time, with all their requests and steps."""
 
 TermsOf = Callable[[RowRun], HostTerms | None]

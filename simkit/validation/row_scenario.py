@@ -1,4 +1,4 @@
-"""A row of a benchmark table as a scenario. All rules are here.
+"""A row of a benchmark table as a scenario, by these rules.
 
 What a row states holds; what it leaves out is the base scenario's, else a rule below, and is told as an assumption; a
 row that leaves out too much raises `Unsuitable`. Settings given for all rows come last.
@@ -9,11 +9,9 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
   cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
 - TensorRT-LLM: 8,192 tokens a step and whole prompts, which are its defaults; its host work is hidden behind the GPU
   (overlap scheduler), so the host terms are 0.
+- GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes as if they were one.
 - `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
-- Load: a finite rate is Poisson; `max_concurrency` is a closed loop; a rate of inf sends all at once; so does a fixed
-  batch (`batch_size`).
-- Lengths are the same for all requests but where `other_config` says ``generated N``: the outputs then add up to N.
-- Prompts share nothing: whether any were in a prefix cache already is not in the table.
+- Requests: `row_load`. What no such GPU can do: `row_limits`.
 
 Imports the scenario's schema and siblings.
 """
@@ -25,8 +23,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from simkit.hardware import load_gpu
 from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario, from_labelled
+from simkit.validation.row_limits import TOO_FAST, is_impossible
+from simkit.validation.row_load import generated_tokens, load_of
 from simkit.validation.row_names import (
     PROFILE_OF,
     TRTLLM,
@@ -40,12 +41,6 @@ from simkit.validation.row_names import (
 )
 from simkit.validation.rows import Row
 
-LOOPS = 10
-"""Requests of a client of a closed loop, where the row does not say how many there were."""
-
-OPEN_REQUESTS = 1000
-"""Requests at a finite rate, where the row does not say how many there were."""
-
 CONTEXT_TOKENS = 8192
 """`max_model_len` where the row does not state it, unless its requests are longer or the model allows less."""
 
@@ -58,8 +53,11 @@ FIRST_CHUNKED = (0, 8)
 FIRST_ASYNC = (0, 14)
 NO_HOST = {"fixed_us": 0.0, "per_seq_us": 0.0, "first_token_us": 0.0}
 
-_GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b")
+BRIDGED = ("a100-pcie-40gb", "a100-pcie-80gb", "h100-pcie-80gb", "rtx-3090", "rtx-a6000")
+"""GPUs whose NVLink bridge joins two cards only (their data sheets)."""
+
 _RUNNING = re.compile(r"\bmax logged running\s+(\d{1,9})\b")
+_NODES = re.compile(r"\b(?:[2-9]|\d\d) nodes\b")
 _APART = {
     "attention data parallelism": re.compile(r"\battention_dp(?:_size)?\s*[=:]\s*(?:[2-9]|\d\d)"),
     "expert parallelism": re.compile(r"\b(?:moe_)?ep(?:_size)?\s*[=:]\s*(?:[2-9]|\d\d)"),
@@ -97,7 +95,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     gpu, open_gpu = gpu_of(row.text("gpu"))
     assumed += [text for text in (unsure, open_gpu) if text is not None]
     quantization = _format(row.text("dtype_quant"), stated_format, assumed)
-    workload, concurrency = _workload(row, assumed)
+    workload, concurrency = load_of(row, assumed)
     latency: dict[str, Any] = {"profile": PROFILE_OF.get(gpu, "auto")}
     if gpu in PROFILE_OF:
         assumed.append(f"{gpu}: the profile of {PROFILE_OF[gpu]}, scaled to its limits")
@@ -108,7 +106,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     data: dict[str, Any] = {
         "name": "row",
         "model": model.name,
-        "hardware": {"gpu": gpu, "tensor_parallel_size": row.count("tp") or 1},
+        "hardware": _hardware(row, gpu, assumed),
         "engine": _engine(row, engine, model, own, assumed),
         "latency": latency,
         "workload": workload,
@@ -131,6 +129,8 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         raise Unsuitable("answers longer than workload.max_tokens, which would cut them")
     if scenario.engine.max_model_len is not None and longest_tokens(row) > scenario.engine.max_model_len:
         raise Unsuitable("requests longer than max_model_len")
+    if is_impossible(row, model, scenario, whole_answers=generated_tokens(row) is None):
+        raise Unsuitable(TOO_FAST)
     if base is not None and base.base_dir is not None:
         scenario = scenario.based_at(base.base_dir)
     return RowRun(row, scenario, engine.label, engine.family == TRTLLM, concurrency, tuple(assumed))
@@ -209,6 +209,18 @@ def _engine(row: Row, name: EngineName, model: ModelSpec, own: dict[str, Any], a
     return engine
 
 
+def _hardware(row: Row, gpu: str, assumed: list[str]) -> dict[str, Any]:
+    """GPU, how many of them, and the link between them."""
+    num_gpus = row.count("tp") or 1
+    hardware = {"gpu": gpu, "tensor_parallel_size": num_gpus}
+    if num_gpus > 1 and (not load_gpu(gpu).nvlink_bytes_per_s or (num_gpus > 2 and gpu in BRIDGED)):
+        hardware["interconnect"] = "pcie"
+        assumed.append(f"{gpu}: linked by PCIe")
+    if _NODES.search(row.text("other_config")):
+        assumed.append("several nodes: GPUs linked as within one")
+    return hardware
+
+
 def _context(row: Row, model: ModelSpec, assumed: list[str]) -> int:
     """`max_model_len`: what was asked for, else enough."""
     longest = longest_tokens(row)
@@ -227,62 +239,6 @@ def _context(row: Row, model: ModelSpec, assumed: list[str]) -> int:
 
 def _sets_context(sets: tuple[str, ...]) -> bool:
     return any(text.partition("=")[0].strip() == "engine.max_model_len" for text in sets)
-
-
-def _workload(row: Row, assumed: list[str]) -> tuple[dict[str, Any], int | None]:
-    """(the section, how many requests are there at a time). The most particular load that a row states counts."""
-    rate, clients, batch = row.numbers.get("request_rate"), row.count("max_concurrency"), row.count("batch_size")
-    number = row.count("num_prompts")
-    arrivals: dict[str, Any] = {"process": "all_at_once"}
-    at_once: int | None
-    if rate is not None and math.isfinite(rate):
-        arrivals, at_once = {"process": "poisson", "rate_per_s": rate}, None
-        if number is None:
-            number = OPEN_REQUESTS
-            assumed.append(f"number of requests not stated: {OPEN_REQUESTS} at a rate")
-        if clients is not None:
-            assumed.append("a rate and a cap of concurrency: the cap is left out")
-    elif clients is not None:
-        arrivals, at_once = {"process": "closed_loop", "concurrency": clients}, clients
-        if number is None:
-            number = LOOPS * clients
-            assumed.append(f"number of requests not stated: {LOOPS} a client")
-    elif batch is not None:
-        number = at_once = batch
-        assumed.append("a fixed batch: all at once")
-    elif rate is not None and number is not None:
-        at_once = number
-    else:
-        raise Unsuitable("no load is stated (rate, concurrency or batch)")
-    if not row.numbers["input_len"].is_integer() or not row.numbers["output_len"].is_integer():
-        assumed.append("mean lengths: requests of nearly the same length")
-    return {
-        "num_requests": number,
-        "arrivals": arrivals,
-        "prompt_tokens": _spread(round(row.numbers["input_len"] * number), number),
-        "output_tokens": _outputs(row, number, assumed),
-    }, at_once
-
-
-def _outputs(row: Row, number: int, assumed: list[str]) -> dict[str, Any]:
-    """As long as asked, or, where fewer were generated in all, so many: as equal as whole tokens allow."""
-    found = _GENERATED.search(row.text("other_config"))
-    if found is None or row.count("num_prompts") is None:
-        return _spread(round(row.numbers["output_len"] * number), number)
-    total = int(found[1])
-    if not number <= total <= number * math.ceil(row.numbers["output_len"]):
-        raise Unsuitable("generated tokens that do not fit the number of requests and their output length")
-    if total < round(row.numbers["output_len"] * number):
-        assumed.append("outputs that ended before their limit: equal lengths with the total that was generated")
-    return _spread(total, number)
-
-
-def _spread(total: int, number: int) -> dict[str, Any]:
-    """`total` tokens over `number` requests, at least one each: two lengths that differ by one, evenly mixed."""
-    low, more = divmod(max(total, number), number)
-    if not more:
-        return {"dist": "fixed", "value": low}
-    return {"dist": "list", "values": [low + ((i + 1) * more // number - i * more // number) for i in range(number)]}
 
 
 def _take_over(data: dict[str, Any], base: Scenario) -> None:

@@ -17,8 +17,10 @@ from simkit.workload.files import open_text, reading
 
 TEXTS = ("row_id", "set", "engine", "engine_version", "model", "dtype_quant", "gpu", "request_rate", "other_config",
          "dataset", "notes", "source")  # fmt: skip
-COUNTS = ("tp", "pp", "num_prompts", "max_concurrency", "batch_size", "max_num_seqs", "max_num_batched_tokens",
-          "max_model_len", "kv_cache_tokens")  # fmt: skip
+SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+"""Of the engine; `default` leaves them open."""
+
+COUNTS = ("tp", "pp", "num_prompts", "max_concurrency", "batch_size", *SETTINGS, "kv_cache_tokens")
 LENGTHS = ("input_len", "output_len")
 """Tokens of a request; a mean over requests may have a fraction."""
 
@@ -27,6 +29,9 @@ FLAGS = ("prefix_caching", "chunked_prefill")
 
 NEEDED = ("row_id", "engine", "model", "gpu", *LENGTHS)
 """Columns without which nothing can be simulated; a cell of them may be empty, but not that of `row_id`."""
+
+CLOSED_LOOP = "closed loop"
+"""A `request_rate` that says only that `max_concurrency` is the load."""
 
 _TRUE, _FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
 _STATS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
@@ -180,19 +185,31 @@ def _row(cells: Sequence[str], columns: Sequence[str], where: str, line: int) ->
 
 def _numbers(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:
     for name in (*COUNTS, *LENGTHS, "request_rate"):
-        if not texts.get(name):
+        cell = _stated(name, texts.get(name, ""))
+        if not cell:
             continue
         try:
             if name == "request_rate":
-                yield name, _rate(texts[name], f"{where}: {name}")
+                yield name, _rate(cell, f"{where}: {name}")
                 continue
-            value = _number(texts[name], f"{where}: {name}")
+            value = _number(cell, f"{where}: {name}")
             if value <= 0 or (name in COUNTS and not value.is_integer()):
                 what = "an integer >= 1" if name in COUNTS else "tokens > 0"
                 raise InputError(f"{where}: {name}: expected {what}, got {texts[name]!r}")
             yield name, value
         except InputError as error:
             odd.append(str(error))
+
+
+def _stated(name: str, cell: str) -> str:
+    """The number that a cell states, without a remark in brackets behind it; empty where it leaves it open."""
+    low = cell.lower()
+    if name == "request_rate":
+        return "" if low == CLOSED_LOOP else cell
+    if name in LENGTHS:
+        return cell[len("mean ") :] if low.startswith("mean ") else cell
+    plain = cell.partition("(")[0].strip() if cell.endswith(")") else cell
+    return "" if name in SETTINGS and plain.lower() == "default" else plain
 
 
 def _measured(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:

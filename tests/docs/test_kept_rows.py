@@ -16,9 +16,9 @@ NUMBERS = ("tp", "input_len", "output_len", "max_concurrency", "batch_size", "kv
 
 
 def rows(path: Path) -> dict[str, dict[str, str]]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
-        return {row["row_id"]: row for row in csv.DictReader(file)}
+    text = path.read_bytes()
+    lines = (gzip.decompress(text) if path.suffix == ".gz" else text).decode().splitlines()
+    return {row["row_id"]: row for row in csv.DictReader(lines)}
 
 
 def test_every_row_names_its_source_and_measures_something() -> None:

@@ -102,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "parts",
         "engine",
         "latency",
+        "memory",
         "manifest",
         "metrics",
         "scenario",

@@ -129,7 +129,7 @@ def test_a_row_becomes_the_scenario_that_it_states(tmp_path: Path) -> None:
     assert (engine.version, engine.async_scheduling) == ("0.12", False)
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len) == (64, 4096, 2048)
     assert (engine.enable_prefix_caching, engine.enable_chunked_prefill) == (False, True)
-    assert load_of(run) == ("closed_loop", 6, 2)
+    assert arrivals_of(run) == ("closed_loop", 6, 2)
     assert (run.engine, run.assumed) == ("vLLM 0.12", ())
 
 
@@ -159,7 +159,7 @@ def test_the_engine_decides_how_it_schedules(
     assert run.host_free == engine.startswith("trt")
 
 
-def load_of(run: RowRun) -> tuple[str, int | None, int | None]:
+def arrivals_of(run: RowRun) -> tuple[str, int | None, int | None]:
     arrivals = run.scenario.workload.arrivals
     assert arrivals is not None
     return arrivals.process, run.scenario.workload.num_requests, run.concurrency
@@ -167,18 +167,75 @@ def load_of(run: RowRun) -> tuple[str, int | None, int | None]:
 
 def test_the_load_is_the_most_particular_that_is_stated(tmp_path: Path) -> None:
     none = {"max_concurrency": "", "num_prompts": ""}
-    assert load_of(run_of(row(tmp_path, num_prompts=""))) == ("closed_loop", 20, 2)
-    assert load_of(run_of(row(tmp_path, **none | {"batch_size": "7"}))) == ("all_at_once", 7, 7)
+    assert arrivals_of(run_of(row(tmp_path, num_prompts=""))) == ("closed_loop", 20, 2)
+    assert arrivals_of(run_of(row(tmp_path, **none | {"batch_size": "7"}))) == ("all_at_once", 7, 7)
     at_once = none | {"request_rate": "inf", "num_prompts": "9"}
-    assert load_of(run_of(row(tmp_path, **at_once))) == ("all_at_once", 9, 9)
-    assert load_of(run_of(row(tmp_path, request_rate="inf"))) == ("closed_loop", 6, 2)
+    assert arrivals_of(run_of(row(tmp_path, **at_once))) == ("all_at_once", 9, 9)
+    assert arrivals_of(run_of(row(tmp_path, request_rate="inf"))) == ("closed_loop", 6, 2)
     run = run_of(row(tmp_path, request_rate="2.5"))
-    assert load_of(run) == ("poisson", 6, None)
+    assert arrivals_of(run) == ("poisson", 6, None)
     assert any("cap is left out" in text for text in run.assumed)
     with pytest.raises(Unsuitable, match="no load"):
         run_of(row(tmp_path, **none))
+    run = run_of(row(tmp_path, **none | {"request_rate": "inf"}))
+    assert arrivals_of(run) == ("all_at_once", 1000, 1000)
+    assert "number of requests not stated: 1000 at once" in run.assumed
+    assert arrivals_of(run_of(row(tmp_path, request_rate="closed loop"))) == ("closed_loop", 6, 2)
     with pytest.raises(Unsuitable, match="no load"):
-        run_of(row(tmp_path, **none | {"request_rate": "inf"}))
+        run_of(row(tmp_path, **none | {"request_rate": "closed loop"}))
+
+
+def test_numbers_may_carry_remarks_and_leave_the_default(tmp_path: Path) -> None:
+    stated = run_of(row(tmp_path, max_num_seqs="256 (default)", max_num_batched_tokens="4096 (large-GPU default)"))
+    assert (stated.scenario.engine.max_num_seqs, stated.scenario.engine.max_num_batched_tokens) == (256, 4096)
+    plain = run_of(row(tmp_path))
+    assert run_of(row(tmp_path, max_num_batched_tokens="default")).scenario == plain.scenario
+    assert row(tmp_path, tp="default").odd  # no setting of the engine
+    mean = run_of(row(tmp_path, input_len="mean 100"))
+    assert mean.scenario == plain.scenario
+    assert "mean lengths: requests of nearly the same length" in mean.assumed
+    assert "mean lengths: requests of nearly the same length" not in plain.assumed
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "link"),
+    [
+        ("L40S 48GB", "2", "pcie"),
+        ("A100-PCIE 80GB", "2", "nvlink"),
+        ("A100-PCIE 80GB", "4", "pcie"),
+        ("H100 80GB", "8", "nvlink"),
+        ("RTX PRO 6000 96GB", "1", "nvlink"),  # alone
+    ],
+)
+def test_cards_are_linked_as_they_can_be(tmp_path: Path, gpu: str, tp: str, link: str) -> None:
+    run = run_of(row(tmp_path, gpu=gpu, tp=tp))
+    assert run.scenario.hardware.interconnect == link
+    assert any("linked by PCIe" in text for text in run.assumed) == (link == "pcie")
+    told = "several nodes: GPUs linked as within one"
+    assert told not in run.assumed
+    assert told in run_of(row(tmp_path, gpu=gpu, tp=tp, other_config="generated 60; 2 nodes")).assumed
+
+
+@pytest.mark.parametrize(
+    ("cells", "possible"),
+    [
+        # 8.03e9 parameters less 0.53e9 of the embedding, 2 bytes each, at 3.35 TB/s: 4.48 ms a token.
+        ({"mean_tpot_ms": "4.40"}, False),
+        ({"mean_tpot_ms": "4.55"}, True),
+        ({"mean_tpot_ms": "2.30", "tp": "2"}, True),
+        ({"mean_tpot_ms": "2.40", "dtype_quant": "fp8"}, True),
+        ({"mean_tpot_ms": "", "duration_s": "0.08"}, False),  # 19 tokens decoded
+        ({"mean_tpot_ms": "", "duration_s": "0.09"}, True),
+        ({"mean_tpot_ms": "", "duration_s": "0.08", "other_config": "generated 60"}, True),
+    ],
+)
+def test_what_no_gpu_can_do_is_left_out(tmp_path: Path, cells: dict[str, str], possible: bool) -> None:
+    made = row(tmp_path, **{"model": "meta-llama/Llama-3.1-8B", "gpu": "H100 80GB"} | cells)
+    if possible:
+        run_of(made)
+        return
+    with pytest.raises(Unsuitable, match="faster than the GPU can read the weights"):
+        run_of(made)
 
 
 @given(total=st.integers(6, 120))
@@ -456,7 +513,7 @@ def test_rows_that_are_not_served_whole_are_left_out_and_named(tmp_path: Path, s
 
 def test_nothing_is_called_fitted_where_the_gpu_hides_the_host(tmp_path: Path) -> None:
     """Async scheduling with an engine whose GPU takes longer: terms change nothing, and those of the default stay."""
-    cells = {"engine": "vLLM 0.15.0", "model": "meta-llama/Llama-3.1-8B-Instruct"}
+    cells = {"engine": "vLLM 0.15.0", "model": "meta-llama/Llama-3.1-8B-Instruct", "mean_tpot_ms": "9"}
     rows = [PLAIN | cells | {"row_id": f"R{c}", "max_concurrency": c} for c in ("1", "2", "3")]
     path, out = table(tmp_path, rows), tmp_path / "out"
     base = ("validate", "--summary", path, "--out", out, "--no-report", "--jobs", 1)
