@@ -25,7 +25,7 @@ from reports.validation import drawing, page  # noqa: E402  (the repository is m
 from simkit.manifest import plain  # noqa: E402
 
 SECTIONS = (
-    "decisions", "memory", "kernels", "step_times", "runs", "rows", "from_run", "ablation", "papers", "theory",
+    "decisions", "memory", "kernels", "step_times", "runs", "rows", "table", "from_run", "ablation", "papers", "theory",
     "limits",
 )  # fmt: skip
 """Modules of the page, in its order. Each has `lines(shared)`, and may have `curves`, `figures` (charts), `gaps`, and

@@ -10,6 +10,7 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
 - TensorRT-LLM: 8,192 tokens a step and whole prompts, which are its defaults; its host work is hidden behind the GPU
   (overlap scheduler), so the host terms are 0.
 - GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes as if they were one.
+- fp8: the KV cache is in 16 bits, but in fp8 for NVIDIA's own checkpoints.
 - `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
 - Requests: `row_load`. What no such GPU can do: `row_limits`.
 
@@ -113,6 +114,9 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     }
     if quantization is not None:
         data["engine"].setdefault("quantization", quantization)
+    kv_format = _kv_format(row, quantization, assumed)
+    if kv_format is not None:
+        data["engine"].setdefault("kv_cache_dtype", kv_format)
     if base is not None:
         _take_over(data, base)
     if row.count("tp") is None:
@@ -142,8 +146,18 @@ def _format(cell: str, stated_by_model: str, assumed: list[str]) -> str | None:
         assumed.append("fp16: as bfloat16, which has its size and speed")
     found = quantization_of(cell) or quantization_of(stated_by_model)
     if found == "fp8":
-        assumed.append("fp8: by tensor or by block alike, KV cache in 16 bits")
+        assumed.append("fp8: by tensor or by block alike")
     return found
+
+
+def _kv_format(row: Row, quantization: str | None, assumed: list[str]) -> str | None:
+    """`engine.kv_cache_dtype`: none is stated. The fp8 checkpoints of NVIDIA ask for it (their `hf_quant_config.json`
+    has `kv_cache_quant_algo`), which is what TensorRT-LLM goes by."""
+    if quantization != "fp8":
+        return None
+    own = row.text("model").lower().startswith("nvidia/")
+    assumed.append(f"fp8: KV cache in {'fp8, of a checkpoint of NVIDIA' if own else '16 bits'}")
+    return "fp8" if own else None
 
 
 def longest_tokens(row: Row) -> int:

@@ -197,6 +197,14 @@ def test_numbers_may_carry_remarks_and_leave_the_default(tmp_path: Path) -> None
     assert "mean lengths: requests of nearly the same length" not in plain.assumed
 
 
+def test_the_kv_cache_of_fp8_checkpoints(tmp_path: Path) -> None:
+    for model, dtype in (("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"), ("meta-llama/Llama-3.1-8B-Instruct", "auto")):
+        run = run_of(row(tmp_path, model=model, dtype_quant="fp8", mean_tpot_ms="20"))
+        assert (run.scenario.engine.quantization, run.scenario.engine.kv_cache_dtype) == ("fp8", dtype)
+        assert any(text.startswith("fp8: KV cache in") for text in run.assumed)
+    assert not any("KV cache" in text for text in run_of(row(tmp_path)).assumed)
+
+
 @pytest.mark.parametrize(
     ("gpu", "tp", "link"),
     [
