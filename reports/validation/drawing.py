@@ -137,7 +137,7 @@ def run_cdfs(curves: Curves) -> Figure | None:
             ax.set_ylim(0, 1)
             ax.set_xlim(left=0)
             ax.xaxis.set_major_locator(MaxNLocator(5))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
             style.grid(ax)
         axes[0].set_ylabel("share of requests at most so long")
         handles = [
@@ -163,11 +163,11 @@ def chart(found: Mapping[str, Any], key: str) -> Figure:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log")
             ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
             ax.yaxis.set_minor_formatter(NullFormatter())
         else:
             ax.set_ylim(bottom=0)
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         ax.set_xlabel(found["x_label"])
         ax.set_ylabel(found["y_label"])
         style.grid(ax)

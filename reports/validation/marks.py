@@ -28,7 +28,7 @@ def diagonal(ax: Axes, low: float, high: float) -> None:
         ax.plot([low, high], [low * share, high * share], color=style.INK, linewidth=0.7, linestyle=dash)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axis.set_minor_formatter(NullFormatter())
 
 
