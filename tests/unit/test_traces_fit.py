@@ -347,7 +347,7 @@ def test_times_beyond_what_a_scenario_holds_are_refused(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
