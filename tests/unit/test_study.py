@@ -333,8 +333,9 @@ def test_when_every_arm_fails_nothing_is_written(tmp_path: Path, monkeypatch: py
 
 # --- a worker dies ----------------------------------------------------------------------------------------------------
 def fatal(task: Task) -> Part | Failure:
-    """A worker that is killed by one point and does the others."""
+    """A worker that is killed by one point and does the others; the tests themselves are not killed."""
     if task.point == "bad":
+        assert os.environ.get("TESTS_PID") != str(os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
     return WORK(task)
 
@@ -344,6 +345,7 @@ WORK = study.work
 
 def test_a_killed_worker_takes_no_other_point_along(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = run_study(points())
+    monkeypatch.setenv("TESTS_PID", str(os.getpid()))
     monkeypatch.setattr(study, "work", fatal)
     seen: list[float] = []
     done = run_study(points(), jobs=2, progress=lambda share, label: seen.append(share))
