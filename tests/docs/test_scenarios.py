@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from simkit import scenario
+from simkit import cli, scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -20,10 +21,10 @@ MAX_REQUESTS = 60
 """Enough to reach the one long prompt in fifty of long-prompt-stall; the full sizes are for people."""
 
 
-def simkit(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "simkit", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def simkit(cwd: Path, *arguments: str) -> Any:
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(cli.app, list(arguments))
+    assert done.exit_code == 0, done.stderr
     return done
 
 

@@ -18,7 +18,7 @@ from simkit.engine.build import may_ride, set_up
 from simkit.engine.express import Express
 from simkit.engine.fast_replica import FastReplica
 
-SETTINGS = settings(max_examples=180, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=90, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

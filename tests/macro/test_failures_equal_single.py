@@ -44,7 +44,7 @@ def check_answers(drawn: scenario.Scenario, result: api.Result) -> None:
 
 
 @given(failing())
-@settings(SETTINGS, max_examples=100)
+@settings(SETTINGS, max_examples=50)
 def test_macro_steps_equal_single_steps_where_replicas_fail(drawn: scenario.Scenario) -> None:
     result = assert_equal_outcomes(drawn)
     if isinstance(result, str):

@@ -16,7 +16,7 @@ from simkit import api, scenario
 from simkit.errors import CheckError
 from simkit.manifest import canonical_json
 
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 STEP_S = 0.001
 
@@ -257,7 +257,7 @@ def test_macro_steps_equal_single_steps(drawn: scenario.Scenario) -> None:
 
 
 @given(long_runs())
-@settings(SETTINGS, max_examples=180)
+@settings(SETTINGS, max_examples=80)
 def test_long_runs_equal_single_steps(drawn: scenario.Scenario) -> None:
     check(drawn)
 

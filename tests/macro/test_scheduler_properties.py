@@ -24,7 +24,7 @@ from simkit.conformance.replay import Replay
 from simkit.conformance.trace import Trace, TraceRequest
 from simkit.kv.paged import PagedAllocator
 
-PROPERTY = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 DURATION = {"base_ns": 1000, "per_token_ns": 10, "per_context_token_ns": 1}
 MAX_RECORDS = 600
 
@@ -198,7 +198,7 @@ def assert_same_decisions(trace: Trace) -> int:
 
 
 @given(trace=traces(ties=True))
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=75)
 def test_deciding_together_is_deciding_one_by_one(trace: Trace) -> None:
     assert_same_decisions(trace)
 
@@ -257,7 +257,7 @@ DAMAGES = (
 @pytest.mark.parametrize("damage", [None, *DAMAGES])
 def test_a_broken_shortcut_is_noticed(damage: Callable[[pytest.MonkeyPatch], None] | None) -> None:
     """The case above is able to fail: among a few crowds there is one that tells."""
-    noticed = 0
+    noticed = False
     kinds = itertools.product((False, True), ("fcfs", "priority", "fair"), range(20, 60, 5), (0, 2))
     for asynchronous, policy, blocks, cap in kinds:
         limits = {"policy": policy, "num_gpu_blocks": blocks, "long_prefill_token_threshold": cap}
@@ -270,8 +270,9 @@ def test_a_broken_shortcut_is_noticed(damage: Callable[[pytest.MonkeyPatch], Non
             try:
                 assert_same_decisions(trace)
             except AssertionError:
-                noticed += 1
-    assert bool(noticed) is (damage is not None)
+                noticed = True
+                break  # one that tells is enough
+    assert noticed is (damage is not None)
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from simkit.kv.swap import HostPool
 from simkit.sequence import Phase, Sequence
 from simkit.types import Request
 
-RANDOM = settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+RANDOM = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True)

@@ -349,7 +349,7 @@ def test_a_value_of_any_type_is_compared_or_refused(trace: Path, key: str, value
 
 # --- anything ---------------------------------------------------------------------------------------------------------
 
-FUZZ = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -315,7 +315,7 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(capacity=st.integers(1, 96), ops=operations)
 def test_random_operations_agree_with_a_bitmap(
     placement: str, capacity: int, ops: list[tuple[str, int, int, int]]
@@ -369,7 +369,7 @@ def test_random_operations_agree_with_a_bitmap(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     capacity=st.integers(1, 200),
     sizes=st.lists(st.integers(1, 30), max_size=20),

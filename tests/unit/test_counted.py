@@ -14,7 +14,7 @@ from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
 from simkit.types import KVAllocator, Request
 
-SETTINGS = settings(max_examples=100, derandomize=True, deadline=None, stateful_step_count=40)
+SETTINGS = settings(max_examples=50, derandomize=True, deadline=None, stateful_step_count=40)
 
 
 class Pair:
@@ -193,7 +193,7 @@ def test_damage_is_noticed(damage: object) -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 80), st.sampled_from([1, 3, 16]))
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True, deadline=None)
 def test_a_run_is_its_steps(prompts: list[int], num_steps: int, block_size: int) -> None:
     """Allocated tokens after each step are what everybody holds, and after a run the same."""
     pools = [CountedAllocator(1000, block_size) for _ in range(2)]

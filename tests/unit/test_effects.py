@@ -33,7 +33,7 @@ SIZES = capture_sizes(256, 8192, (0, 33))
 ON_EVERY_PROFILE = pytest.mark.parametrize("profile", SHIPPED)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def model(
     profile: str = "a100-sxm4-80gb", without: tuple[str, ...] = (), ranks: int = 1, asynchronous: bool = False
 ) -> Calibrated:

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,7 @@ def imports_of(source: str, importer: str, modules: set[str]) -> Iterator[Import
     yield from visit(ast.parse(source), False, False)
 
 
+@cache
 def all_imports(package: str) -> list[Import]:
     modules = known_modules()
     return [

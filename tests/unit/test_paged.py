@@ -22,7 +22,7 @@ from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
 from simkit.types import Request
 
-SETTINGS = settings(max_examples=60, derandomize=True, deadline=None, stateful_step_count=40)
+SETTINGS = settings(max_examples=40, derandomize=True, deadline=None, stateful_step_count=40)
 
 
 class Tokens:
@@ -231,7 +231,7 @@ def test_random_operations(machine: type[PagedMachine]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=75, derandomize=True, deadline=None)
 def test_steps_until_full_is_exact(data: st.DataObject) -> None:
     block_size = data.draw(st.sampled_from([1, 2, 4, 16]))
     usable = data.draw(st.integers(1, 40))
@@ -340,7 +340,7 @@ class Trio:
 
 
 @given(st.data())
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True, deadline=None)
 def test_growing_together_is_growing_one_by_one(data: st.DataObject) -> None:
     """Runs of steps, single steps and single sequences end in the same blocks, with the same ones cached and free."""
     draw = data.draw

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,6 +23,7 @@ from simkit.latency.host import host_of
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
+from simkit.models import ModelSpec
 from simkit.types import Ints, LatencyModel, ScalarLatency
 
 
@@ -42,9 +45,9 @@ HOSTS: list[dict[str, Any]] = [
     {"host": work_of(9300, 1.2345)},
     {"host": work_of(300.00025, 70)},
 ]
-MODELS: dict[str, Roofline | Calibrated] = {
-    f"{name}-{'async' if asynchronous else 'sync'}-{number}": roofline(
-        model, gpu, async_scheduling=asynchronous, **host, **more
+BUILDERS: dict[str, Callable[[], Roofline | Calibrated]] = {
+    f"{name}-{'async' if asynchronous else 'sync'}-{number}": partial(
+        roofline, model, gpu, async_scheduling=asynchronous, **host, **more
     )
     for name, model, gpu, more in (
         ("dense", LLAMA, A100, {}),
@@ -58,13 +61,22 @@ MODELS: dict[str, Roofline | Calibrated] = {
     for asynchronous in (False, True)
     for number, host in enumerate(HOSTS)
 }
-MODELS |= {
-    f"calibrated-{name}-{'async' if asynchronous else 'sync'}": Calibrated(
-        model, load_gpu(gpu), profile_of(gpu, host), interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
+
+
+def from_profile(
+    model: ModelSpec, gpu: str, ranks: int, quantization: str | None, kv: str, host: Host | None, asynchronous: bool
+) -> Calibrated:
+    profile = profile_of(gpu, host)
+    return Calibrated(
+        model, load_gpu(gpu), profile, interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
         tensor_parallel_size=ranks, quantization=quantization, async_scheduling=asynchronous,
-        host=host_of({}, profile_of(gpu, host), "0.33"),
-    )
-    for name, model, gpu, ranks, quantization, kv, host in (
+        host=host_of({}, profile, "0.33"),
+    )  # fmt: skip
+
+
+BUILDERS |= {
+    f"calibrated-{name}-{'async' if asynchronous else 'sync'}": partial(from_profile, *what, asynchronous)
+    for name, *what in (
         ("a100", LLAMA, "a100-sxm4-80gb", 1, None, "auto", None),
         ("four", LLAMA, "h100-sxm5-80gb", 4, "fp8", "fp8", Host(9300.5, 3.25)),
         ("rtx", LLAMA, "rtx-pro-6000", 1, None, "auto", Host(100.0, 0.0)),
@@ -72,9 +84,16 @@ MODELS |= {
         ("sliding", SLIDING, "a100-sxm4-80gb", 1, None, "auto", None),
     )
     for asynchronous in (False, True)
-}  # fmt: skip
-ANY_MODEL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-SETTINGS = settings(max_examples=40, derandomize=True, deadline=None)
+}
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def model(request: pytest.FixtureRequest) -> Roofline | Calibrated:
+    """Each in turn, and gone after its tests: together their tables take 200 MB."""
+    return BUILDERS[request.param]()
+
+
+SETTINGS = settings(max_examples=25, derandomize=True, deadline=None)
 
 # Context tokens of a full layer of llama-3-8b that take as long as the floor of attention.
 FLOOR_TOKENS = int(
@@ -126,7 +145,6 @@ def steps(draw: st.DrawFn) -> StepPlan:
     return plan_of(**values)
 
 
-@ANY_MODEL
 @SETTINGS
 @given(step=steps())
 def test_one_step_is_priced_as_by_arrays(model: Roofline | Calibrated, step: StepPlan) -> None:
@@ -135,7 +153,6 @@ def test_one_step_is_priced_as_by_arrays(model: Roofline | Calibrated, step: Ste
     assert price == model.step_ns(step.shapes(1))[0]
 
 
-@ANY_MODEL
 @SETTINGS
 @given(
     batch=decodes(),
@@ -151,7 +168,7 @@ def test_a_run_of_decodes_is_priced_as_by_arrays(
 
 def test_the_run_that_crosses_the_floor_of_attention_is_among_those_drawn() -> None:
     """In the middle of it the price begins to grow, and only there."""
-    model = MODELS["dense-async-0"]
+    model = BUILDERS["dense-async-0"]()
     batch = {"num_decode": 100, "decode_context_sum": FLOOR_TOKENS - 2000, "decode_context_max": FLOOR_TOKENS}
     for num_steps in (48, 49):
         prices = ints(model.decode_ns(plan_of(**batch, num_sampled=100), num_steps))
@@ -171,10 +188,15 @@ class Arrays:
         self.step_ns = model.step_ns
 
 
-@pytest.mark.parametrize("model", [Unit(), *list(MODELS.values())[:2]], ids=["unit", "sync", "async"])
-def test_models_offer_the_scalar_methods(model: LatencyModel) -> None:
-    assert isinstance(model, ScalarLatency)
-    assert not isinstance(Arrays(MODELS["tiny-sync-0"]), ScalarLatency)
+@pytest.mark.parametrize("build", [Unit, BUILDERS["dense-sync-0"], BUILDERS["dense-async-0"]])
+def test_models_offer_the_scalar_methods(build: Callable[[], LatencyModel]) -> None:
+    assert isinstance(build(), ScalarLatency)
+    assert not isinstance(Arrays(BUILDERS["tiny-sync-0"]()), ScalarLatency)
+
+
+@cache
+def dense() -> Roofline | Calibrated:
+    return BUILDERS["dense-sync-2"]()
 
 
 @SETTINGS
@@ -183,7 +205,7 @@ def test_steps_end_at_the_same_times_whichever_way_they_are_priced(
     batch: dict[str, int], num_steps: int, start: int, until: int
 ) -> None:
     """A hint about the next arrival may leave out steps, at the end and never the first; it changes none."""
-    model, step = MODELS["dense-sync-2"], plan_of(**batch, num_sampled=batch["num_decode"])
+    model, step = dense(), plan_of(**batch, num_sampled=batch["num_decode"])
     by_arrays, by_scalars, hinted = Pricer(Arrays(model)), Pricer(model), Pricer(model)  # type: ignore[arg-type]
     ends = ints(by_scalars.ends_ns(step, start, num_steps, None))
     assert len(ends) == num_steps

@@ -247,7 +247,7 @@ def assert_equal(record: Record, runs: list[Run], changes: dict[int, int]) -> No
 
 
 @given(case=cases(), data=st.data())
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True, deadline=None)
 def test_the_grouping_of_steps_changes_nothing(case: tuple[list[Run], dict[int, int]], data: st.DataObject) -> None:
     runs, changes = case
     pieces: list[Run] = []

@@ -333,8 +333,9 @@ def test_when_every_arm_fails_nothing_is_written(tmp_path: Path, monkeypatch: py
 
 # --- a worker dies ----------------------------------------------------------------------------------------------------
 def fatal(task: Task) -> Part | Failure:
-    """A worker that is killed by one point and does the others."""
+    """A worker that is killed by one point and does the others; the tests themselves are not killed."""
     if task.point == "bad":
+        assert os.environ.get("TESTS_PID") != str(os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
     return WORK(task)
 
@@ -344,6 +345,7 @@ WORK = study.work
 
 def test_a_killed_worker_takes_no_other_point_along(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = run_study(points())
+    monkeypatch.setenv("TESTS_PID", str(os.getpid()))
     monkeypatch.setattr(study, "work", fatal)
     seen: list[float] = []
     done = run_study(points(), jobs=2, progress=lambda share, label: seen.append(share))
@@ -390,25 +392,26 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("hook", "jobs"), [("study.work", "1"), ("study._Shelf.save", "2")])
-def test_an_interrupted_comparison_goes_on_to_the_same_bytes(hook: str, jobs: str, tmp_path: Path) -> None:
+def test_an_interrupted_comparison_goes_on_to_the_same_bytes(
+    hook: str, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tiny.yaml").write_text(TEXT)
     (tmp_path / "driver.py").write_text(DRIVER.format(hook=hook))
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, *arguments, "--no-report"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    done = command("driver.py", "compare", "tiny.yaml", "--out", "out", "--jobs", jobs)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "interrupted: 5 of 12 simulations kept; add --resume to go on\n"
+    command = ["compare", "tiny.yaml", "--out", "out", "--no-report", "--jobs"]
+    stopped = subprocess.run(
+        [sys.executable, "driver.py", *command, jobs], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert stopped.stderr == "interrupted: 5 of 12 simulations kept; add --resume to go on\n"
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / ".out.kept").iterdir())) == 5
-    done = command("-m", "simkit", "compare", "tiny.yaml", "--out", "out", "--jobs", "1", "--resume")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = simkit_(*command, "1", "--resume")
+    assert done.exit_code == 0, done.stderr
     assert done.stderr.startswith("note: 5 of 12 simulations were kept, the others are made now\n")
     assert not (tmp_path / ".out.kept").exists()
-    whole = compare(scenario.load(tmp_path / "tiny.yaml"))
+    whole = compare(scenario.load("tiny.yaml"))
     assert content(tmp_path / "out") == content(api.write_comparison(whole, tmp_path / "whole", report=False))
 
 

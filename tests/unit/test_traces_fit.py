@@ -69,6 +69,11 @@ def pooled(found: Fit, name: str, seeds: int) -> np.ndarray:
     return np.concatenate([[getattr(request, name) for request in requests(found, seed)] for seed in range(seeds)])
 
 
+def lengths_of(made: list[Request]) -> np.ndarray:
+    """Prompts and outputs, a row each."""
+    return np.array([(request.prompt_tokens, request.output_tokens) for request in made]).T
+
+
 def dispersion(times_s: np.ndarray) -> float:
     counts = np.bincount((times_s // 10).astype(int))
     return float(counts.var() / counts.mean())
@@ -152,7 +157,8 @@ def test_lengths_are_those_of_the_log(name: str) -> None:
     log, found = fitted(TRACES / name)
     columns, correlations = log.columns, []
     seeds = 6 if name == CONVERSATION else 40
-    made = {key: pooled(found, key, seeds) for key in ("prompt_tokens", "output_tokens")}
+    parts = [lengths_of(requests(found, seed)) for seed in range(seeds)]
+    made = dict(zip(("prompt_tokens", "output_tokens"), np.concatenate(parts, axis=1), strict=True))
     for key, values in made.items():
         original = getattr(columns, key)
         assert values.mean() == pytest.approx(original.mean(), rel=0.02)
@@ -321,7 +327,7 @@ LOG_LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("n", [20, 60, 600])
+@pytest.mark.parametrize("n", [20, 600])
 @pytest.mark.parametrize("times", LOG_TIMES)
 def test_what_is_fitted_on_odd_logs_can_be_played(tmp_path: Path, times: str, n: int) -> None:
     for lengths in LOG_LENGTHS.values():
@@ -347,7 +353,7 @@ def test_times_beyond_what_a_scenario_holds_are_refused(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -150,7 +150,7 @@ def test_a_document_with_any_odd_value_is_read_or_refused_in_one_line(tmp_path: 
 
 
 @settings(
-    max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(log=damaged_logs(), is_named=st.booleans(), allow_bad=st.booleans(), unit=st.sampled_from(["auto", "s", "ns"]))
 def test_a_damaged_log_is_read_or_refused_in_one_line(

@@ -84,10 +84,12 @@ def _segmented(edges: Floats, counts: Ints) -> Ints:
     best = np.zeros(len(edges))
     start = np.zeros(len(edges), dtype=np.int64)
     for end in range(1, len(edges)):
-        inside, width = before[end] - before[:end], edges[end] - edges[:end]
-        likely = inside * np.log(np.maximum(inside, 1) / width)
-        allowed = (inside >= LEAST) | (inside == 0)
-        value = np.where(allowed, best[:end] + likely - penalty, -np.inf)
+        # Starts before `many` leave enough requests inside, those from `none` on nobody; others are not allowed.
+        many, none = np.searchsorted(before[:end], [before[end] - LEAST + 1, before[end]])
+        inside, width = before[end] - before[:many], edges[end] - edges[:many]
+        value = np.full(end, -np.inf)
+        value[:many] = best[:many] + inside * np.log(inside / width) - penalty
+        value[none:] = best[none:end] - penalty
         start[end] = np.argmax(value)
         best[end] = value[start[end]]
     cuts = [len(counts)]
