@@ -60,8 +60,7 @@ def gamma_gaps(cv: float) -> Gaps:
 def _constant(rate_per_s: float, chunk: int) -> Iterator[Ints]:
     first = 0
     while True:
-        with np.errstate(over="ignore"):
-            yield _to_ns(np.arange(first, first + chunk) / rate_per_s)
+        yield _at_rate(np.arange(first, first + chunk), rate_per_s)
         first += chunk
 
 
@@ -84,8 +83,7 @@ def _unit_times(gaps: Gaps, stream: Stream, chunk: int) -> Iterator[Floats]:
 
 def _renewal(gaps: Gaps, rate_per_s: float, stream: Stream, chunk: int) -> Iterator[Ints]:
     for times in _unit_times(gaps, stream, chunk):
-        with np.errstate(over="ignore"):
-            yield _to_ns(times / rate_per_s)
+        yield _at_rate(times, rate_per_s)
 
 
 def _piecewise(spec: scenario.PiecewiseArrivals, stream: Stream, chunk: int) -> Iterator[Ints]:
@@ -109,6 +107,12 @@ def _piecewise(spec: scenario.PiecewiseArrivals, stream: Stream, chunk: int) -> 
         yield _to_ns(times_s if spec.tick_s is None else np.floor(times_s / spec.tick_s) * spec.tick_s)
         if len(times) < chunk:
             return
+
+
+def _at_rate(times: Floats, rate_per_s: float) -> Ints:
+    """Times of rate 1 at another rate. At a tiny rate they end beyond all numbers, and so at `NEVER_NS`."""
+    with np.errstate(over="ignore"):
+        return _to_ns(times / rate_per_s)
 
 
 def _to_ns(seconds: Floats) -> Ints:

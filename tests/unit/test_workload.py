@@ -182,6 +182,14 @@ def test_arrivals_are_ints_in_order_and_the_same_in_every_chunking(spec: dict[st
     assert all(type(request.arrival_ns) is int for request in itertools.islice(build(arrivals=spec).requests, 3))
 
 
+@pytest.mark.parametrize("process", ["constant", "poisson"])
+def test_between_arrivals_numpy_warns_of_what_it_did_before(process: str) -> None:
+    before = np.geterr()
+    requests = iter(build(arrivals={"process": process, "rate_per_s": 2.0}).requests)
+    next(requests)
+    assert np.geterr() == before
+
+
 def test_duration_keeps_exactly_the_arrivals_before_its_end() -> None:
     everyone = column(build(num_requests=30_000), "arrival_ns")
     cut = int(everyone[12_345])
