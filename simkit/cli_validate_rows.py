@@ -114,7 +114,8 @@ def _study(
     if chosen is not None:
         tables.check_column(chosen.column, table, chosen.label)
         for text in settings:
-            if text.partition("=")[0].strip().startswith("latency.host"):
+            key, _, value = text.partition("=")
+            if key.strip().startswith("latency.host") or (key.strip() == "latency" and "host" in value):
                 raise InputError(f"--set {text}: expected without --fit, which finds the host terms")
     rows = tables.select(table, select or [])
     check_measured(bands, (row for row in rows if chosen is None or not chosen.takes(row)))

@@ -42,7 +42,9 @@ class FitRows:
 
     def takes(self, row: Row) -> bool:
         """Whether a row is one of them."""
-        return any(_same(row.text(self.column), value) for value in self.values)
+        text = row.text(self.column)
+        cells = {text, str(row.numbers.get(self.column, text))}
+        return any(_same(cell, value) for cell in cells for value in self.values)
 
     @property
     def label(self) -> str:

@@ -8,13 +8,16 @@ from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario
 from simkit.validation.rows import Row
 
-TOO_FAST = "measured faster than the GPU can read the weights once a token (answers that ended early, or another GPU)"
-_TPOTS = ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms", "median_itl_ms")
+TOO_FAST = (
+    "measured faster than the GPU can read the weights once a token "
+    "(answers that ended early, drafted tokens, or another GPU or number format)"
+)
+_TPOTS = ("mean_tpot_ms", "median_tpot_ms")
 
 
 def is_impossible(row: Row, model: ModelSpec, scenario: Scenario, *, whole_answers: bool) -> bool:
-    """Whether a time between tokens, or with `whole_answers` (as long as the row says) a duration, is too short to read
-    from HBM, once for each token that is decoded, the weights that one token uses.
+    """Whether a time per output token, or with `whole_answers` (as long as the row says) a duration, is too short to
+    read from HBM, once for each token that is decoded, the weights that one token uses.
     """
     least_ms = 1e3 * _used_bytes(model, scenario) / load_gpu(scenario.hardware.gpu).hbm_bytes_per_s
     if any(row.measured.get(name, least_ms) < least_ms for name in _TPOTS):

@@ -12,6 +12,7 @@ import math
 import re
 from typing import Any
 
+from simkit.validation.row_assumptions import Assumptions
 from simkit.validation.row_names import Unsuitable
 from simkit.validation.rows import LENGTHS, Row
 
@@ -21,45 +22,50 @@ LOOPS = 10
 OPEN_REQUESTS = 1000
 """Requests of a rate, where the row does not say how many there were."""
 
-_GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b")
+MOST_LISTED = 1_000_000
+"""Requests whose lengths are written out one by one."""
+
+_GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b", re.IGNORECASE)
 
 
-def load_of(row: Row, assumed: list[str]) -> tuple[dict[str, Any], int | None]:
-    """(the section `workload`, how many requests are there at a time), with what is `assumed` added to its list."""
+def load_of(row: Row, assumed: Assumptions) -> dict[str, Any]:
+    """The section `workload`; what it assumes is added to `assumed`."""
     rate, clients, batch = row.numbers.get("request_rate"), row.count("max_concurrency"), row.count("batch_size")
     number = row.count("num_prompts")
     arrivals: dict[str, Any] = {"process": "all_at_once"}
-    at_once: int | None
     if rate is not None and math.isfinite(rate):
-        arrivals, at_once = {"process": "poisson", "rate_per_s": rate}, None
+        arrivals = {"process": "poisson", "rate_per_s": rate}
         if number is None:
             number = OPEN_REQUESTS
-            assumed.append(f"number of requests not stated: {OPEN_REQUESTS} at a rate")
+            assumed.add(f"number of requests not stated: {OPEN_REQUESTS} at a rate", "workload.num_requests")
         if clients is not None:
-            assumed.append("a rate and a cap of concurrency: the cap is left out")
+            assumed.add("a rate and a cap of concurrency: the cap is left out", "workload.arrivals")
     elif clients is not None:
-        arrivals, at_once = {"process": "closed_loop", "concurrency": clients}, clients
+        arrivals = {"process": "closed_loop", "concurrency": clients}
         if number is None:
             number = LOOPS * clients
-            assumed.append(f"number of requests not stated: {LOOPS} a client")
+            assumed.add(f"number of requests not stated: {LOOPS} a client", "workload.num_requests")
     elif batch is not None:
-        number = at_once = batch
-        assumed.append("a fixed batch: all at once")
+        if number is not None and number > batch:
+            raise Unsuitable("batches one after another are not simulated")
+        number = batch
+        assumed.add("a fixed batch: all at once", "workload.arrivals")
     elif rate is not None:
         if number is None:
             number = OPEN_REQUESTS
-            assumed.append(f"number of requests not stated: {OPEN_REQUESTS} at once")
-        at_once = number
+            assumed.add(f"number of requests not stated: {OPEN_REQUESTS} at once", "workload.num_requests")
     else:
         raise Unsuitable("no load is stated (rate, concurrency or batch)")
     if any(not row.numbers[name].is_integer() or row.text(name).lower().startswith("mean ") for name in LENGTHS):
-        assumed.append("mean lengths: requests of nearly the same length")
+        assumed.add(
+            "mean lengths: requests of nearly the same length", "workload.prompt_tokens", "workload.output_tokens"
+        )
     return {
         "num_requests": number,
         "arrivals": arrivals,
         "prompt_tokens": _spread(round(row.numbers["input_len"] * number), number),
         "output_tokens": _outputs(row, number, assumed),
-    }, at_once
+    }
 
 
 def generated_tokens(row: Row) -> int | None:
@@ -68,7 +74,7 @@ def generated_tokens(row: Row) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def _outputs(row: Row, number: int, assumed: list[str]) -> dict[str, Any]:
+def _outputs(row: Row, number: int, assumed: Assumptions) -> dict[str, Any]:
     """As long as asked, or, where fewer were generated in all, so many: as equal as whole tokens allow."""
     total = generated_tokens(row)
     if total is None or row.count("num_prompts") is None:
@@ -76,7 +82,10 @@ def _outputs(row: Row, number: int, assumed: list[str]) -> dict[str, Any]:
     if not number <= total <= number * math.ceil(row.numbers["output_len"]):
         raise Unsuitable("generated tokens that do not fit the number of requests and their output length")
     if total < round(row.numbers["output_len"] * number):
-        assumed.append("outputs that ended before their limit: equal lengths with the total that was generated")
+        assumed.add(
+            "outputs that ended before their limit: equal lengths with the total that was generated",
+            "workload.output_tokens",
+        )
     return _spread(total, number)
 
 
@@ -85,4 +94,6 @@ def _spread(total: int, number: int) -> dict[str, Any]:
     low, more = divmod(max(total, number), number)
     if not more:
         return {"dist": "fixed", "value": low}
+    if number > MOST_LISTED:
+        raise Unsuitable(f"lengths with a fraction, of more than {MOST_LISTED:,} requests")
     return {"dist": "list", "values": [low + ((i + 1) * more // number - i * more // number) for i in range(number)]}

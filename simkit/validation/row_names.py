@@ -1,4 +1,4 @@
-"""What benchmarks call models, GPUs, number formats and engines, and what simkit calls them.
+"""What benchmarks call models, GPUs and engines, and what simkit calls them.
 
 Owns the names. Imports the registries of models and GPUs; a name that is not known for certain is not guessed.
 """
@@ -41,8 +41,7 @@ _GPUS = {
     "mi300x": ("amd-mi300x", "mi300x-192gb"),
 }  # fmt: skip
 _VARIANT_ASSUMED = {
-    "h100": "the SXM part",
-    "h200": "the SXM part",
+    **dict.fromkeys(("h100", "h100-80gb", "h200", "h200-141gb", "a100-80gb", "a100-40gb"), "the SXM part"),
     "a100-sxm": "80 GB of memory",
     "a100-sxm4": "80 GB of memory",
 }
@@ -53,12 +52,6 @@ PROFILE_OF = {"a100-sxm4-40gb": "a100-sxm4-80gb", "a100-pcie-40gb": "a100-sxm4-8
 _SAME_SHAPES = {"qwen2-72b": "qwen2.5-72b", "deepseek-r1": "deepseek-v3"}
 """Models, lower case, that differ from another in their weights alone (their `config.json`)."""
 
-_UNQUANTISED = ("", "bf16", "bfloat16", "fp16", "float16", "half", "16-bit", "16bit", "none", "unquantised", "auto")
-_FORMATS = {
-    "fp8": "fp8", "w8a8-fp8": "fp8", "float8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "fp8-dynamic": "fp8",
-    "int8": "int8", "w8a8": "int8", "w8a8-int8": "int8", "awq": "awq", "gptq": "gptq", "mxfp4": "mxfp4",
-}  # fmt: skip
-_PART = re.compile(r"(\w+)=(\S*)")
 _MODEL_FORMAT = re.compile(r"-(fp8|awq|gptq)(?:-dynamic|-block)?$", re.IGNORECASE)
 _ASSISTANT = re.compile(r"-(instruct|chat|it)(-hf)?$", re.IGNORECASE)
 
@@ -140,16 +133,3 @@ def _by_tail(tail: str) -> ModelSpec | None:
     """The only model whose id ends so."""
     found = [spec for spec in list_models() if spec.hf_id.rpartition("/")[2].lower() == tail.lower()]
     return found[0] if len(found) == 1 else None
-
-
-def quantization_of(text: str) -> str | None:
-    """`engine.quantization` of a cell such as ``bf16``, ``fp8`` or ``gemm=fp8 moe=fp8``. Raises Unsuitable."""
-    parts = [value for _, value in _PART.findall(text)]
-    words = {word.lower() for word in (*_PART.sub(" ", text).split(), *parts)}
-    words = {word for word in words if word not in _UNQUANTISED}
-    formats = {_FORMATS.get(word) for word in words}
-    if not formats:
-        return None
-    if len(formats) > 1 or None in formats:
-        raise Unsuitable(f"number format {text.strip()} is not modelled")
-    return formats.pop()

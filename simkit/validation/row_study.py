@@ -27,6 +27,7 @@ from simkit.types import Floats
 from simkit.validation.row_errors import RUNNING, error_pct, statistics
 from simkit.validation.row_fit import EngineFit, FitRows, fit_engines
 from simkit.validation.row_names import Unsuitable
+from simkit.validation.row_refusals import refusals
 from simkit.validation.row_runs import Predicted, simulate
 from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.rows import Row
@@ -134,7 +135,7 @@ def study_rows(
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
         raise InputError(f"{source or 'rows'}: no row can be simulated: {next(iter(failed.values()))}")
-    skipped |= {name: f"refused: {_reason(message)}" for name, message in failed.items()}
+    skipped |= refusals(failed)
     shown = tuple(_row(run, zero[run.row.id], final[run.row.id], _role(run, fits)) for run in runs)
     lines = {row.id: row.line for row in rows if row.id in skipped}
     assumed = Counter(text for run in runs for text in run.assumed)
@@ -146,7 +147,7 @@ def study_rows(
 
 def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> tuple[list[RowRun], dict[str, str]]:
     """What can be simulated, and why the rest cannot. A setting for all rows that is wrong is an InputError."""
-    runs, skipped = [], dict[str, str]()
+    runs, skipped, refused = [], dict[str, str](), dict[str, str]()
     for row in rows:
         try:
             runs.append(run_of(row, base, sets))
@@ -155,8 +156,8 @@ def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> 
         except InputError as error:
             if str(error).startswith("--set"):
                 raise
-            skipped[row.id] = f"refused: {_reason(str(error))}"
-    return runs, skipped
+            refused[row.id] = str(error)
+    return runs, skipped | refusals(refused)
 
 
 def _simulated(
@@ -261,12 +262,6 @@ def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> list[str
     """Where the step times of the rows come from."""
     counts = Counter(found[run.row.id].latency_source for run in runs)
     return [f"step times: {source} ({_rows(count)})" for source, count in counts.items()]
-
-
-def _reason(message: str) -> str:
-    """A message without the place that is to blame and without what only one row has."""
-    text = message.partition(": ")[2] if message.startswith("scenario") else message
-    return " ".join("N" if any(c.isdigit() for c in word) else word for word in text.split())
 
 
 def _listed(skipped: Mapping[str, int]) -> str:

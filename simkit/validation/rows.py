@@ -20,7 +20,7 @@ TEXTS = ("row_id", "set", "engine", "engine_version", "model", "dtype_quant", "g
 SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 """Of the engine; `default` leaves them open."""
 
-COUNTS = ("tp", "pp", "num_prompts", "max_concurrency", "batch_size", *SETTINGS, "kv_cache_tokens")
+COUNTS = ("n_gpu", "tp", "pp", "num_prompts", "max_concurrency", "batch_size", *SETTINGS, "kv_cache_tokens")
 LENGTHS = ("input_len", "output_len")
 """Tokens of a request; a mean over requests may have a fraction."""
 
@@ -203,13 +203,14 @@ def _numbers(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[t
 
 def _stated(name: str, cell: str) -> str:
     """The number that a cell states, without a remark in brackets behind it; empty where it leaves it open."""
-    low = cell.lower()
-    if name == "request_rate":
-        return "" if low == CLOSED_LOOP else cell
-    if name in LENGTHS:
-        return cell[len("mean ") :] if low.startswith("mean ") else cell
     plain = cell.partition("(")[0].strip() if cell.endswith(")") else cell
-    return "" if name in SETTINGS and plain.lower() == "default" else plain
+    plain = plain or cell  # brackets around all of it are no remark
+    low = plain.lower()
+    if name == "request_rate":
+        return "" if low.replace("-", " ") == CLOSED_LOOP else plain
+    if name in LENGTHS:
+        return plain[len("mean ") :] if low.startswith("mean ") else plain
+    return "" if name in SETTINGS and low == "default" else plain
 
 
 def _measured(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:
@@ -232,6 +233,8 @@ def _flags(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tup
     for flag in FLAGS:
         for name in (flag, f"enable_{flag}"):
             cell = texts.get(name, "").lower().partition("(")[0].strip()
+            if cell == "default":
+                continue
             if cell in _TRUE or cell in _FALSE:
                 yield flag, cell in _TRUE
             elif texts.get(name):
@@ -241,9 +244,12 @@ def _flags(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tup
 def _rate(text: str, where: str) -> float:
     if text.lower() in ("inf", "infinite", "infinity"):
         return math.inf
-    value = _number(text, where)
+    try:
+        value = _number(text, where)
+    except InputError:
+        value = 0.0
     if value <= 0:
-        raise InputError(f"{where}: expected a rate > 0 or inf, got {text!r}")
+        raise InputError(f"{where}: expected a rate > 0, inf or {CLOSED_LOOP!r}, got {text[:40]!r}")
     return value
 
 

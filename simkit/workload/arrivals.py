@@ -60,7 +60,7 @@ def gamma_gaps(cv: float) -> Gaps:
 def _constant(rate_per_s: float, chunk: int) -> Iterator[Ints]:
     first = 0
     while True:
-        yield _at_rate(np.arange(first, first + chunk), rate_per_s)
+        yield _at_rate(np.arange(first, first + chunk, dtype=np.float64), rate_per_s)
         first += chunk
 
 

@@ -24,7 +24,8 @@ from simkit.scenario import from_dict
 from simkit.validation import row_study
 from simkit.validation.row_errors import parse_bands, statistics
 from simkit.validation.row_fit import FitRows, parse_fit
-from simkit.validation.row_names import Unsuitable, engine_of, gpu_of, model_of, quantization_of
+from simkit.validation.row_formats import Formats, formats_of
+from simkit.validation.row_names import Unsuitable, engine_of, gpu_of, model_of
 from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import RowStudy, study_rows
 from simkit.validation.rows import Row, read_rows, select
@@ -130,7 +131,7 @@ def test_a_row_becomes_the_scenario_that_it_states(tmp_path: Path) -> None:
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len) == (64, 4096, 2048)
     assert (engine.enable_prefix_caching, engine.enable_chunked_prefill) == (False, True)
     assert arrivals_of(run) == ("closed_loop", 6, 2)
-    assert (run.engine, run.assumed) == ("vLLM 0.12", ())
+    assert (run.engine, run.assumed) == ("vLLM 0.12", ("A100 80GB: the SXM part",))
 
 
 @pytest.mark.parametrize(("tokens", "capacity"), [("1000", 992), ("1024", 1024), ("93872", 93872)])
@@ -296,8 +297,17 @@ def test_names_of_gpus_models_engines_and_formats() -> None:
     assert engine_of("TensorRT-LLM 1.2.0rc6.post1").label == "TRT-LLM 1.2"
     assert engine_of("sglang", "0.5.6.post2").label == "SGLang 0.5"
     assert engine_of("vLLM (2024)").version is None
-    assert [quantization_of(text) for text in ("", " gemm= moe=", "bf16", "16-bit")] == [None] * 4
-    assert quantization_of("fp8 gemm=fp8 moe=fp8_block") == "fp8"
+
+
+def test_number_formats_of_weights_and_of_the_kv_cache() -> None:
+    assert formats_of("") == Formats(None, False, None)
+    assert [formats_of(text) for text in (" gemm= moe=", "bf16", "16-bit")] == [Formats(None, True, None)] * 3
+    assert formats_of("fp8 gemm=fp8 moe=fp8_block") == Formats("fp8", True, None)
+    assert formats_of("bf16 kv=fp8") == Formats(None, True, "fp8")
+    assert formats_of("fp8 kv_cache=auto") == Formats("fp8", True, "auto")
+    for text in ("gemm=fp8 moe=bf16", "bf16 fp8", "fp8 kv=int4", "fp8 attn=fp8", "nvfp4"):
+        with pytest.raises(Unsuitable, match=f"number format {text} is not modelled"):
+            formats_of(text)
 
 
 def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> None:
@@ -371,7 +381,9 @@ def refusal(path: Path) -> str:
         ({"mean_tpot_ms": "nan"}, "mean_tpot_ms: expected a number"),
         ({"mean_tpot_ms": "-1"}, "mean_tpot_ms: expected a number >= 0"),
         ({"num_prompts": "1e300"}, "num_prompts: expected a number"),
-        ({"request_rate": "0"}, "request_rate: expected a rate > 0 or inf"),
+        ({"request_rate": "0"}, "request_rate: expected a rate > 0, inf or 'closed loop'"),
+        ({"request_rate": "fast"}, "request_rate: expected a rate > 0, inf or 'closed loop'"),
+        ({"tp": "(4)"}, "tp: expected a number"),
         ({"prefix_caching": "maybe"}, "prefix_caching: expected true or false"),
     ],
 )

@@ -1,0 +1,188 @@
+"""What a row of a benchmark table states holds, what it leaves open is told, and what is not simulated is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_validate_rows import row
+
+from simkit.scenario import Scenario, from_dict
+from simkit.validation.row_fit import FitRows
+from simkit.validation.row_names import Unsuitable
+from simkit.validation.row_scenario import RowRun, run_of
+from simkit.validation.row_study import study_rows
+
+H100 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100 80GB", "mean_tpot_ms": "20"}
+
+
+def base(**engine: Any) -> Scenario:
+    return from_dict(
+        {
+            "model": "qwen2.5-0.5b",
+            "hardware": {"gpu": "h100-sxm5-80gb"},
+            "engine": engine,
+            "workload": {
+                "num_requests": 1,
+                "arrivals": {"process": "all_at_once"},
+                "prompt_tokens": {"dist": "fixed", "value": 1},
+                "output_tokens": {"dist": "fixed", "value": 1},
+            },
+        }
+    )
+
+
+def has(run: RowRun, start: str) -> bool:
+    return any(text.startswith(start) for text in run.assumed)
+
+
+# --- what a row states ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cells", "key", "value"),
+    [
+        ({"engine": "vLLM 0.12.0"}, "version", "0.12"),
+        ({"dtype_quant": "bf16"}, "quantization", None),
+        ({"dtype_quant": " gemm= moe="}, "quantization", None),
+        ({"dtype_quant": "awq"}, "quantization", "awq"),
+        ({"dtype_quant": ""}, "quantization", "fp8"),
+        ({"dtype_quant": "fp8 kv=bf16"}, "kv_cache_dtype", "auto"),
+        ({"dtype_quant": "bf16"}, "kv_cache_dtype", "fp8"),
+        ({"max_num_seqs": "default"}, "max_num_seqs", 77),
+        ({"max_num_seqs": "9"}, "max_num_seqs", 9),
+        ({"prefix_caching": "default"}, "enable_prefix_caching", False),
+    ],
+)
+def test_a_base_scenario_fills_only_gaps(tmp_path: Path, cells: dict[str, str], key: str, value: object) -> None:
+    given = base(version="0.19", quantization="fp8", kv_cache_dtype="fp8", max_num_seqs=77, enable_prefix_caching=False)
+    run = run_of(row(tmp_path, **H100 | cells), given)
+    assert getattr(run.scenario.engine, key) == value
+    assert run.engine == "vLLM 0.12"
+
+
+def test_a_version_that_a_row_leaves_open_is_the_bases_with_all_that_follows(tmp_path: Path) -> None:
+    open_ = row(tmp_path, **H100 | {"engine": "vLLM", "max_concurrency": "", "batch_size": "4", "num_prompts": "4"})
+    alone, with_base = run_of(open_), run_of(open_, base(version="0.19"))
+    assert (alone.engine, alone.scenario.engine.prefill_first) == ("vLLM 0.6", True)
+    assert (with_base.engine, with_base.scenario.engine.prefill_first) == ("vLLM 0.19", False)
+    assert has(alone, "vLLM without a version")
+    assert not has(with_base, "vLLM without a version")
+
+
+@pytest.mark.parametrize(("text", "version"), [("vLLM (2024)", "vLLM 0.6"), ("vLLM V1", "vLLM"), ("vLLM 2026", "vLLM")])
+def test_a_batch_is_of_2024_unless_its_engine_is_later(tmp_path: Path, text: str, version: str) -> None:
+    made = row(tmp_path, **H100 | {"engine": text, "max_concurrency": "", "batch_size": "4", "num_prompts": "4"})
+    assert run_of(made).engine == version
+
+
+def test_chunked_prefill_of_an_early_version_puts_decodes_first(tmp_path: Path) -> None:
+    early = H100 | {"engine": "vLLM 0.6.3"}
+    whole, chunked = run_of(row(tmp_path, **early)), run_of(row(tmp_path, **early | {"chunked_prefill": "on"}))
+    assert (whole.scenario.engine.prefill_first, chunked.scenario.engine.prefill_first) == (True, False)
+    assert has(whole, "vLLM before 0.8: whole prompts")
+    assert not has(chunked, "vLLM before 0.8")
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cells", "text", "setting"),
+    [
+        ({"tp": ""}, "tensor parallelism not stated", "hardware.tensor_parallel_size=2"),
+        ({}, "H100 80GB: the SXM part", "hardware.gpu=a100-sxm4-80gb"),
+        ({}, "max_model_len not stated", "engine.max_model_len=4096"),
+        ({"num_prompts": ""}, "number of requests not stated", "workload.num_requests=9"),
+        ({"engine": "trtllm 1.0"}, "TRT-LLM: whole prompts", "engine.enable_chunked_prefill=true"),
+        ({"engine": "trtllm 1.0"}, "TRT-LLM: 8192 tokens a step", "engine.max_num_batched_tokens=16384"),
+        ({"engine": "trtllm 1.0"}, "TRT-LLM: host terms 0", "latency.host={fixed_us: 9}"),
+        ({"engine": "trtllm 1.0"}, "TRT-LLM: host terms 0", "latency={host: {fixed_us: 9}}"),
+        ({"dtype_quant": "fp8"}, "fp8: KV cache in 16 bits", "engine.kv_cache_dtype=fp8"),
+        ({"gpu": "L40S", "tp": "2"}, "l40s-48gb: linked by PCIe", "hardware.interconnect=pcie"),
+        ({"input_len": "mean 99"}, "mean lengths", "workload.prompt_tokens={dist: fixed, value: 9}"),
+    ],
+)
+def test_an_assumption_is_told_unless_a_setting_takes_its_place(
+    tmp_path: Path, cells: dict[str, str], text: str, setting: str
+) -> None:
+    made = row(tmp_path, **H100 | cells)
+    assert has(run_of(made), text)
+    changed = run_of(made, sets=(setting,))
+    assert not has(changed, text)
+    assert len(changed.assumed) == len(run_of(made).assumed) - 1
+
+
+def test_clients_are_those_that_are_simulated(tmp_path: Path) -> None:
+    assert run_of(row(tmp_path, **H100), sets=("workload.arrivals.concurrency=1",)).concurrency == 1
+
+
+def test_an_empty_prefix_cache_is_told_where_there_is_one(tmp_path: Path) -> None:
+    assert has(run_of(row(tmp_path, **H100 | {"prefix_caching": "on"})), "a prefix cache that is empty")
+    assert not has(run_of(row(tmp_path, **H100 | {"prefix_caching": "off"})), "a prefix cache")
+
+
+def test_host_terms_that_are_given_to_an_engine_without_are_left_out_of_the_zero(tmp_path: Path) -> None:
+    made = row(tmp_path, **H100 | {"engine": "trtllm 1.0"})
+    setting = "latency.host={fixed_us: 5000, per_seq_us: 0, first_token_us: 0}"
+    serial = "engine.async_scheduling=false"
+    tpot = study_rows([made], sets=[serial, setting]).rows[0]["metrics"]["mean_tpot_ms"]
+    assert tpot["predicted"] == pytest.approx(tpot["predicted_zero"] + 5.0, abs=0.6)
+    plain = study_rows([made], sets=[serial]).rows[0]["metrics"]["mean_tpot_ms"]
+    assert plain["predicted"] == plain["predicted_zero"] == tpot["predicted_zero"]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"other_config": "dp=4"}, "^data parallelism"),
+        ({"other_config": "--data-parallel-size=2"}, "^data parallelism"),
+        ({"other_config": "expert_parallel=True"}, "expert parallelism"),
+        ({"other_config": "--enable-expert-parallel"}, "expert parallelism"),
+        ({"other_config": "expert_parallel_size=4"}, "expert parallelism"),
+        ({"n_gpu": "2"}, "more GPUs than tensor parallelism uses"),
+        ({"gpu": "8x H100 80GB", "tp": ""}, "more GPUs than tensor parallelism uses"),
+        ({"dtype_quant": "gemm=fp8 moe=bf16"}, "number format"),
+        ({"model": "Qwen/Qwen3-32B-FP8", "dtype_quant": "bf16"}, "number format bf16 of a model that is called fp8"),
+        ({"max_concurrency": "", "batch_size": "4", "num_prompts": "64"}, "batches one after another"),
+        ({"input_len": "99.5", "num_prompts": "2000000"}, "of more than 1,000,000 requests"),
+        ({"notes": "disaggregated prefill"}, "disaggregated"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(tmp_path: Path, cells: dict[str, str], why: str) -> None:
+    with pytest.raises(Unsuitable, match=why):
+        run_of(row(tmp_path, **H100 | cells))
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"other_config": "tp=4 moe_tp=1 ep=1 dp=1 epnone --enable-expert-parallel=false"},
+        {"n_gpu": "2", "tp": "2"},
+        {"gpu": "2x H100 80GB", "tp": "2"},
+        {"notes": "not disaggregated"},
+        {"engine": "vLLM 0.6", "max_num_batched_tokens": "2048"},  # below the context that is assumed
+        {"engine": "trtllm 1.0", "max_num_batched_tokens": "2048"},
+        {"mean_tpot_ms": "9", "median_itl_ms": "0.02"},  # tokens that come in bursts
+        {"model": "Qwen/Qwen3-32B-FP8", "dtype_quant": "fp8", "mean_tpot_ms": "40"},
+    ],
+)
+def test_what_only_looks_like_it_is_simulated(tmp_path: Path, cells: dict[str, str]) -> None:
+    run_of(row(tmp_path, **H100 | cells))
+
+
+def test_rows_refused_alike_are_counted_together_with_one_as_an_example(tmp_path: Path) -> None:
+    rows = [row(tmp_path, row_id=f"R{n}", **H100, kv_cache_tokens=str(60 + n)) for n in (1, 2)]
+    good = row(tmp_path, row_id="R3", **H100)
+    found = study_rows([*rows, good], sets=["engine.max_model_len=4096"]).to_json()
+    ((reason, count),) = found["skipped"].items()
+    assert count == 2
+    assert reason.startswith("refused, for example: ")
+    assert "max_model_len 4096 needs 256 blocks" in reason
+    alone = study_rows([rows[0], good], sets=["engine.max_model_len=4096"]).skipped
+    assert next(iter(alone)).startswith("refused: ")
+
+
+def test_a_fit_takes_a_row_by_its_number(tmp_path: Path) -> None:
+    made = row(tmp_path, **H100 | {"max_num_seqs": "256 (default)"})
+    assert FitRows("max_num_seqs", ("256",)).takes(made)
+    assert not FitRows("max_num_seqs", ("255",)).takes(made)
+    assert FitRows("model", ("meta-llama/Llama-3.1-8B",)).takes(made)
