@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "validation"
 sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 
-from reports.validation import build, decisions, evidence, kernels, limits, line, page, wrong  # noqa: E402
-from simkit.validation.row_study import study_rows  # noqa: E402
+from reports.validation import build, decisions, evidence, kernels, limits, line, page, table, wrong  # noqa: E402
+from simkit.latency.host import HOST_FIXED_US  # noqa: E402
+from simkit.validation.row_study import RowStudy, study_rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +225,102 @@ def test_a_step_faster_than_the_hardware_is_counted() -> None:
 
 def test_sections_are_modules_of_the_folder() -> None:
     assert all(isinstance(module, ModuleType) and callable(module.lines) for module in build.sections().values())
+
+
+# --- all public rows --------------------------------------------------------------------------------------------------
+
+
+def public_row(name: str, gpu: str, metric: str, measured: float, predicted: float) -> dict[str, Any]:
+    error = 100 * (predicted / measured - 1)
+    values = {"measured": measured, "predicted": predicted, "error_pct": error}
+    return {"id": name, "set": "s", "engine": "vLLM", "gpu": gpu, "metrics": {metric: values}}
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> RowStudy:
+    """1,000 rows that took half of the time that is predicted, and 20 that made half of the tokens."""
+    shown = [public_row(f"A{i}", "slow", "mean_tpot_ms", 10.0, 20.0) for i in range(1000)]
+    shown += [public_row(f"B{i}", "fast", "output_tok_s", 100.0, 200.0) for i in range(20)]
+    skipped = {f"C{i}": f"GPU X{i % 2} is unknown; did you mean 'x{i}'?" for i in range(1500)}
+    assumed = ("something: assumed (1 row)", "a batch (small) (1019 rows)", "step times: roofline (1020 rows)")
+    found = RowStudy("all", "f", 2520, tuple(shown), skipped, {}, {}, (), assumed)
+    monkeypatch.setattr(table, "_study", lambda path: found)
+    return found
+
+
+def test_times_and_rates_of_public_rows_are_never_averaged_together(study: RowStudy) -> None:
+    times, rates, *rest = table.lines(Path())
+    assert [(each.metric, each.n, each.error_pct) for each in (times, rates)] == [
+        ("TPOT, MAPE", 1000, 100.0),
+        ("output throughput, MAPE", 20, 100.0),
+    ]
+    assert times.text == "bias +100.0 %, 0 of 1,000 within 20 %"
+    assert [each.evidence for each in rest] == [
+        "rows that are left out",
+        "what rows leave open",
+        "s: vLLM, fast",
+        "s: vLLM, slow",
+    ]
+    assert all(f"{HOST_FIXED_US:g} us a step" in each.fitted and not each.judged for each in (times, rates, *rest))
+
+
+def test_what_public_rows_leave_out_and_open_is_counted(study: RowStudy) -> None:
+    _, _, left_out, left_open, *_ = table.lines(Path())
+    assert (left_out.n, left_out.text) == (1500, "750: GPU X0 is unknown; 750: GPU X1 is unknown")
+    assert (left_open.n, left_open.text) == (1020, "1,019: a batch (small); 1: something: assumed")
+    assert left_open.note == "step times: 1,020: roofline"
+
+
+def test_groups_of_public_rows_are_ranked_alike_for_times_and_rates(study: RowStudy) -> None:
+    """Twice the time is as wrong as twice the rate, and a tenth of the time is worse than thrice."""
+    kept = table.curves(Path())["public"]
+    assert [round(group["times"], 6) for group in kept] == [2.0, 2.0]
+    assert [round(group["slower"], 6) for group in kept] == [0.5, 2.0]
+    more = [("thrice", 3.0, 10), ("a tenth", 0.1, 10), ("few rows", 9.0, 9)]
+    rows_of = [public_row("D", gpu, "mean_tpot_ms", 1.0, factor) for gpu, factor, n in more for _ in range(n)]
+    groups = table.grouped(rows_of)
+    public = [*kept, *({"name": group.name, "metric": group.metric, **table.off(group)} for group in groups)]
+    assert wrong.worst_public({"public": public}) == [
+        "s: vLLM, a tenth: TPOT mean off by a factor of 10.00, in the mean 10.00 too fast (n = 10)",
+        "s: vLLM, thrice: TPOT mean off by a factor of 3.00, in the mean 3.00 too slow (n = 10)",
+        "s: vLLM, fast: output throughput off by a factor of 2.00, in the mean 2.00 too fast (n = 20)",
+        "s: vLLM, slow: TPOT mean off by a factor of 2.00, in the mean 2.00 too slow (n = 1,000)",
+    ]
+    assert wrong.worst_public({}) == []
+    found = content(*table.lines(Path()), example(9.0, judged=False), public=public)
+    assert wrong.furthest(found["lines"]) == ["e: TPOT 9.0 % (n = 3)"], "public rows have a list of their own"
+    for text in (page.markdown(found, {}), page.html(found, {})):
+        assert wrong.PUBLIC_TITLE.partition(" (")[0] in text
+        assert "10.00 too fast" in text
+
+
+def test_what_sums_a_section_up_stays_open(study: RowStudy) -> None:
+    """Where nothing is judged and much is folded away."""
+    groups = [example(1.0, section=table.SECTION, evidence=f"group {i}", judged=False) for i in range(20)]
+    found = content(*table.lines(Path())[:4], *groups)
+    (part,) = [each for each in page.parts(found) if each.title == table.SECTION]
+    kept_open, folded = part.tables
+    assert [row[0] for row in kept_open.rows][2:] == ["rows that are left out", "what rows leave open"]
+    assert (kept_open.folded, folded.folded) == ("", "20 groups of rows, each of one set, engine and GPU")
+    other = content(*(example(1.0, judged=False) for _ in range(20)))
+    (part,) = [each for each in page.parts(other) if each.title == "S"]
+    assert [(len(each.rows), each.folded) for each in part.tables] == [(3, ""), (17, "17 further rows")]
+    judged = content(example(1.0), *(example(1.0, judged=False) for _ in range(20)))
+    (part,) = [each for each in page.parts(judged) if each.title == "S"]
+    assert [(len(each.rows), each.folded) for each in part.tables] == [(1, ""), (20, "20 further rows")]
+
+
+# --- words under a title, and what stands beside a judged line --------------------------------------------------------
+
+
+def test_an_introduction_stands_under_its_title(tmp_path: Path) -> None:
+    with_words, without = ModuleType("a"), ModuleType("b")
+    for name, module in (("S", with_words), ("T", without)):
+        module.SECTION, module.lines = name, lambda shared, name=name: [example(1.0, section=name)]  # type: ignore[attr-defined]
+    with_words.INTRO = "Words & more."  # type: ignore[attr-defined]
+    found = build.content({"a": with_words, "b": without}, tmp_path)
+    assert found["intros"] == {"S": "Words & more."}
+    assert "\n## S\n\nWords" in page.markdown(found, {})
+    assert "<h2>S</h2>\n<p>Words &amp; more.</p>" in page.html(found, {})
+    del found["intros"]
+    assert "Words" not in page.markdown(found, {}) + page.html(found, {})
