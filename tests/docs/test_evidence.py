@@ -15,7 +15,20 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "validation"
 sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 
-from reports.validation import build, decisions, evidence, kernels, limits, line, page, table, wrong  # noqa: E402
+from reports.validation import (  # noqa: E402
+    build,
+    decisions,
+    evidence,
+    kernels,
+    limits,
+    line,
+    page,
+    rows,
+    runs,
+    table,
+    wrong,
+)
+from simkit.errors import InputError  # noqa: E402
 from simkit.latency.host import HOST_FIXED_US  # noqa: E402
 from simkit.validation.row_study import RowStudy, study_rows  # noqa: E402
 
@@ -324,3 +337,36 @@ def test_an_introduction_stands_under_its_title(tmp_path: Path) -> None:
     assert "<h2>S</h2>\n<p>Words &amp; more.</p>" in page.html(found, {})
     del found["intros"]
     assert "Words" not in page.markdown(found, {}) + page.html(found, {})
+
+
+def log_of(shared: Path, *times: tuple[float, float, float]) -> None:
+    """A log with arrival_time, queued_ts and last_token_ts of requests."""
+    folder = shared / evidence.chosen()["run"]["folder"]
+    folder.mkdir(parents=True)
+    names = ("arrival_time", "queued_ts", "last_token_ts")
+    (folder / "requests.jsonl").write_text("\n".join(json.dumps(dict(zip(names, each, strict=True))) for each in times))
+
+
+class Compared:
+    """A comparison of two requests with a makespan of 99 s."""
+
+    errors = {"makespan_s": {"value": {"measured": 101.0, "predicted": 99.0, "error_pct": 100 * (99 / 101 - 1)}}}  # noqa: RUF012
+    num_requests = {"compared": 2}  # noqa: RUF012
+
+
+def test_a_makespan_on_one_clock_stands_beside_that_on_two(tmp_path: Path) -> None:
+    log_of(tmp_path, (1e9, 50.0, 149.0), (1e9 + 1, 52.0, 150.0))
+    one = runs._on_one_clock(tmp_path, Compared())  # type: ignore[arg-type]
+    assert (one.error_pct, one.judged, one.bar_pct) == (pytest.approx(-1.0), False, None)
+    assert one.text == "measured 100 s, predicted 99 s"
+    assert "queued_ts" in one.note
+    judged = runs._with_clocks(runs._line(runs.MAKESPAN, Compared(), judged=True), one)  # type: ignore[arg-type]
+    assert judged.error_pct == pytest.approx(-1.98, abs=0.01)
+    assert "arrival_time" in judged.note
+    assert judged.note.endswith("-1.00 %")
+
+
+def test_a_makespan_on_one_clock_is_of_the_same_requests(tmp_path: Path) -> None:
+    log_of(tmp_path, (1e9, 50.0, 149.0))
+    with pytest.raises(InputError, match="all 1 requests"):
+        runs._on_one_clock(tmp_path, Compared())  # type: ignore[arg-type]
