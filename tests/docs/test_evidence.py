@@ -136,6 +136,20 @@ def test_the_page_names_every_missed_bar(kept: dict[str, Any]) -> None:
         assert (each["verdict"] == line.MISSED) <= (page.escaped(each["evidence"]) in end), each["evidence"]
 
 
+def test_a_bar_that_another_assumption_would_miss_says_so(kept: dict[str, Any]) -> None:
+    """Those that the page tries: so many requests a client, and host terms of one GPU alone."""
+    for judged in (each for each in kept["lines"] if each["verdict"] == line.HIT and each["section"] == rows.SECTION):
+        name = judged["evidence"].rpartition(", ")[0]
+        own = [each for each in kept["lines"] if each["evidence"].startswith(f"{name}, ")]
+        others = [each for each in own if re.search(rf"\d requests a client$|{rows.ALONE}$", each["evidence"])]
+        for other in others:
+            misses = other["error_pct"] > judged["bar_pct"]
+            assert (f" {other['error_pct']:.1f} %: the bar would be missed" in judged["note"]) is misses, other
+        for other in (each for each in others if each["evidence"].endswith(rows.ALONE)):
+            assert ", ".join(re.findall(r"[\d,.]+ us a \w+", other["fitted"])).replace(", ", " and ") in judged["note"]
+    assert sum(each["evidence"].endswith(rows.ALONE) for each in kept["lines"]) == 2
+
+
 # --- how it is made ---------------------------------------------------------------------------------------------------
 
 
@@ -357,7 +371,8 @@ class Compared:
 def test_a_makespan_on_one_clock_stands_beside_that_on_two(tmp_path: Path) -> None:
     log_of(tmp_path, (1e9, 50.0, 149.0), (1e9 + 1, 52.0, 150.0))
     one = runs._on_one_clock(tmp_path, Compared())  # type: ignore[arg-type]
-    assert (one.error_pct, one.judged, one.bar_pct) == (pytest.approx(-1.0), False, None)
+    assert one.error_pct == pytest.approx(-1.0)
+    assert (one.judged, one.bar_pct) == (False, None)
     assert one.text == "measured 100 s, predicted 99 s"
     assert "queued_ts" in one.note
     judged = runs._with_clocks(runs._line(runs.MAKESPAN, Compared(), judged=True), one)  # type: ignore[arg-type]
@@ -370,3 +385,18 @@ def test_a_makespan_on_one_clock_is_of_the_same_requests(tmp_path: Path) -> None
     log_of(tmp_path, (1e9, 50.0, 149.0))
     with pytest.raises(InputError, match="all 1 requests"):
         runs._on_one_clock(tmp_path, Compared())  # type: ignore[arg-type]
+
+
+def test_a_line_that_is_met_names_the_assumption_that_would_miss_it() -> None:
+    judged, other = example(4.9), example(6.27, judged=False)
+    assert rows.beyond(judged, "5 requests", other) == "with 5 requests 6.3 %: the bar would be missed"
+    assert rows.beyond(judged, "20 requests", example(4.4, judged=False)) == ""
+    assert rows.beyond(example(5.5), "5 requests", other) == "", "it is missed as it is"
+    assert rows.beyond(example(4.9, judged=False), "5 requests", other) == "", "nothing is judged"
+
+
+def test_terms_that_move_when_fitted_alone_are_called_poorly_determined() -> None:
+    joint = {"fixed_us": 1000.0, "per_seq_us": 50.0}
+    near, far = {"fixed_us": 1200.0, "per_seq_us": 45.0}, {"fixed_us": 0.0, "per_seq_us": 55.0}
+    assert rows.apart(joint, near) == f"{rows.ALONE}: 1,200 us a step and 45.0 us a sequence"
+    assert rows.apart(joint, far).endswith("0 us a step and 55.0 us a sequence, so that the pair is poorly determined")
