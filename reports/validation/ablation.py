@@ -24,6 +24,10 @@ from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import ZERO
 
 SECTION = "Ablation"
+INTRO = (
+    "Each effect of the latency model switched off alone, the host terms kept: it contributes as much as the mean "
+    "error moves without it. An effect that a set does not have is left out."
+)
 NEEDS = runs.NEEDS
 
 

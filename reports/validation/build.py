@@ -28,8 +28,9 @@ SECTIONS = (
     "decisions", "memory", "kernels", "step_times", "runs", "rows", "table", "from_run", "ablation", "papers", "theory",
     "limits",
 )  # fmt: skip
-"""Modules of the page, in its order. Each has `lines(shared)`, and may have `curves`, `figures` (charts), `gaps`, and
-the files it `NEEDS`; with `PARTIAL` it shows what it can without them, and says the rest in `gaps`."""
+"""Modules of the page, in its order. Each has `lines(shared)`, and may have an `INTRO` (words under its title),
+`curves`, `figures` (charts), `gaps`, and the files it `NEEDS`; with `PARTIAL` it shows what it can without them, and
+says the rest in `gaps`."""
 
 SHARED = ROOT.parent / "shared"
 MISSING_INPUT = 2
@@ -66,8 +67,9 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
             charts |= {key: {"section": module.SECTION, **chart} for key, chart in module.figures().items()}
         gaps += module.gaps(shared) if hasattr(module, "gaps") else []
         print(f"{name}: {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+    intros = {module.SECTION: module.INTRO for module in modules.values() if hasattr(module, "INTRO")}
     found: dict[str, Any] = plain(
-        {"lines": lines, "curves": _rounded(plain(curves | {"charts": charts})), "gaps": gaps}
+        {"lines": lines, "curves": _rounded(plain(curves | {"charts": charts})), "gaps": gaps, "intros": intros}
     )
     return found
 

@@ -17,6 +17,10 @@ from reports.validation.line import Line
 from simkit.validation.run_fit import fit_run
 
 SECTION = "Host terms fitted to runs"
+INTRO = (
+    "What a fit of the few host terms gains: errors before and after, on the run that was fitted and on rows that were "
+    "not. Nothing here is judged."
+)
 NEEDS = runs.NEEDS
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 TERMS = ("fixed_us", "per_seq_us", "first_token_us")

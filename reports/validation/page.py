@@ -23,6 +23,15 @@ ROWS = "Aggregate rows"
 MANY = 12
 """Rows from which those that are not judged are folded away."""
 
+FOLDS = {
+    "All public rows": (4, "groups of rows, each of one set, engine and GPU"),
+    "Ablation": (0, "lines, each of a set without one effect"),
+}
+"""A section where nothing is judged: how many of its first lines sum it up and stay open, and what the rest is."""
+
+OPEN = 3
+"""How many stay open of one that is not named there."""
+
 PICTURES = {
     "Memory": ("memory",),
     "Kernels": ("kernels",),
@@ -159,15 +168,17 @@ def _summary(content: Content) -> Part:
 def _section(name: str, content: Content) -> Part:
     lines = [line for line in content["lines"] if line["section"] == name]
     judged, shown = [line for line in lines if line["judged"]], [line for line in lines if not line["judged"]]
-    tables = (
-        [_table(lines, "")] if len(shown) < MANY else [_table(judged, ""), _table(shown, f"{len(shown)} further rows")]
-    )
+    num_open, others = FOLDS.get(name, (OPEN, "further rows")) if not judged else (0, "further rows")
+    kept_open, folded = ([*judged, *shown[:num_open]], shown[num_open:]) if len(shown) >= MANY else (lines, [])
+    tables = [_table(kept_open, ""), _table(folded, f"{len(folded)} {others}")]
     key = name.lower().replace(" ", "-")
     charts = [key for key, chart in (content["curves"].get("charts") or {}).items() if chart["section"] == name]
     pictures = (*PICTURES.get(name, ()), *charts)
     if name == ROWS:
         tables += [_rows(set_name, found) for set_name, found in (content["curves"].get("sets") or {}).items()]
-    return Part(key, name, tables=tuple(t for t in tables if t.rows), pictures=pictures)
+    intro = (content.get("intros") or {}).get(name)
+    text = () if intro is None else (intro,)
+    return Part(key, name, text=text, tables=tuple(t for t in tables if t.rows), pictures=pictures)
 
 
 def _rows(name: str, found: Mapping[str, Any]) -> Table:
@@ -204,6 +215,7 @@ def _wrong(content: Content) -> Part:
         ("Bars that are missed", tuple(found or ["none"])),
         ("Shown without a bar, and furthest off", tuple(wrong.furthest(content["lines"]))),
         ("The groups of rows that are furthest off", tuple(wrong.worst_groups(curves))),
+        (wrong.PUBLIC_TITLE, tuple(wrong.worst_public(curves))),
         (f"Biases of {wrong.AS_FAR_OFF_PCT:g} % or more (mean error with its sign)", tuple(wrong.biases(curves))),
         ("Known gaps", tuple(content["gaps"])),
     ]

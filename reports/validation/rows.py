@@ -12,15 +12,25 @@ from typing import Any
 
 from reports.validation import evidence
 from reports.validation.evidence import Spec
-from reports.validation.line import Line
+from reports.validation.line import HIT, MISSED, Line
 from simkit.validation.row_fit import FitRows
 from simkit.validation.row_study import RUNNING_SLACK, study_rows
 
 SECTION = "Aggregate rows"
+INTRO = (
+    "A row holds the means of one benchmark: each is simulated with the load, lengths and settings that it states. "
+    "Where host terms were fitted, it is on the rows that are named, and the error judged is that of the others."
+)
 NEEDS = (evidence.chosen()["tables"]["shared"],)
 PARTIAL = True
 THROUGHPUT, DURATION, RUNNING = "throughput", "duration_s", "running"
 UNITS = {"mean_tpot_ms": "TPOT [ms]", "output_tok_s": "output [tokens/s]", THROUGHPUT: "throughput [tokens/s]"}
+ALONE = "fitted on this GPU alone"
+"""How a set that shares its host terms with another is shown beside."""
+
+FAR_APART = 0.25
+"""Share of a term by which it may move when fitted to one of the sets that share it, and still be called determined."""
+
 BY = {"max_concurrency": "max concurrency", "num_prompts": "requests at once", "batch_size": "batch size"}
 
 
@@ -50,17 +60,11 @@ class Found:
 
 
 def lines(shared: Path | None) -> list[Line]:
-    """For each set: what is judged, the same with host terms at 0, the rows of the fit, and running counts."""
+    """For each set: what is judged, the same with host terms at 0, the rows of the fit, running counts, and what it is
+    under other assumptions."""
     if shared is None:
         return []
-    return [
-        line
-        for found in studies(shared)
-        for line in (
-            *_lines(found),
-            *(_with_loops(found, shared, loops) for loops in found.spec.get("loops", ())),
-        )
-    ]
+    return [line for found in studies(shared) for line in _with_others(found, shared)]
 
 
 def curves(shared: Path | None) -> dict[str, Any]:
@@ -122,6 +126,38 @@ def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list
 def column_of(spec: Spec) -> str:
     """The column that tells the rows of a set apart by load."""
     return str(spec["fit"]["column"] if "fit" in spec else spec.get("by", "max_concurrency"))
+
+
+def _with_others(found: Found, shared: Path) -> list[Line]:
+    """The lines of a set; the first says what other assumptions, the last of them, make of it."""
+    first, *rest = _lines(found)
+    others = {f"{loops} requests a client": _with_loops(found, shared, loops) for loops in found.spec.get("loops", ())}
+    told = []
+    if "together" in found.spec:
+        own = _alone(found, shared)
+        test = [point for point in own.points if point.test]
+        others[ALONE] = _line(own, test, f"test rows, {ALONE}", "predicted", judged=False)
+        told = [apart(found.fits[0]["terms"], own.fits[0]["terms"])]
+    told += [beyond(first, which, line) for which, line in others.items()]
+    return [replace(first, note="; ".join(text for text in (first.note, *told) if text)), *rest, *others.values()]
+
+
+def beyond(line: Line, which: str, other: Line) -> str:
+    """What a line that is met says of one with another assumption, by which its bar would be missed; else ""."""
+    missed = replace(other, judged=True, bar_pct=line.bar_pct).verdict == MISSED
+    return f"with {which} {other.error_pct:.1f} %: the bar would be missed" if missed and line.verdict == HIT else ""
+
+
+def apart(shared: Mapping[str, float], own: Mapping[str, float]) -> str:
+    """What a set that shares its terms says of those fitted to it alone."""
+    far = any(abs(own[name] - value) > FAR_APART * value for name, value in shared.items())
+    return f"{ALONE}: {_terms(own)}" + (", so that the pair is poorly determined" if far else "")
+
+
+def _alone(found: Found, shared: Path) -> Found:
+    """A set of those that share their terms, with terms fitted to its own rows only."""
+    (own,) = _study(shared, [{key: value for key, value in found.spec.items() if key != "together"}], {})
+    return own
 
 
 def _with_loops(found: Found, shared: Path, loops: int) -> Line:
@@ -198,9 +234,8 @@ def fitted_text(found: Found) -> str:
     if not found.fits:
         return "none (host terms 0)"
     if "terms_of" in found.spec:
-        terms = found.fits[0]["terms"]
-        what = f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
-        return f"none on these rows; the host terms of {found.fits[0]['engine']} ({what}) fitted for other rows of it"
+        engine, what = found.fits[0]["engine"], _terms(found.fits[0]["terms"])
+        return f"none on these rows; the host terms of {engine} ({what}) fitted for other rows of it"
     column, values = found.spec["fit"]["column"], ", ".join(found.spec["fit"]["values"])
     told = []
     for fit in found.fits:
@@ -208,9 +243,12 @@ def fitted_text(found: Found) -> str:
         if not terms:
             told.append(f"none of {fit['engine']}, whose host work is hidden")
             continue
-        what = f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
-        told.append(f"{len(fit['fitted'])} host terms of {fit['engine']} ({what})")
+        told.append(f"{len(fit['fitted'])} host terms of {fit['engine']} ({_terms(terms)})")
     return f"{'; '.join(told)} on {sum(len(fit['rows']) for fit in found.fits)} rows ({BY[column]} {values})"
+
+
+def _terms(terms: Mapping[str, float]) -> str:
+    return f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
 
 
 def _running(found: Found) -> Line:

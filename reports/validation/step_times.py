@@ -24,6 +24,11 @@ from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import ZERO
 
 SECTION = "Step times"
+INTRO = (
+    "Whole steps of real engines against their kernels alone, the host terms at 0: a prediction too fast leaves room "
+    "for the host's work, one too slow would be wrong whatever the host did. Below them, "
+    "launches of unequal decodes that were held out of the fit."
+)
 NEEDS = (evidence.chosen()["tables"]["shared"],)
 PARTIAL = True
 INDEPENDENT = "none (independent of every fit)"

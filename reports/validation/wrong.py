@@ -11,8 +11,8 @@ from reports.validation.line import MISSED, SHOWN
 WORST = 5
 """How many groups are named."""
 
-WITHOUT_PARTS = ("Ablation", "Step times", "Host terms fitted to runs")
-"""Sections whose predictions leave out on purpose what simkit has, or stand in another section already."""
+WITHOUT_PARTS = ("Ablation", "Step times", "Host terms fitted to runs", "All public rows")
+"""Sections whose predictions leave out on purpose what simkit has, or whose rows stand in another section already."""
 
 AT_ZERO = "host terms at 0"
 """How the evidence of such a prediction ends."""
@@ -22,6 +22,14 @@ AS_FAR_OFF_PCT = 3.0
 
 MIN_ROWS = 3
 """Rows from which a mean error with its sign is called a bias."""
+
+MIN_PUBLIC_ROWS = 10
+"""Rows from which a group of public rows is named."""
+
+PUBLIC_TITLE = (
+    f"Of all public rows, the groups furthest off (those of {MIN_PUBLIC_ROWS} rows or more, by the mean size of the "
+    "logarithm of predicted over measured, which is the same for a time and a rate)"
+)
 
 
 def missed(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -71,6 +79,20 @@ def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
             mean = fmean(errors)
             rows = f"{len(errors)} row" + ("s" if len(errors) > 1 else "")
             yield mean, f"{name}, {found['by']} {value}: {found['unit']} {mean:+.1f} % ({rows})"
+
+
+def worst_public(curves: Mapping[str, Any]) -> list[str]:
+    """The groups of public rows that are furthest off: too fast and too slow count alike, times and rates too."""
+    found = [group for group in curves.get("public") or () if group["n"] >= MIN_PUBLIC_ROWS]
+    found.sort(key=lambda group: -group["times"])
+    return [_public(group) for group in found[:WORST]]
+
+
+def _public(group: Mapping[str, Any]) -> str:
+    slower = group["slower"]
+    way = f"{slower:.2f} too slow" if slower >= 1 else f"{1 / slower:.2f} too fast"
+    off = f"{group['metric']} off by a factor of {group['times']:.2f}, in the mean {way}"
+    return f"{group['name']}: {off} (n = {group['n']:,})"
 
 
 def biases(curves: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "validation"
 sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 
-from reports.validation import build, decisions, evidence, kernels, limits, line, page, wrong  # noqa: E402
+from reports.validation import build, decisions, evidence, kernels, limits, line, page, rows, wrong  # noqa: E402
 from simkit.validation.row_study import study_rows  # noqa: E402
 
 
@@ -120,6 +120,20 @@ def test_the_page_names_every_missed_bar(kept: dict[str, Any]) -> None:
     end = text[text.index("## Where simkit is wrong") :]
     for each in kept["lines"]:
         assert (each["verdict"] == line.MISSED) <= (page.escaped(each["evidence"]) in end), each["evidence"]
+
+
+def test_a_bar_that_another_assumption_would_miss_says_so(kept: dict[str, Any]) -> None:
+    """Those that the page tries: so many requests a client, and host terms of one GPU alone."""
+    for judged in (each for each in kept["lines"] if each["verdict"] == line.HIT and each["section"] == rows.SECTION):
+        name = judged["evidence"].rpartition(", ")[0]
+        own = [each for each in kept["lines"] if each["evidence"].startswith(f"{name}, ")]
+        others = [each for each in own if re.search(rf"\d requests a client$|{rows.ALONE}$", each["evidence"])]
+        for other in others:
+            misses = other["error_pct"] > judged["bar_pct"]
+            assert (f" {other['error_pct']:.1f} %: the bar would be missed" in judged["note"]) is misses, other
+        for other in (each for each in others if each["evidence"].endswith(rows.ALONE)):
+            assert ", ".join(re.findall(r"[\d,.]+ us a \w+", other["fitted"])).replace(", ", " and ") in judged["note"]
+    assert sum(each["evidence"].endswith(rows.ALONE) for each in kept["lines"]) == 2
 
 
 # --- how it is made ---------------------------------------------------------------------------------------------------
