@@ -67,8 +67,11 @@ def gaps(shared: Path | None) -> list[str]:
     assumed = f"The host's work of a step is assumed where no run was fitted: {HOST_FIXED_US:g} us on every GPU"
     if shared is None:
         return [f"{assumed}."]
-    left = [1e3 * (step.measured_ms - step.predicted_ms) for steps in _steps(shared).values() for step in steps]
-    return [f"{assumed}; whole steps leave {_range(left)} us, {fmean(left):,.0f} us in the mean."]
+    judged = {spec["name"] for spec in evidence.specs() if evidence.is_judged(spec)}
+    steps = [step for name, found in _steps(shared).items() if name in judged for step in found]
+    left = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]
+    told = f"whole steps of the sets that are judged leave {_range(left)} us, {fmean(left):,.0f} us in the mean"
+    return [f"{assumed}; {told}."]
 
 
 @functools.cache

@@ -65,20 +65,21 @@ def furthest(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def worst_groups(curves: Mapping[str, Any]) -> list[str]:
-    """The groups of rows (one set, one concurrency) that are furthest off."""
+    """The groups of rows (one set, one concurrency) that are furthest off, one of each set."""
     found = sorted(_groups(curves), key=lambda group: -abs(group[0]))
     return [text for _, text in found[:WORST]]
 
 
 def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
+    """The worst group of each set."""
     for name, found in (curves.get("sets") or {}).items():
         groups: dict[int, list[float]] = {}
         for point in found["points"]:
             groups.setdefault(point["by"], []).append(off_pct(point["predicted"], point["measured"]))
-        for value, errors in groups.items():
-            mean = fmean(errors)
+        if groups:
+            value, errors = max(groups.items(), key=lambda group: abs(fmean(group[1])))
             rows = f"{len(errors)} row" + ("s" if len(errors) > 1 else "")
-            yield mean, f"{name}, {found['by']} {value}: {found['unit']} {mean:+.1f} % ({rows})"
+            yield fmean(errors), f"{name}, {found['by']} {value}: {found['unit']} {fmean(errors):+.1f} % ({rows})"
 
 
 def worst_public(curves: Mapping[str, Any]) -> list[str]:

@@ -194,11 +194,10 @@ def test_what_is_wrong_is_found_in_the_data() -> None:
     ]
     assert [text.split(":")[0] for text in wrong.missed(lines)] == ["far off", "a little off"]
     assert wrong.furthest(lines) == ["shown: TPOT 60.0 % (n = 3)"]
-    groups = wrong.worst_groups({"sets": sets})
-    assert groups == [
+    worse = {"unit": "output [tokens/s]", "by": "rate", "points": [points[-1] | {"predicted": 150.0}]}
+    assert wrong.worst_groups({"sets": sets | {"another": worse}}) == [
+        "another, rate 64: output [tokens/s] +50.0 % (1 row)",
         "a set, batch size 8: TPOT [ms] -25.0 % (2 rows)",
-        "a set, batch size 64: TPOT [ms] +7.0 % (1 row)",
-        "a set, batch size 1: TPOT [ms] -1.0 % (2 rows)",
     ]
     assert wrong.biases({"sets": sets}) == ["a set: TPOT [ms] -9.0 % (n = 5)"]
 
