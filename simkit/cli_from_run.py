@@ -63,7 +63,10 @@ def from_run(
         )
     _write(fit.profile, path, out)
     if not quiet:
-        console.say(f"wrote {path}; use it with --set latency.profile={path}")
+        from simkit.latency.host import short_version
+
+        version = short_version(chosen.engine.version)
+        console.say(f"wrote {path}; use it with --set latency.profile={path} where engine.version is {version}")
 
 
 def _say_notes(chosen: Scenario, facts: Mapping[str, Any], trace: Mapping[str, Any], scenario: Path) -> None:

@@ -69,7 +69,13 @@ def validate(
         option("--max-error", "Exit with 1 where an error is larger, e.g. tpot_ms.mean=3; repeatable.", "NAME=PCT"),
     ] = None,
     summary: Annotated[
-        Path | None, option("--summary", "Aggregate rows of many runs (CSV) instead of a log.", "FILE")
+        Path | None,
+        option(
+            "--summary",
+            "Aggregate rows of many runs instead of a log: CSV with row_id, engine, model, gpu, input_len, output_len, "
+            "a load (max_concurrency, request_rate or batch_size) and what was measured, e.g. mean_tpot_ms.",
+            "FILE",
+        ),
     ] = None,
     select: Annotated[
         list[str] | None, option("--select", "Rows whose column matches; repeatable.", "COLUMN=GLOB")
@@ -78,7 +84,8 @@ def validate(
         str | None, option("--fit", "Rows that fit the host terms; the others test them.", "COLUMN=A,B")
     ] = None,
     fit_metric: Annotated[
-        str | None, option("--fit-metric", "What is fitted to rows (default: the TPOT).", "METRIC")
+        str | None,
+        option("--fit-metric", "What is fitted to rows (default: TPOT, throughput or duration).", "METRIC"),
     ] = None,
     max_rows: Annotated[int | None, typer.Option("--max-rows", metavar="N", min=1, help="Simulate so many.")] = None,
     out: Annotated[Path | None, option("--out", "Run directory (default ./runs/<scenario>-<log>).", "DIR")] = None,

@@ -72,7 +72,7 @@ def run_rows(
     if not quiet:
         if scenario is not None:
             console.say(
-                f"note: engine, latency, interconnect and seed are those of {scenario}; the rest the rows state"
+                f"note: what rows leave open of engine, latency and interconnect is from {scenario}, as is the seed"
             )
         for found in study.fits:
             terms = found.found.terms

@@ -16,6 +16,7 @@ TABLE = "data/evidence/kv_capacity.csv"
 NEEDS = (TABLE,)
 SOURCE = "public start-up logs (kv_capacity.csv)"
 GROUPS = ("V1 since 0.17, TP 1", "V1 since 0.17, TP", "V1 before 0.17", "V0")
+LABELS = {"V1 since 0.17, TP": "V1 since 0.17, TP 2 and more"}
 NOT_JUDGED = "not judged"
 FITTED = "the memory rules of the version (simkit/data/engine_memory.yaml names the rows each rests on)"
 
@@ -33,10 +34,9 @@ def curves(shared: Path | None) -> dict[str, Any]:
     """Logged and predicted KV tokens of every start-up that prints them, by group."""
     if shared is None:
         return {}
-    points = {
-        name: [[logged, predicted] for _, logged, predicted in _tokens(name, _verdicts(shared))] for name in GROUPS
-    }
-    return {"kv_tokens": points}
+    points = {name: _tokens(name, _verdicts(shared)) for name in GROUPS}
+    named = {LABELS.get(name, name): [list(point[1:]) for point in found] for name, found in points.items()}
+    return {"kv_tokens": named}
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def _group(group: str, verdicts: list[dict[str, Any]]) -> Line | None:
     in_group = sum(verdict["group"] == group for verdict in verdicts)
     return Line(
         section=SECTION,
-        evidence=f"KV tokens, {group}",
+        evidence=f"KV tokens, {LABELS.get(group, group)}",
         source=SOURCE,
         n=len(found),
         metric="KV tokens, MAPE",

@@ -48,7 +48,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A set, simulated. `fits` are those of rows.json; `running` has the logged and simulated counts by row."""
+    """A set, simulated. `fits` are those of rows.json; `running` has the logged and simulated counts by row; `ttft_pct`
+    the error of the mean TTFT of each row that is judged and has one."""
 
     spec: Spec
     points: tuple[Point, ...]
@@ -57,6 +58,7 @@ class Found:
     source: str
     num_skipped: int
     assumptions: tuple[str, ...]
+    ttft_pct: tuple[float, ...] = ()
 
 
 def lines(shared: Path | None) -> list[Line]:
@@ -118,6 +120,11 @@ def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list
                 source=evidence.source_of(own, each),
                 num_skipped=len(own) - len(rows),
                 assumptions=tuple(content["assumptions"]),
+                ttft_pct=tuple(
+                    row["metrics"]["mean_ttft_ms"]["error_pct"]
+                    for row in rows
+                    if row["role"] != "fit" and "mean_ttft_ms" in row["metrics"]
+                ),
             )
         )
     return found
@@ -198,7 +205,24 @@ def _lines(found: Found) -> list[Line]:
     if fitted:
         made.append(_line(found, fitted, "rows of the fit", "predicted", judged=False))
         made.append(_line(found, fitted, "rows of the fit, host terms at 0", "at_zero", judged=False))
-    return made + ([_running(found)] if "running" in found.spec else [])
+    made += [_running(found)] if "running" in found.spec else []
+    return made + ([_ttft(found, which)] if "ttft" in found.spec and found.ttft_pct else [])
+
+
+def _ttft(found: Found, which: str) -> Line:
+    """The mean time to the first token, which has no bar."""
+    return Line(
+        section=SECTION,
+        evidence=f"{found.spec['name']}, {which}, TTFT",
+        source=found.source,
+        n=len(found.ttft_pct),
+        metric="mean TTFT [ms], MAPE",
+        error_pct=fmean(map(abs, found.ttft_pct)),
+        judged=False,
+        fitted=fitted_text(found),
+        text=f"bias {fmean(found.ttft_pct):+.1f} %, largest {max(found.ttft_pct, key=abs):+.1f} %",
+        note=f"not judged: {found.spec['ttft']}",
+    )
 
 
 def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged: bool) -> Line:

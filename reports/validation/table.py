@@ -24,9 +24,9 @@ from simkit.validation.rows import read_rows
 SECTION = "All public rows"
 INTRO = (
     "No bar is set here: flags, versions, lengths and the state of caches are not stated for many rows (prompts may "
-    "have come from a warm prefix cache), and the rows judged above are in it again, without their fitted terms. "
-    "A positive error of TPOT is a prediction that is too slow, a positive error of throughput one that is too fast, "
-    "so that the two are never averaged together."
+    "have come from a warm prefix cache). The rows judged above are in it again, without their fitted terms, and so is "
+    "the run above, as one row of mean lengths. A positive error of TPOT is a prediction that is too slow, a positive "
+    "error of throughput one that is too fast, so that the two are never averaged together."
 )
 NEEDS = (str(chosen()["tables"]["shared"]),)
 TPOT, THROUGHPUT = "TPOT", "output throughput"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.errors import InputError, nearest
-from simkit.validation.rows import METRICS, Row
+from simkit.validation.rows import METRICS, STATS, Row
 
 GROUPS = ("all", "engine", "gpu", "model", "concurrency", "set")
 RUNNING = "running"
@@ -52,7 +52,7 @@ def parse_bands(texts: Iterable[str]) -> list[Band]:
     for text in texts:
         metric, equals, limit = (part.strip() for part in text.partition("="))
         if not equals or metric not in METRICS:
-            close = nearest(metric, METRICS)
+            close = nearest(_swapped(metric), METRICS)
             raise InputError(f"--max-error {text}: expected METRIC=PERCENT, e.g. mean_tpot_ms=5{close}")
         try:
             value = float(limit.removesuffix("%"))
@@ -64,6 +64,13 @@ def parse_bands(texts: Iterable[str]) -> list[Band]:
             raise InputError(f"--max-error {text}: expected each metric once, got {metric} twice")
         bands.append(Band(metric, value))
     return bands
+
+
+def _swapped(metric: str) -> str:
+    """``tpot_ms.mean``, as `summary.json` has it, in the words of the table: ``mean_tpot_ms``."""
+    name, _, stat = metric.partition(".")
+    word = {"p50": "median", "": "mean"}.get(stat, stat)
+    return metric if metric.split("_")[0] in STATS else f"{word}_{name if '_' in name else f'{name}_ms'}"
 
 
 def judge(bands: Iterable[Band], errors: Mapping[str, Any]) -> list[dict[str, Any]]:

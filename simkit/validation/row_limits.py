@@ -10,7 +10,7 @@ from simkit.validation.rows import Row
 
 TOO_FAST = (
     "measured faster than the GPU can read the weights once a token "
-    "(answers that ended early, drafted tokens, or another GPU or number format)"
+    "(answers that ended early, drafted tokens, another unit, GPU or number format)"
 )
 _TPOTS = ("mean_tpot_ms", "median_tpot_ms")
 

@@ -35,6 +35,7 @@ class Predicted:
     running_mean: float
     running_peak: int
     latency_source: str
+    host_source: str
     num_lost: int
 
 
@@ -84,6 +85,7 @@ def _reduce(result: Result) -> Predicted:
         running_mean=float((running * lasted).sum() / lasted.sum()) if lasted.sum() else 0.0,
         running_peak=int(running.max(initial=0)),
         latency_source=result.summary["latency_source"],
+        host_source=result.manifest["latency_effects"]["host"],
         num_lost=int(counts["arrived"] - counts["finished"] + result.summary["num_truncated"]),
     )
 

@@ -102,6 +102,8 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         given |= _take_over(data, base)
     scenario = from_labelled(data, {}, sets)
     _check(row, model, scenario)
+    if base is not None:
+        assumed.add("what rows leave open of engine, latency and interconnect: as the scenario has it")
     if scenario.engine.enable_prefix_caching:
         assumed.add("a prefix cache that is empty at the start, and prompts that share nothing")
     if row.text("other_config"):

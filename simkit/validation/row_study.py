@@ -20,6 +20,7 @@ import numpy as np
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
+from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile_values import HostTerms
 from simkit.planner.study import Failure, Options
 from simkit.scenario import Scenario
@@ -259,9 +260,15 @@ def _role(run: RowRun, fits: Sequence[EngineFit]) -> str:
 
 
 def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> list[str]:
-    """Where the step times of the rows come from."""
-    counts = Counter(found[run.row.id].latency_source for run in runs)
-    return [f"step times: {source} ({_rows(count)})" for source, count in counts.items()]
+    """Where the step times of the rows come from, and the host terms of those that have some."""
+    counts = Counter(f"step times: {found[run.row.id].latency_source}" for run in runs)
+    counts += Counter(f"host terms: {_host(found[run.row.id].host_source)}" for run in runs if not run.host_free)
+    return [f"{text} ({_rows(count)})" for text, count in counts.items()]
+
+
+def _host(source: str) -> str:
+    plain = {"default": f"the default, {HOST_FIXED_US:g} us a step", "scenario": "fitted, or as set"}
+    return plain.get(source, source)
 
 
 def _listed(skipped: Mapping[str, int]) -> str:

@@ -34,7 +34,7 @@ CLOSED_LOOP = "closed loop"
 """A `request_rate` that says only that `max_concurrency` is the load."""
 
 _TRUE, _FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
-_STATS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+STATS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
 def _metrics() -> dict[str, tuple[str, float]]:
@@ -46,7 +46,7 @@ def _metrics() -> dict[str, tuple[str, float]]:
             ("itl_ms", "itl_ms", 1.0),
             ("e2e_s", "e2e_ms", 1e-3),
         )
-        for word, stat in _STATS.items()
+        for word, stat in STATS.items()
     }
     return found | {
         "output_tok_s": ("throughput.output_tokens_per_s", 1.0),
@@ -160,9 +160,11 @@ def _columns(header: Sequence[str], path: Path) -> tuple[str, ...]:
     other = next((mark for mark in (";", "\t", "|") if len(columns) < 3 and mark in "".join(columns)), None)
     if other is not None:
         raise InputError(f"{path}:1: expected commas between the columns, got {other!r}")
-    for name in NEEDED:
-        if name not in columns:
-            raise InputError(f"{path}:1: column {name}: expected it in the header, got none{nearest(name, columns)}")
+    lacking = [name for name in NEEDED if name not in columns]
+    if lacking:
+        more = f" (nor {', '.join(lacking[1:])})" if lacking[1:] else ""
+        close = nearest(lacking[0], columns)
+        raise InputError(f"{path}:1: column {lacking[0]}: expected it in the header, got none{more}{close}")
     twice = next((name for position, name in enumerate(columns) if name and name in columns[:position]), None)
     if twice is not None:
         raise InputError(f"{path}:1: column {twice}: expected it once, got it twice")

@@ -178,7 +178,8 @@ def test_unreadable_rows_up_to_one_percent_are_left_out_and_more_are_refused(
     assert problem in note
     message = refusal(tmp_path, text_of(*good[:50], bad, *good[50:98]))
     assert message.startswith(
-        "trace t.csv: 1 of 99 rows cannot be read, more than 1 % (allow_bad reads the rest): line 52: "
+        "trace t.csv: 1 of 99 rows cannot be read, more than 1 % "
+        "(--allow-bad, or allow_bad of a trace, reads the rest): line 52: "
     )
     assert problem in message
 

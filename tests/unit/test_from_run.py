@@ -97,7 +97,8 @@ def test_the_terms_of_a_run_are_found(fitted: tuple[Path, Result]) -> None:
     assert origin["scenario"]["gpu"] == "a100-sxm4-80gb"
     assert origin["terms"]["fixed_us"]["source"] == "default"
     assert "validate MEASURED" in result.stderr
-    assert result.stderr.splitlines()[-1] == "wrote host.json; use it with --set latency.profile=host.json"
+    told = "wrote host.json; use it with --set latency.profile=host.json where engine.version is 0.19"
+    assert result.stderr.splitlines()[-1] == told
 
 
 def test_the_rest_of_the_profile_is_as_it_was(fitted: tuple[Path, Result]) -> None:
@@ -124,7 +125,10 @@ def test_a_run_with_the_profile_uses_the_terms_of_its_version_and_no_other(fitte
     told = json.loads(result.stdout)["errors"]
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert summary["measured"][metric]["mean"]["predicted"] == told[metric]["mean"]["after"]
-    effects = {name: json.loads((folder / name / "manifest.json").read_bytes())["latency_effects"] for name in "ab"}
+    manifests = {name: json.loads((folder / name / "manifest.json").read_bytes()) for name in "ab"}
+    note = "latency: host terms are the default, the profile has those of vLLM 0.19, not of 0.20"
+    assert [note in manifests[name]["notes"] for name in "ab"] == [False, True]
+    effects = {name: manifest["latency_effects"] for name, manifest in manifests.items()}
     assert effects["a"]["host"] == effects["a"]["first_token"] == "profile, fitted to a run of vLLM 0.19"
     assert effects["b"]["host"] == effects["b"]["first_token"] == "default, the profile has those of vLLM 0.19"
 

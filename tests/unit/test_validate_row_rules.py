@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from test_validate_rows import row
 
+from simkit.errors import InputError
 from simkit.scenario import Scenario, from_dict
+from simkit.validation.row_errors import parse_bands
 from simkit.validation.row_fit import FitRows
 from simkit.validation.row_names import Unsuitable
 from simkit.validation.row_scenario import RowRun, run_of
 from simkit.validation.row_study import study_rows
+from simkit.validation.rows import read_rows
 
 H100 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100 80GB", "mean_tpot_ms": "20"}
 
@@ -186,3 +189,32 @@ def test_a_fit_takes_a_row_by_its_number(tmp_path: Path) -> None:
     assert FitRows("max_num_seqs", ("256",)).takes(made)
     assert not FitRows("max_num_seqs", ("255",)).takes(made)
     assert FitRows("model", ("meta-llama/Llama-3.1-8B",)).takes(made)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+def test_the_host_terms_of_rows_are_among_the_assumptions(tmp_path: Path) -> None:
+    rows = [row(tmp_path, row_id="R1", **H100), row(tmp_path, row_id="R2", **H100 | {"engine": "trtllm 1.0"})]
+    assert "host terms: the default, 500 us a step (1 row)" in study_rows(rows).assumptions
+    given = study_rows(rows[:1], sets=["latency.host={fixed_us: 9}"])
+    assert not any(text.startswith("host terms: the default") for text in given.assumptions)
+
+
+def test_a_scenario_that_fills_gaps_is_told(tmp_path: Path) -> None:
+    text = "what rows leave open of engine, latency and interconnect: as the scenario has it"
+    assert text in run_of(row(tmp_path, **H100), base()).assumed
+    assert text not in run_of(row(tmp_path, **H100)).assumed
+
+
+@pytest.mark.parametrize(
+    ("band", "meant"),
+    [("tpot_ms.mean", "mean_tpot_ms"), ("tpot", "mean_tpot_ms"), ("ttft_ms.p50", "median_ttft_ms")],
+)
+def test_a_band_in_the_words_of_a_run_is_told_those_of_the_table(band: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean '{meant}'"):
+        parse_bands([f"{band}=3"])
+
+
+def test_all_columns_that_lack_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("row_id,engine,gpu,mean_tpot_ms\n")
+    with pytest.raises(InputError, match=r"t\.csv:1: column model: .* got none \(nor input_len, output_len\)"):
+        read_rows(tmp_path / "t.csv")

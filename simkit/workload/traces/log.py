@@ -107,7 +107,8 @@ class RowLog:
             notes.append(f"{self.where}: the last line ({last_line}) is cut short and was left out")
         if num_bad > MAX_BAD_SHARE * self.num_rows and not self.allow_bad:
             found = f"{num_bad} of {self.num_rows} rows cannot be read, more than 1 %"
-            raise InputError(f"{self.where}: {found} (allow_bad reads the rest): {'; '.join(bad)}")
+            hint = "--allow-bad, or allow_bad of a trace, reads the rest"
+            raise InputError(f"{self.where}: {found} ({hint}): {'; '.join(bad)}")
         if num_bad:
             more = "; ..." if num_bad > len(bad) else ""
             notes.append(f"{self.where}: left out {self._share(num_bad)} that cannot be read: {'; '.join(bad)}{more}")
