@@ -411,6 +411,19 @@ def test_a_benchmark_result_is_compared_with_its_gaps(here: Path) -> None:
     assert any("skipped 1 of 3 rows (33.3 %): 1 with an error (line 3)" in note for note in content["notes"])
 
 
+def test_a_benchmark_result_says_its_model_and_when_its_times_cannot_be_seconds(here: Path) -> None:
+    def notes() -> list[str]:
+        bench_errors()
+        found: list[str] = json.loads(Path("runs/unit-b/validation.json").read_bytes())["notes"]
+        return found
+
+    bench(here, model_id="Qwen/Qwen3-32B")
+    assert "the result is of model 'Qwen/Qwen3-32B'" in " ".join(notes())
+    assert "are start_times, ttfts and itls in s?" not in " ".join(notes())
+    bench(here, ttfts=[250, 500, 0], itls=[[125, 250], [500], []])
+    assert any("duration says 1.5 s, and the last request ends 1000 s after the first came" in note for note in notes())
+
+
 def test_a_benchmark_result_without_start_times_is_served_at_once_or_not_at_all(here: Path) -> None:
     bench(here, start_times=..., request_rate="inf")
     found = bench_errors()

@@ -8,10 +8,12 @@ requests came only if all came at once. Imports `errors` and its siblings only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simkit.errors import InputError
+from simkit.units import ns_to_s
 from simkit.workload.traces.fields import duration, time, tokens
 from simkit.workload.traces.format import Format, Head, Source
 from simkit.workload.traces.log import BadCell, shown
@@ -20,6 +22,9 @@ from simkit.workload.traces.record import Columns, Record
 from simkit.workload.traces.stamps import MAX_NS
 
 NEEDS = ("input_lens", "output_lens", "ttfts")
+DURATION_FACTOR = 3.0
+"""By how much the duration that a result tells may differ from when its requests ended before that is told."""
+
 ARRAYS = (*NEEDS, "itls", "errors", "start_times")
 
 
@@ -45,7 +50,10 @@ def _requests(result: Mapping[str, Any], source: Source) -> Iterator[Columns]:
     arrays = {name: result[name] for name in ARRAYS if result.get(name) is not None}
     count = _count(arrays, source.log.where)
     _check_arrivals(result, arrays, source)
+    if isinstance(result.get("model_id"), str):
+        source.log.remark(f"the result is of model {shown(result['model_id'])}")
     records: list[Record] = []
+    spans: list[tuple[int, int]] = []
     num_uneven = 0
     for at in range(count):
         row = {name: values[at] for name, values in arrays.items()}
@@ -57,10 +65,13 @@ def _requests(result: Mapping[str, Any], source: Source) -> Iterator[Columns]:
             source.log.add_bad(at + 1, str(error))
             continue
         records.append(found)
+        if found.time_ns is not None and found.e2e_ns is not None:
+            spans.append((found.time_ns, found.time_ns + found.e2e_ns))
         num_uneven += found.gaps_ns is not None and len(found.gaps_ns) != found.output_tokens - 1
         if len(records) >= ROWS_A_PART:
             yield Columns.of(records)
             records = []
+    _check_duration(result, spans, source)
     if num_uneven:
         source.log.remark(
             f"{num_uneven} of {count} requests have not one gap in itls for each token behind the first: their client "
@@ -98,6 +109,19 @@ def _check_arrivals(result: Mapping[str, Any], arrays: Mapping[str, Any], source
             "version of vLLM that saves start_times, or of --request-rate inf without --max-concurrency"
         )
     source.log.remark("no start_times; request_rate is inf: all requests come at once, at 0")
+
+
+def _check_duration(result: Mapping[str, Any], spans: Sequence[tuple[int, int]], source: Source) -> None:
+    """Say when requests take far longer or shorter than the run, as they do with times in another unit."""
+    told = result.get("duration")
+    if not spans or isinstance(told, bool) or not isinstance(told, int | float) or not 0 < told < math.inf:
+        return
+    took_s = ns_to_s(max(end for _, end in spans) - min(start for start, _ in spans))
+    if not told / DURATION_FACTOR <= took_s <= told * DURATION_FACTOR:
+        source.log.remark(
+            f"duration says {told:.4g} s, and the last request ends {took_s:.4g} s after the first came: "
+            "are start_times, ttfts and itls in s?"
+        )
 
 
 def _record(line: int, row: Mapping[str, Any]) -> Record:

@@ -19,6 +19,9 @@ from simkit.workload.traces.record import Columns, Record
 
 NEEDS = ("input_toks", "output_toks", "arrival_time")
 ENGINE = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+SAME_CLOCK_S = 1e-3
+"""Two clocks whose difference varies by less are taken as one."""
+
 FROM_QUEUE = "measured TTFT and E2E count from the engine's queue (queued_ts), not from arrival_time"
 """What a remark says of a log of this format, for those who must know."""
 
@@ -73,7 +76,9 @@ def read(source: Source) -> Iterator[Columns]:
         return found
 
     yield from read_objects(source, record)
-    if queued.least is not None:
+    if queued.least is not None and apart.span_s() < SAME_CLOCK_S:
+        source.log.remark(FROM_QUEUE)
+    elif queued.least is not None:
         source.log.remark(
             f"arrival_time and queued_ts are of two clocks: they span {arrivals.span_s():.3f} and "
             f"{queued.span_s():.3f} s, and their difference varies by up to {apart.span_s():.3f} s; {FROM_QUEUE}"
