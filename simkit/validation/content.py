@@ -120,7 +120,7 @@ def _reading_notes(
         path_us = f"{first_token_ns / NS_PER_US:,.10g}"
         notes.append(
             f"ttft_ms, e2e_ms: what is predicted holds the path of a request to the engine and back ({path_us} us, "
-            "first_token_us), what is measured begins in the engine's queue and does not"
+            "first_token_us); what is measured holds it only where queued_ts is a stamp of the client"
         )
     idle = manifest.get("without_effect")
     return [*notes, f"without effect here: {', '.join(idle)}"] if idle else notes
