@@ -114,8 +114,7 @@ def _study(
     if chosen is not None:
         tables.check_column(chosen.column, table, chosen.label)
         for text in settings:
-            key, _, value = text.partition("=")
-            if key.strip().startswith("latency.host") or (key.strip() == "latency" and "host" in value):
+            if text.partition("=")[0].strip().startswith("latency.host"):
                 raise InputError(f"--set {text}: expected without --fit, which finds the host terms")
     rows = tables.select(table, select or [])
     check_measured(bands, (row for row in rows if chosen is None or not chosen.takes(row)))
@@ -137,9 +136,11 @@ def _study(
 
 def _check_profile(settings: list[str], of_base: str | None, scenario: Path | None) -> None:
     """InputError for step times of no hardware, which have no host terms."""
-    given = [text for text in settings if text.partition("=")[0].strip() == "latency.profile"]
-    label = f"--set {given[-1]}" if given else f"--scenario {scenario}: latency.profile"
-    if (given[-1].partition("=")[2].strip() if given else of_base) == "unit":
+    from simkit.validation.row_settings import given_in
+
+    given = given_in(settings, "latency").get("profile")
+    label = f"--set latency.profile={given}" if given is not None else f"--scenario {scenario}: latency.profile"
+    if (given if given is not None else of_base) == "unit":
         raise InputError(f"{label}: expected step times of hardware, which those that were measured are held against")
 
 

@@ -16,6 +16,7 @@ TRTLLM_BUDGET = 8192
 BATCH_VERSION = (0, 6)
 """vLLM of 2024, the year of the tables of fixed batches."""
 
+BLOCK_SIZE = 16
 FIRST_CHUNKED = (0, 8)
 FIRST_ASYNC = (0, 14)
 
@@ -23,37 +24,39 @@ _LATER = re.compile(r"\bV1\b|\b20(?:2[5-9]|[3-9]\d)\b")
 """What vLLM of 2024 is not called."""
 
 
-def name_of(row: Row, own: Mapping[str, Any], assumed: Assumptions) -> EngineName:
-    """The engine as the row has it; a version that it leaves open is that of `own`, the base scenario's section."""
+def name_of(row: Row, known: Mapping[str, Any], assumed: Assumptions) -> EngineName:
+    """The engine, of the version that is `known`: settings that the base scenario, the row, or all rows are given."""
     name = engine_of(row.text("engine"), row.text("engine_version"))
     if name.family != VLLM:
         assumed.add(f"{name.family}: schedules and takes memory as vLLM does, but for what is said of it")
         return name
-    if name.version is not None:
-        return name
-    if "version" in own:
-        return replace(engine_of(f"vLLM {own['version']}"), text=name.text)
+    if known.get("version") is not None:
+        return replace(engine_of(f"vLLM {known['version']}"), text=name.text)
     is_batch = row.count("batch_size") is not None and row.count("max_concurrency") is None
     if is_batch and not _LATER.search(row.text("engine")):
-        assumed.add("vLLM without a version, fixed batches: as 0.6, of 2024", "engine.version")
+        assumed.add("vLLM without a version, fixed batches: as 0.6, of 2024")
         return EngineName(VLLM, BATCH_VERSION, name.text)
-    assumed.add("vLLM without a version: the newest that simkit knows", "engine.version")
+    assumed.add("vLLM without a version: the newest that simkit knows")
     return name
 
 
-def takes_whole_prompts(name: EngineName) -> bool:
-    """Whether prompts are not cut unless the engine is told to."""
-    return name.family == TRTLLM or (name.family == VLLM and name.version is not None and name.version < FIRST_CHUNKED)
+def takes_whole_prompts(name: EngineName, known: Mapping[str, Any]) -> bool:
+    """Whether prompts are not cut."""
+    chunked = known.get("enable_chunked_prefill")
+    if isinstance(chunked, bool):
+        return not chunked
+    return name.family == TRTLLM or _is_early(name)
 
 
-def rules(name: EngineName, context_tokens: int, assumed: Assumptions) -> dict[str, Any]:
+def rules(name: EngineName, context_tokens: int, known: Mapping[str, Any], assumed: Assumptions) -> dict[str, Any]:
     """What an engine does unless it is told otherwise."""
     found: dict[str, Any] = {"max_model_len": context_tokens}
     if name.family == VLLM and name.version is not None:
         found |= {"version": "{}.{}".format(*name.version), "async_scheduling": name.version >= FIRST_ASYNC}
-        if name.version < FIRST_CHUNKED:
-            found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
-            assumed.add("vLLM before 0.8: whole prompts, before decodes", "engine.enable_chunked_prefill")
+    if _is_early(name):
+        whole = takes_whole_prompts(name, known)
+        found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "prefill_first": whole}
+        assumed.add("vLLM before 0.8: whole prompts, before decodes", "engine.enable_chunked_prefill")
     if name.family == TRTLLM:
         budget = max(TRTLLM_BUDGET, context_tokens)
         found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_batched_tokens": budget}
@@ -63,47 +66,55 @@ def rules(name: EngineName, context_tokens: int, assumed: Assumptions) -> dict[s
     return found
 
 
-def stated(row: Row, name: EngineName, by_model: str, assumed: Assumptions) -> dict[str, Any]:
+def stated(row: Row, by_model: str, assumed: Assumptions) -> dict[str, Any]:
     """What the row says; `by_model` is the number format in the model's name, empty for none."""
     found: dict[str, Any] = {key: row.count(key) for key in SETTINGS if row.count(key) is not None}
     found |= {f"enable_{flag}": value for flag, value in row.flags.items()}
-    version = engine_of(row.text("engine"), row.text("engine_version")).version
-    if name.family == VLLM and version is not None:
-        found["version"] = "{}.{}".format(*version)
+    name = engine_of(row.text("engine"), row.text("engine_version"))
+    if name.family == VLLM and name.version is not None:
+        found["version"] = "{}.{}".format(*name.version)
     cell = row.text("dtype_quant")
     format_, of_model = formats_of(cell), formats_of(by_model)
     if format_.is_stated and of_model.is_stated and format_.weights != of_model.weights:
         raise Unsuitable(f"number format {cell or '16 bits'} of a model that is called {by_model}")
     if re.search(r"\b(?:fp16|float16|half)\b", cell, re.IGNORECASE):
-        assumed.add("fp16: as bfloat16, which has its size and speed")
+        assumed.add("fp16: as bfloat16, which has its size and speed", "engine.dtype", "engine.quantization")
     if format_.is_stated or of_model.is_stated:
         found["quantization"] = format_.weights or of_model.weights
-    if found.get("quantization") == "fp8":
-        assumed.add("fp8: by tensor or by block alike")
     if format_.kv is not None:
         found["kv_cache_dtype"] = format_.kv
     return found
 
 
-def kv_rule(row: Row, quantization: str | None, assumed: Assumptions) -> dict[str, Any]:
+def kv_rule(row: Row, known: Mapping[str, Any], assumed: Assumptions) -> dict[str, Any]:
     """The fp8 checkpoints of NVIDIA ask for a KV cache in fp8 (`kv_cache_quant_algo` in their `hf_quant_config.json`),
     and TensorRT-LLM goes by that; others say nothing."""
-    if quantization != "fp8":
+    if known.get("quantization") != "fp8":
         return {}
+    assumed.add("fp8: by tensor or by block alike")
     is_asked = row.text("model").lower().startswith("nvidia/")
     told = "fp8, of a checkpoint of NVIDIA" if is_asked else "16 bits"
     assumed.add(f"fp8: KV cache in {told}", "engine.kv_cache_dtype")
     return {"kv_cache_dtype": "fp8"} if is_asked else {}
 
 
-def section(row: Row, name: EngineName, engine: dict[str, Any]) -> dict[str, Any]:
-    """`engine` with what follows from its other settings. Raises Unsuitable where they contradict each other."""
-    whole = not engine.get("enable_chunked_prefill", True)
-    if name.family == VLLM and name.version is not None and name.version < FIRST_CHUNKED:
-        engine = {"prefill_first": whole} | engine
+def blocks(row: Row, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The pool that the row states, in whole blocks, beside the one that the scheduler keeps as a dummy."""
     tokens = row.count("kv_cache_tokens")
-    if tokens is not None:
-        engine["num_gpu_blocks"] = tokens // engine.get("block_size", 16) + 1
-    if whole and engine.get("max_num_batched_tokens", engine["max_model_len"]) < engine["max_model_len"]:
-        raise Unsuitable("a token budget below the context, with whole prompts")
-    return engine
+    return {} if tokens is None else {"num_gpu_blocks": tokens // block_size(known) + 1}
+
+
+def pool_tokens(known: Mapping[str, Any]) -> int | None:
+    """What the pool holds, where its size is known."""
+    num_blocks = known.get("num_gpu_blocks")
+    return (num_blocks - 1) * block_size(known) if isinstance(num_blocks, int) else None
+
+
+def block_size(known: Mapping[str, Any]) -> int:
+    """Tokens of a block; of a size that is none, the usual one: it is refused with the scenario."""
+    size = known.get("block_size", BLOCK_SIZE)
+    return size if isinstance(size, int) and size > 0 else BLOCK_SIZE
+
+
+def _is_early(name: EngineName) -> bool:
+    return name.family == VLLM and name.version is not None and name.version < FIRST_CHUNKED

@@ -39,7 +39,7 @@ def load_of(row: Row, assumed: Assumptions) -> dict[str, Any]:
             number = OPEN_REQUESTS
             assumed.add(f"number of requests not stated: {OPEN_REQUESTS} at a rate", "workload.num_requests")
         if clients is not None:
-            assumed.add("a rate and a cap of concurrency: the cap is left out", "workload.arrivals")
+            assumed.add("a rate and a cap of concurrency: the cap is left out", "workload.arrivals.process")
     elif clients is not None:
         arrivals = {"process": "closed_loop", "concurrency": clients}
         if number is None:
@@ -49,7 +49,7 @@ def load_of(row: Row, assumed: Assumptions) -> dict[str, Any]:
         if number is not None and number > batch:
             raise Unsuitable("batches one after another are not simulated")
         number = batch
-        assumed.add("a fixed batch: all at once", "workload.arrivals")
+        assumed.add("a fixed batch: all at once", "workload.arrivals.process")
     elif rate is not None:
         if number is None:
             number = OPEN_REQUESTS

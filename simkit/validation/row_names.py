@@ -57,7 +57,10 @@ _ASSISTANT = re.compile(r"-(instruct|chat|it)(-hf)?$", re.IGNORECASE)
 
 VLLM, TRTLLM, SGLANG = "vLLM", "TRT-LLM", "SGLang"
 _FAMILIES = {"vllm": VLLM, "trt": TRTLLM, "tensorrt": TRTLLM, "sglang": SGLANG}
-_VERSION = re.compile(r"(?<![\d.])(\d{1,2})\.(\d{1,3})(?:\.[0-9a-z.]+)?")
+_VERSION = re.compile(
+    r"(?:^|vllm|trt-?llm|tensorrt-?llm|sglang)\W*(?:version\W*)?v?(\d{1,2})\.(\d{1,3})", re.IGNORECASE
+)
+"""Right behind the name, or alone: other numbers are of CUDA or of PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def engine_of(text: str, version: str = "") -> EngineName:
 def gpu_of(text: str) -> tuple[str, str | None]:
     """(registered name, what of it the text leaves open). Raises Unsuitable."""
     key = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    key = re.sub(r"^(\d+x-)?(nvidia-)?(tesla-)?", "", key)
+    key = re.sub(r"^(\d+x-?)?(nvidia-)?(tesla-)?", "", key)
     known = {gpu.name for gpu in list_gpus()}
     for name, others in _GPUS.items():
         if name in known and (key == name or key in others):

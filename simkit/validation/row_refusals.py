@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from simkit.validation.row_names import Unsuitable
 from simkit.validation.rows import Row
 
-_SEVERAL = r"\s*[=:]\s*(?:[2-9]|\d\d)"
+_SEVERAL = r"(?:_size)?\s*[=:]?\s*(?:[2-9]|\d\d)"
+_ON = r"(?!(?:_size)?\s*[=:]?\s*(?:false|off|no\b|none|0|1\b))"
 _APART = {
-    "attention data parallelism": re.compile(rf"attention_dp(?:_size)?{_SEVERAL}"),
-    "data parallelism": re.compile(rf"(?<![a-z0-9])(?:dp|data_parallel)(?:_size)?{_SEVERAL}"),
-    "expert parallelism": re.compile(
-        rf"(?<![a-z0-9])(?:ep|expert_parallel)(?:_size)?(?:{_SEVERAL}|\s*[=:]\s*(?:true|on\b))"
-        r"|enable_expert_parallel(?!\s*[=:]\s*(?:false|off|0))"
-    ),
+    "attention data parallelism": re.compile(rf"(?:attention_dp|dp_attention)(?:{_SEVERAL}|{_ON})"),
+    "data parallelism": re.compile(rf"(?<![a-z0-9])(?:dp|data_parallel){_SEVERAL}"),
+    "expert parallelism": re.compile(rf"(?<![a-z0-9])(?:ep{_SEVERAL}|expert_parallel(?:{_SEVERAL}|{_ON}))"),
+    "pipeline parallelism": re.compile(rf"(?<![a-z0-9])(?:pp|pipeline_parallel){_SEVERAL}"),
 }
 """Looked for in small letters, with `_` for `-`."""
 
-_DISAGGREGATED = re.compile(r"(?<!not )(?<!non-)disagg|prefill[- ]decode separat|\bp/?d separat", re.IGNORECASE)
-_EACH = re.compile(r"^\s*(\d+)\s*x\s", re.IGNORECASE)
+_TENSOR = re.compile(rf"(?<![a-z0-9])(?:tp|tensor_parallel){_SEVERAL}")
+
+_DISAGGREGATED = re.compile(r"(?<!not )(?<!no )(?<!non-)disagg|prefill[- ]decode separat|\bp/?d separat", re.IGNORECASE)
+_EACH = re.compile(r"^\s*(\d+)\s*x\s*[a-z]", re.IGNORECASE)
 
 
 def refuse(row: Row) -> None:
@@ -37,6 +38,8 @@ def refuse(row: Row) -> None:
     for what, pattern in _APART.items():
         if pattern.search(flags):
             raise Unsuitable(f"{what} is not simulated")
+    if row.count("tp") is None and _TENSOR.search(flags):
+        raise Unsuitable("tensor parallelism is in other_config, not in tp")
     if num_gpus(row) > (row.count("tp") or 1):
         raise Unsuitable("more GPUs than tensor parallelism uses; how they share the work is not stated")
     if "input_len" not in row.numbers or "output_len" not in row.numbers:

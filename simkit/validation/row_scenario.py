@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.hardware import load_gpu
+from simkit.hardware import list_gpus, load_gpu
 from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario, from_labelled
+from simkit.scenario_io import parse_set
 from simkit.scenario_workload import AllAtOnce, ClosedLoop
 from simkit.validation import row_engine
 from simkit.validation.row_assumptions import Assumptions
@@ -33,6 +34,7 @@ from simkit.validation.row_limits import TOO_FAST, is_impossible
 from simkit.validation.row_load import generated_tokens, load_of
 from simkit.validation.row_names import PROFILE_OF, TRTLLM, EngineName, Unsuitable, gpu_of, model_of
 from simkit.validation.row_refusals import refuse
+from simkit.validation.row_settings import check_settings, given_in
 from simkit.validation.rows import Row
 
 CONTEXT_TOKENS = 8192
@@ -77,40 +79,50 @@ class RowRun:
 def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -> RowRun:
     """The simulation of a row. Raises Unsuitable, and InputError for a setting that cannot be."""
     assumed = Assumptions()
+    check_settings(sets)
     refuse(row)
-    own = {} if base is None else base.engine.model_dump(mode="json", exclude_unset=True)
-    engine = row_engine.name_of(row, own, assumed)
     model, stated_format, unsure = model_of(row.text("model"))
     if unsure is not None:
         assumed.add(unsure, "model")
-    gpu, open_gpu = gpu_of(row.text("gpu"))
-    if open_gpu is not None:
-        assumed.add(open_gpu, "hardware.gpu")
-    rules = row_engine.rules(engine, _context(row, model, engine, assumed), assumed)
-    stated = row_engine.stated(row, engine, stated_format, assumed)
-    rules |= row_engine.kv_rule(row, stated.get("quantization"), assumed)
-    given = {*_keys("engine", own), *_keys("engine", stated), *(text.partition("=")[0].strip() for text in sets)}
+    own = {} if base is None else base.engine.model_dump(mode="json", exclude_unset=True)
+    stated = row_engine.stated(row, stated_format, assumed)
+    last = given_in(sets, "engine")
+    stated |= row_engine.blocks(row, own | stated | last)
+    known = own | stated | last
+    name = row_engine.name_of(row, known, assumed)
+    rules = row_engine.rules(name, _context(row, model, name, known, assumed), known, assumed)
+    rules |= row_engine.kv_rule(row, known, assumed)
+    engine = rules | own | stated
+    _check_budget(name, engine | last)
+    hardware = _hardware(row, given_in(sets, "hardware"), assumed)
     data: dict[str, Any] = {
         "name": "row",
         "model": model.name,
-        "hardware": _hardware(row, gpu, assumed),
-        "engine": row_engine.section(row, engine, rules | own | stated),
-        "latency": _latency(engine, gpu, assumed),
+        "hardware": hardware,
+        "engine": engine,
+        "latency": _latency(name, hardware["gpu"], assumed),
         "workload": load_of(row, assumed),
     }
+    given = {*(f"engine.{key}" for key in known), *(parse_set(text)[0] for text in sets)}
     if base is not None:
         given |= _take_over(data, base)
+        assumed.add("what rows leave open of engine, latency and interconnect: as the scenario has it")
     scenario = from_labelled(data, {}, sets)
     _check(row, model, scenario)
-    if base is not None:
-        assumed.add("what rows leave open of engine, latency and interconnect: as the scenario has it")
     if scenario.engine.enable_prefix_caching:
         assumed.add("a prefix cache that is empty at the start, and prompts that share nothing")
     if row.text("other_config"):
         assumed.add("other_config: only generated tokens, running sequences, nodes and parallelism are read")
     if base is not None and base.base_dir is not None:
         scenario = scenario.based_at(base.base_dir)
-    return RowRun(row, scenario, engine.label, _is_host_free(engine, scenario), _at_once(scenario), assumed.told(given))
+    return RowRun(row, scenario, name.label, _is_host_free(name, scenario), _at_once(scenario), assumed.told(given))
+
+
+def _check_budget(name: EngineName, engine: Mapping[str, Any]) -> None:
+    context, budget = engine["max_model_len"], engine.get("max_num_batched_tokens")
+    whole = row_engine.takes_whole_prompts(name, engine)
+    if whole and isinstance(context, int) and isinstance(budget, int) and budget < context:
+        raise Unsuitable("a token budget below the context, with whole prompts")
 
 
 def _check(row: Row, model: ModelSpec, scenario: Scenario) -> None:
@@ -137,26 +149,28 @@ def _at_once(scenario: Scenario) -> int | None:
     return scenario.workload.num_requests if isinstance(arrivals, AllAtOnce) else None
 
 
-def _keys(section: str, names: Iterable[str]) -> set[str]:
-    return {f"{section}.{name}" for name in names}
-
-
 def longest_tokens(row: Row) -> int:
     """Prompt and output of the longest request."""
     return math.ceil(row.numbers["input_len"]) + math.ceil(row.numbers["output_len"])
 
 
-def _hardware(row: Row, gpu: str, assumed: Assumptions) -> dict[str, Any]:
-    """GPU, how many of them, and the link between them."""
+def _hardware(row: Row, last: Mapping[str, Any], assumed: Assumptions) -> dict[str, Any]:
+    """GPU, how many of them, and the link between them; `last` is what is set for all rows."""
+    gpu, open_gpu = gpu_of(row.text("gpu"))
+    if open_gpu is not None:
+        assumed.add(open_gpu, "hardware.gpu")
+    if last.get("gpu") in {known.name for known in list_gpus()}:
+        gpu = last["gpu"]
     if row.count("tp") is None:
         assumed.add("tensor parallelism not stated: 1 GPU", "hardware.tensor_parallel_size")
-    ranks = row.count("tp") or 1
+    ranks = last.get("tensor_parallel_size", row.count("tp") or 1)
     hardware = {"gpu": gpu, "tensor_parallel_size": ranks}
-    if ranks > 1 and (not load_gpu(gpu).nvlink_bytes_per_s or (ranks > 2 and gpu in BRIDGED)):
+    several = isinstance(ranks, int) and ranks > 1
+    if several and (not load_gpu(gpu).nvlink_bytes_per_s or (ranks > 2 and gpu in BRIDGED)):
         hardware["interconnect"] = "pcie"
-        assumed.add(f"{gpu}: linked by PCIe", "hardware.interconnect", "hardware.tensor_parallel_size")
-    if ranks > NODE_GPUS or _NODES.search(row.text("other_config")):
-        assumed.add("several nodes: GPUs linked as within one", "hardware.tensor_parallel_size")
+        assumed.add(f"{gpu}: linked by PCIe", "hardware.interconnect")
+    if several and (ranks > NODE_GPUS or _NODES.search(row.text("other_config"))):
+        assumed.add("several nodes: GPUs linked as within one")
     return hardware
 
 
@@ -171,19 +185,17 @@ def _latency(engine: EngineName, gpu: str, assumed: Assumptions) -> dict[str, An
     return latency
 
 
-def _context(row: Row, model: ModelSpec, engine: EngineName, assumed: Assumptions) -> int:
-    """`max_model_len`: what was asked for, else enough."""
+def _context(row: Row, model: ModelSpec, name: EngineName, known: Mapping[str, Any], assumed: Assumptions) -> int:
+    """`max_model_len`: what is known of it, else enough."""
     longest = longest_tokens(row)
     if longest > model.max_position:
         raise Unsuitable(f"requests longer than the context of {model.name}")
-    stated = row.count("max_model_len")
-    if stated is not None and longest > stated:
-        raise Unsuitable("requests longer than max_model_len")
+    if isinstance(known.get("max_model_len"), int):
+        return int(known["max_model_len"])
     assumed.add(CONTEXT_ASSUMED, "engine.max_model_len")
-    pool = row.count("kv_cache_tokens")
-    budget = row.count("max_num_batched_tokens") if row_engine.takes_whole_prompts(engine) else None
-    most = min(CONTEXT_TOKENS, *(limit for limit in (pool, budget) if limit is not None), model.max_position)
-    return max(most, longest)
+    budget = known.get("max_num_batched_tokens") if row_engine.takes_whole_prompts(name, known) else None
+    limits = (row_engine.pool_tokens(known), budget, model.max_position)
+    return max(longest, min(CONTEXT_TOKENS, *(limit for limit in limits if isinstance(limit, int))))
 
 
 def _take_over(data: dict[str, Any], base: Scenario) -> set[str]:

@@ -420,6 +420,8 @@ def test_a_benchmark_result_says_its_model_and_when_its_times_cannot_be_seconds(
     bench(here, model_id="Qwen/Qwen3-32B")
     assert "the result is of model 'Qwen/Qwen3-32B'" in " ".join(notes())
     assert "are start_times, ttfts and itls in s?" not in " ".join(notes())
+    bench(here, duration=10**400)
+    assert "are start_times, ttfts and itls in s?" not in " ".join(notes())
     bench(here, ttfts=[250, 500, 0], itls=[[125, 250], [500], []])
     assert any("duration says 1.5 s, and the last request ends 1000 s after the first came" in note for note in notes())
 

@@ -97,7 +97,6 @@ def test_chunked_prefill_of_an_early_version_puts_decodes_first(tmp_path: Path) 
         ({"engine": "trtllm 1.0"}, "TRT-LLM: whole prompts", "engine.enable_chunked_prefill=true"),
         ({"engine": "trtllm 1.0"}, "TRT-LLM: 8192 tokens a step", "engine.max_num_batched_tokens=16384"),
         ({"engine": "trtllm 1.0"}, "TRT-LLM: host terms 0", "latency.host={fixed_us: 9}"),
-        ({"engine": "trtllm 1.0"}, "TRT-LLM: host terms 0", "latency={host: {fixed_us: 9}}"),
         ({"dtype_quant": "fp8"}, "fp8: KV cache in 16 bits", "engine.kv_cache_dtype=fp8"),
         ({"gpu": "L40S", "tp": "2"}, "l40s-48gb: linked by PCIe", "hardware.interconnect=pcie"),
         ({"input_len": "mean 99"}, "mean lengths", "workload.prompt_tokens={dist: fixed, value: 9}"),
@@ -111,6 +110,71 @@ def test_an_assumption_is_told_unless_a_setting_takes_its_place(
     changed = run_of(made, sets=(setting,))
     assert not has(changed, text)
     assert len(changed.assumed) == len(run_of(made).assumed) - 1
+
+
+POOL = {"kv_cache_tokens": "64000", "tp": "1"}
+OLD = {"engine": "vLLM 0.6"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "settings", "expected"),
+    [
+        (POOL, {"engine.block_size": "32"}, {"engine.num_gpu_blocks": 2001}),
+        ({"kv_cache_tokens": "4810"}, {}, {"engine.num_gpu_blocks": 301, "engine.max_model_len": 4800}),
+        ({}, {"engine.num_gpu_blocks": "300"}, {"engine.max_model_len": 4784}),
+        (OLD, {"engine.enable_chunked_prefill": "true"}, {"engine.prefill_first": False}),
+        ({}, {"engine.version": "'0.14'"}, {"engine.async_scheduling": True}),
+        (
+            {"engine": "vLLM"},
+            {"engine.version": "'0.6'"},
+            {
+                "engine.prefill_first": True,
+                "engine.enable_chunked_prefill": False,
+                "engine.enable_prefix_caching": False,
+            },
+        ),
+        ({"engine": "trtllm 1.0"}, {"engine.max_model_len": "16384"}, {"engine.max_num_batched_tokens": 16384}),
+        ({"engine": "trtllm 1.0", "max_model_len": "16384"}, {}, {"engine.max_num_batched_tokens": 16384}),
+        ({"engine": "trtllm 1.0"}, {"engine.max_num_batched_tokens": "4096"}, {"engine.max_model_len": 4096}),
+        ({"chunked_prefill": "off", "max_num_batched_tokens": "2048"}, {}, {"engine.max_model_len": 2048}),
+        ({"dtype_quant": "fp8"}, {"engine.quantization": "null"}, {"engine.quantization": None}),
+    ],
+)
+def test_what_follows_from_a_setting_follows_wherever_it_is_set(
+    tmp_path: Path, cells: dict[str, str], settings: dict[str, str], expected: dict[str, object]
+) -> None:
+    def seen(run: RowRun) -> dict[str, object]:
+        return {key: getattr(run.scenario.engine, key.rpartition(".")[2]) for key in expected}
+
+    made = row(tmp_path, **H100 | cells)
+    run = run_of(made, sets=tuple(f"{key}={value}" for key, value in settings.items()))
+    assert seen(run) == expected
+    assert not has(run, "fp8") or run.scenario.engine.quantization == "fp8"
+
+
+@pytest.mark.parametrize(
+    "setting", ["engine={block_size: 32}", "latency={profile: unit}", "workload={}", "hardware={}"]
+)
+def test_no_setting_replaces_all_that_rows_state(tmp_path: Path, setting: str) -> None:
+    section = setting.partition("=")[0]
+    with pytest.raises(InputError, match=rf"--set {section}: expected a key within it \({section}\.NAME\)"):
+        study_rows([row(tmp_path, **H100)], sets=[setting])
+
+
+def test_another_gpu_brings_its_profile_and_its_links(tmp_path: Path) -> None:
+    small = row(tmp_path, **H100 | {"gpu": "A100 40GB"})
+    assert run_of(small).scenario.latency.profile == "a100-sxm4-80gb"
+    changed = run_of(small, sets=("hardware.gpu=h100-sxm5-80gb",))
+    assert changed.scenario.latency.profile == "auto"
+    card = row(tmp_path, **H100 | {"gpu": "A100-PCIE 80GB", "tp": "4"})
+    assert run_of(card, sets=("hardware.gpu=h100-sxm5-80gb",)).scenario.hardware.interconnect == "nvlink"
+    pair = run_of(card, sets=("hardware.tensor_parallel_size=2",))
+    assert (pair.scenario.hardware.interconnect, has(pair, "a100-pcie-80gb: linked")) == ("nvlink", False)
+
+
+def test_a_cap_that_is_left_out_is_told_at_any_rate(tmp_path: Path) -> None:
+    made = row(tmp_path, **H100 | {"request_rate": "2"})
+    assert has(run_of(made, sets=("workload.arrivals.rate_per_s=3",)), "a rate and a cap of concurrency")
 
 
 def test_clients_are_those_that_are_simulated(tmp_path: Path) -> None:
@@ -141,6 +205,15 @@ def test_host_terms_that_are_given_to_an_engine_without_are_left_out_of_the_zero
         ({"other_config": "expert_parallel=True"}, "expert parallelism"),
         ({"other_config": "--enable-expert-parallel"}, "expert parallelism"),
         ({"other_config": "expert_parallel_size=4"}, "expert parallelism"),
+        ({"other_config": "--expert-parallel-size 8"}, "expert parallelism"),
+        ({"other_config": "tp8 ep8", "tp": "8"}, "expert parallelism"),
+        ({"other_config": "--data-parallel-size 4"}, "^data parallelism"),
+        ({"other_config": "--dp-size 8"}, "^data parallelism"),
+        ({"other_config": "--enable-dp-attention"}, "attention data parallelism"),
+        ({"other_config": "enable_attention_dp=True"}, "attention data parallelism"),
+        ({"other_config": "--pipeline-parallel-size 2"}, "pipeline parallelism"),
+        ({"other_config": "pp=2"}, "pipeline parallelism"),
+        ({"other_config": "--tensor-parallel-size 4", "tp": ""}, "tensor parallelism is in other_config"),
         ({"n_gpu": "2"}, "more GPUs than tensor parallelism uses"),
         ({"gpu": "8x H100 80GB", "tp": ""}, "more GPUs than tensor parallelism uses"),
         ({"dtype_quant": "gemm=fp8 moe=bf16"}, "number format"),
@@ -158,9 +231,11 @@ def test_what_is_not_simulated_is_refused(tmp_path: Path, cells: dict[str, str],
 @pytest.mark.parametrize(
     "cells",
     [
-        {"other_config": "tp=4 moe_tp=1 ep=1 dp=1 epnone --enable-expert-parallel=false"},
+        {"other_config": "tp=4 moe_tp=1 ep=1 dp=1 epnone --enable-expert-parallel=false enable_attention_dp=False"},
+        {"other_config": "--enable-expert-parallel false; no disaggregation"},
+        {"dtype_quant": "auto", "model": "Qwen/Qwen3-32B-FP8", "mean_tpot_ms": "40"},
         {"n_gpu": "2", "tp": "2"},
-        {"gpu": "2x H100 80GB", "tp": "2"},
+        {"gpu": "2xH100 80GB", "tp": "2"},
         {"notes": "not disaggregated"},
         {"engine": "vLLM 0.6", "max_num_batched_tokens": "2048"},  # below the context that is assumed
         {"engine": "trtllm 1.0", "max_num_batched_tokens": "2048"},
