@@ -193,9 +193,9 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
     clamped = getattr(setup.latency, "num_clamped", 0)
     if clamped:
         notes.append(f"latency: {clamped} prices of kernels were raised to what the hardware allows")
-    host = setup.effects.get("host", "")
-    if host.startswith("default, "):
-        notes.append(f"latency: host terms are the {host}, not of {setup.scenario.engine.version}")
+    if setup.hosts_of_others is not None:
+        version = setup.scenario.engine.version
+        notes.append(f"latency: host terms are the {setup.hosts_of_others}, not of {version}")
     for reason, count in _sums(part.turned_away for part in parts).items():
         notes.append(f"{count} requests turned away: {reason}")
     return build_manifest(

@@ -46,7 +46,6 @@ STEPS = "step times: "
 """How what a study says of the source of its step times begins."""
 
 _HINT = re.compile(r"; did you mean ('[^']*'|\"[^\"]*\")\?")
-_COUNTED = re.compile(r"(?P<what>.*) \((?P<count>\d+) rows?\)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +136,7 @@ def _left_out(study: RowStudy) -> Line:
 def _left_open(study: RowStudy) -> Line:
     """What the rows that are simulated do not state, and what holds instead; beside it, where step times come from."""
     open_, steps = Counter[str](), Counter[str]()
-    for text in study.assumptions:
-        told = _COUNTED.fullmatch(text)
-        assert told is not None, text
-        what, count = told["what"], int(told["count"])
+    for what, count in study.assumed.items():
         if what.startswith(STEPS):
             steps[what.removeprefix(STEPS)] += count
         else:

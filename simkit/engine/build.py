@@ -22,7 +22,8 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
-from simkit.latency.effects import PREFIX_REHITS
+from simkit.latency.effects import HOST, PREFIX_REHITS
+from simkit.latency.host import OTHER_VERSIONS
 from simkit.latency.rates import dtype_peak
 from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.model_spec import ModelSpec
@@ -99,6 +100,12 @@ class Setup:
     def finds_again(self) -> bool:
         """Whether who was preempted looks for its blocks in the prefix cache."""
         return PREFIX_REHITS not in self.scenario.latency.without
+
+    @property
+    def hosts_of_others(self) -> str | None:
+        """The source of the host terms where the profile has some, but of other versions of the engine only."""
+        source = self.effects.get(HOST, "")
+        return source if source.startswith(OTHER_VERSIONS) else None
 
     @property
     def swaps(self) -> bool:

@@ -23,6 +23,9 @@ FIRST_TOKEN_US = 0.0
 """Path of a request to the engine's queue and back to its client, once a request; assumed."""
 
 
+OTHER_VERSIONS = "default, the profile has those of vLLM "
+"""How the source of terms begins where the profile has some, but none of the version; the versions follow."""
+
 MAX_US = 1e6
 """Largest value of a term, as in profiles: a second."""
 
@@ -82,7 +85,7 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
     short = short_version(version)
     if profile is not None and profile.engine_hosts and short not in profile.engine_hosts:
         others = ", ".join(profile.engine_hosts)
-        sources = dict.fromkeys(terms, f"default, the profile has those of vLLM {others}")
+        sources = dict.fromkeys(terms, f"{OTHER_VERSIONS}{others}")
     if profile is not None and short in profile.engine_hosts:
         fitted = profile.engine_hosts[short].terms
         terms = {name: getattr(fitted, name) for name in terms}

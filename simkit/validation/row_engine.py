@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from simkit.scenario_engine import Engine
 from simkit.validation.row_assumptions import Assumptions
 from simkit.validation.row_formats import formats_of
 from simkit.validation.row_names import TRTLLM, VLLM, EngineName, Unsuitable, engine_of
@@ -16,7 +17,7 @@ TRTLLM_BUDGET = 8192
 BATCH_VERSION = (0, 6)
 """vLLM of 2024, the year of the tables of fixed batches."""
 
-BLOCK_SIZE = 16
+BLOCK_SIZE: int = Engine.model_fields["block_size"].default
 FIRST_CHUNKED = (0, 8)
 FIRST_ASYNC = (0, 14)
 

@@ -48,7 +48,7 @@ def load_of(row: Row, assumed: Assumptions) -> dict[str, Any]:
     elif batch is not None:
         if number is not None and number > batch:
             raise Unsuitable("batches one after another are not simulated")
-        number = batch
+        number = number or batch
         assumed.add("a fixed batch: all at once", "workload.arrivals.process")
     elif rate is not None:
         if number is None:

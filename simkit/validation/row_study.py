@@ -47,7 +47,8 @@ VALUES = ("measured", "predicted", "error_pct", "predicted_zero", "error_zero_pc
 class RowStudy:
     """Rows with what was measured and predicted. `rows` are those of rows.json; `failed` are ids to messages of rows
     that could be set out as a scenario but not be simulated, which `skipped` counts among the others; `skipped_rows` is
-    the reason of each row that was left out, by id, and `skipped_lines` its line in the file.
+    the reason of each row that was left out, by id, and `skipped_lines` its line in the file. `assumed`: what rows
+    leave open and what their numbers rest on, to how many rows.
     """
 
     name: str
@@ -58,7 +59,12 @@ class RowStudy:
     skipped_lines: Mapping[str, int]
     failed: Mapping[str, str]
     fits: tuple[EngineFit, ...]
-    assumptions: tuple[str, ...]
+    assumed: Mapping[str, int]
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What rows leave open and what their numbers rest on, with the number of rows behind it."""
+        return tuple(f"{text} ({_rows(count)})" for text, count in self.assumed.items())
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -139,11 +145,8 @@ def study_rows(
     skipped |= refusals(failed)
     shown = tuple(_row(run, zero[run.row.id], final[run.row.id], _role(run, fits)) for run in runs)
     lines = {row.id: row.line for row in rows if row.id in skipped}
-    assumed = Counter(text for run in runs for text in run.assumed)
-    told = tuple(f"{text} ({_rows(count)})" for text, count in assumed.items())
-    return RowStudy(
-        name, source, len(rows), shown, skipped, lines, failed, tuple(fits), (*told, *_sources(final, runs))
-    )
+    assumed = Counter(text for run in runs for text in run.assumed) + _sources(final, runs)
+    return RowStudy(name, source, len(rows), shown, skipped, lines, failed, tuple(fits), assumed)
 
 
 def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> tuple[list[RowRun], dict[str, str]]:
@@ -259,11 +262,10 @@ def _role(run: RowRun, fits: Sequence[EngineFit]) -> str:
     return "all"
 
 
-def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> list[str]:
+def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> Counter[str]:
     """Where the step times of the rows come from, and the host terms of those that have some."""
     counts = Counter(f"step times: {found[run.row.id].latency_source}" for run in runs)
-    counts += Counter(f"host terms: {_host(found[run.row.id].host_source)}" for run in runs if not run.host_free)
-    return [f"{text} ({_rows(count)})" for text, count in counts.items()]
+    return counts + Counter(f"host terms: {_host(found[run.row.id].host_source)}" for run in runs if not run.host_free)
 
 
 def _host(source: str) -> str:

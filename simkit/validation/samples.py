@@ -106,19 +106,18 @@ def _places(header: list[str], where: str) -> dict[str, int]:
             raise InputError(f"{where}: expected column {column} once, got it {header.count(column)} times")
     found = {name: header.index(column) for name, column in wanted.items() if column in header}
     if TIME not in found or len(found) == 1:
-        missing = [TIME] if TIME not in found else list(SAMPLED.values())
+        lacking = [TIME] if TIME not in found else list(SAMPLED.values())
         expected = f"expected columns {TIME} and any of {', '.join(SAMPLED.values())}"
         shown = "".join(c if c.isprintable() else "?" for c in ",".join(header))[:120]
-        raise InputError(f"{where}: {expected}, got {shown!r}{_advice(missing, header, set(wanted.values()))}")
+        raise InputError(f"{where}: {expected}, got {shown!r}{_advice(header, lacking)}")
     return found
 
 
-def _advice(missing: list[str], header: list[str], known: set[str]) -> str:
-    """What may have been meant: another column of the file under a name like one that is missing."""
-    others = [name for name in header if name and name not in known]
+def _advice(header: list[str], lacking: list[str]) -> str:
+    """What a column of the file may have been meant to be of those that are lacking."""
     if len(header) == 1:
         return "; expected commas between the columns" if any(mark in header[0] for mark in ";\t|") else ""
-    return next((found for name in missing if (found := nearest(name, others))), "")
+    return next((close for name in header if name != TIME and (close := nearest(name, lacking))), "")
 
 
 def _numbers(row: list[str], places: Mapping[str, int], header: list[str], where: str) -> list[float]:

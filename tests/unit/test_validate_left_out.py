@@ -11,9 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from simkit import cli
-from simkit.errors import InputError
 from simkit.report import validation_data, validation_page
-from simkit.validation.samples import read_samples
 
 MS = 1_000_000
 SCENARIO = """\
@@ -219,24 +217,3 @@ def test_memory_as_a_fraction_is_announced(here: Path) -> None:
     content = written("--set", "engine.num_gpu_blocks=500", *sets[2:])
     assert content["series"]["measured"]["kv_pct"] == [0.9]
     assert any("kv_cache_pct is at most 0.9 and taken for per cent" in note for note in content["notes"])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("t,running,running\n1,2,3\n", "expected column running once, got it 2 times"),
-        ("t,t,running\n1,2,3\n", "expected column t once, got it 2 times"),
-        ("t,running\n1,2\n1,2,3\n", "line 3: expected 2 cells as in the header, got 3"),
-        ('t,running\n1,"2\n', "not readable as CSV"),
-        ("t;running\n1;2\n", "got 't;running'; expected commas between the columns"),
-        ("t\n1\n", "got 't'"),
-        ("t,wating\n1,2\n", "got 't,wating'; did you mean 'wating'?"),
-        ("x,running\n1,2\n", "got 'x,running'"),
-    ],
-)
-def test_broken_samples_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "ts.csv").write_text(text)
-    with pytest.raises(InputError) as refusal:
-        read_samples(tmp_path / "ts.csv")
-    assert said in str(refusal.value)
-    assert str(refusal.value).endswith(said) or "CSV" in said

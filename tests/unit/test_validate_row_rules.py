@@ -244,7 +244,10 @@ def test_what_is_not_simulated_is_refused(tmp_path: Path, cells: dict[str, str],
     ],
 )
 def test_what_only_looks_like_it_is_simulated(tmp_path: Path, cells: dict[str, str]) -> None:
-    run_of(row(tmp_path, **H100 | cells))
+    run = run_of(row(tmp_path, **H100 | cells))
+    assert run.scenario.hardware.tensor_parallel_size == int(cells.get("tp", "1"))
+    assert run.scenario.engine.quantization == ("fp8" if "FP8" in cells.get("model", "") else None)
+    assert run.scenario.workload.num_requests == 6
 
 
 def test_rows_refused_alike_are_counted_together_with_one_as_an_example(tmp_path: Path) -> None:

@@ -170,6 +170,8 @@ def test_the_load_is_the_most_particular_that_is_stated(tmp_path: Path) -> None:
     none = {"max_concurrency": "", "num_prompts": ""}
     assert arrivals_of(run_of(row(tmp_path, num_prompts=""))) == ("closed_loop", 20, 2)
     assert arrivals_of(run_of(row(tmp_path, **none | {"batch_size": "7"}))) == ("all_at_once", 7, 7)
+    fewer = none | {"batch_size": "7", "num_prompts": "5"}
+    assert arrivals_of(run_of(row(tmp_path, **fewer))) == ("all_at_once", 5, 5)
     at_once = none | {"request_rate": "inf", "num_prompts": "9"}
     assert arrivals_of(run_of(row(tmp_path, **at_once))) == ("all_at_once", 9, 9)
     assert arrivals_of(run_of(row(tmp_path, request_rate="inf"))) == ("closed_loop", 6, 2)
