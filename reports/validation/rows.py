@@ -31,6 +31,9 @@ ALONE = "fitted on this GPU alone"
 FAR_APART = 0.25
 """Share of a term by which it may move when fitted to one of the sets that share it, and still be called determined."""
 
+FITTED_TO = {"mean_tpot_ms": "TPOT", "output_tok_s": "output throughput", DURATION: "duration"}
+"""The metric of a fit (`--fit-metric`), in words."""
+
 BY = {"max_concurrency": "max concurrency", "num_prompts": "requests at once", "batch_size": "batch size"}
 
 
@@ -268,7 +271,10 @@ def fitted_text(found: Found) -> str:
             told.append(f"none of {fit['engine']}, whose host work is hidden")
             continue
         told.append(f"{len(fit['fitted'])} host terms of {fit['engine']} ({_terms(terms)})")
-    return f"{'; '.join(told)} on {sum(len(fit['rows']) for fit in found.fits)} rows ({BY[column]} {values})"
+    what = FITTED_TO[found.fits[0]["metric"]]
+    return (
+        f"{'; '.join(told)} on the {what} of {sum(len(fit['rows']) for fit in found.fits)} rows ({BY[column]} {values})"
+    )
 
 
 def _terms(terms: Mapping[str, float]) -> str:

@@ -76,7 +76,8 @@ def _expected(key: str) -> str:
     """What a band may be on, as near to `key` as it gets."""
     metric = key.partition(".")[0]
     if metric in STATS_OF:
-        return f"expected a statistic of {metric}: {', '.join(STATS_OF[metric])}{nearest(key, KEYS)}"
+        close = nearest(f"{key}.{STATS_OF[metric][0]}" if key == metric else key, KEYS)
+        return f"expected a statistic of {metric}: {', '.join(STATS_OF[metric])}{close}"
     return f"expected METRIC.STAT, METRIC one of {', '.join(STATS_OF)}{nearest(key, KEYS)}"
 
 

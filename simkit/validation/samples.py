@@ -30,6 +30,9 @@ SAMPLED = {"running": "running", "waiting": "waiting", "kv_pct": "kv_cache_pct"}
 
 TIME = "t"
 MAX_SAMPLES = 1_000_000
+MOST, MOST_PCT = 1e12, 100.0
+"""Largest number of a cell, and of one in per cent."""
+
 EPOCH_S = 10**8
 """Times from here on count from 1970, and not from the begin of a run."""
 
@@ -86,12 +89,15 @@ def read_samples(path: Path) -> Samples:
     if len(table) > MAX_SAMPLES:
         raise InputError(f"{where}: expected at most {MAX_SAMPLES:,} samples")
     columns = np.array(table, dtype=np.float64)
+    notes = [] if (np.diff(columns[:, 0]) >= 0).all() else [f"{where}: not in the order of {TIME}: sorted"]
     columns = columns[np.argsort(columns[:, 0], kind="stable")]
     if columns[-1, 0] >= EPOCH_S:
         raise InputError(f"{where}: {TIME} {columns[-1, 0]:g}, expected s after the first arrival, not since 1970")
     values = {name: columns[:, at] for at, name in enumerate(places) if name != TIME}
     kv, running = values.get("kv_pct"), values.get("running")
-    notes = []
+    ignored = [name for at, name in enumerate(header) if at not in places.values()]
+    if ignored:
+        notes.append(f"{where}: columns that are not read: {', '.join(name or '(no name)' for name in ignored)}")
     if kv is not None and not kv.any() and running is not None and running.any():
         del values["kv_pct"]
         notes.append(f"{where}: {SAMPLED['kv_pct']} is 0 while requests run: not recorded, left out")
@@ -124,14 +130,15 @@ def _numbers(row: list[str], places: Mapping[str, int], header: list[str], where
     numbers = []
     if len(row) > len(header):
         raise InputError(f"{where}: expected {len(header)} cells as in the header, got {len(row)}")
-    for at in places.values():
+    for name, at in places.items():
         cell = row[at] if at < len(row) else ""
         try:
             number = float(cell)
         except ValueError:
             number = math.nan
-        if not 0 <= number <= 1e12:
-            raise InputError(f"{where}: {header[at]} {cell[:40]!r}, expected a number >= 0")
+        most = MOST_PCT if name == "kv_pct" else MOST
+        if not 0 <= number <= most:
+            raise InputError(f"{where}: {header[at]} {cell[:40]!r}, expected a number from 0 to {most:g}")
         numbers.append(number)
     return numbers
 

@@ -267,6 +267,7 @@ def test_bands_decide_the_exit_code_and_say_by_how_much(here: Path) -> None:
     ("text", "said"),
     [
         ("tpt_ms.mean=3", "expected METRIC.STAT, METRIC one of ttft_ms, tpot_ms, itl_ms, e2e_ms, makespan_s, throughput, concurrency, running, waiting, kv_pct; did you mean 'tpot_ms.mean'?"),
+        ("tpot_ms=3", "expected a statistic of tpot_ms: mean, p50, p90, p95, p99; did you mean 'tpot_ms.mean'?"),
         ("tpot_ms.p98=3", "expected a statistic of tpot_ms: mean, p50, p90, p95, p99; did you mean 'tpot_ms.p9"),
         ("makespan_s=3", "expected a statistic of makespan_s: value; did you mean 'makespan_s.value'?"),
         ("tpot_ms.mean", "expected METRIC.STAT=PERCENT, e.g. --max-error tpot_ms.mean=3"),
@@ -338,9 +339,11 @@ def test_samples_of_a_window_and_memory_that_was_not_recorded(here: Path) -> Non
         ("t\n1\n", "got 't'"),
         ("x,running\n1,2\n", "got 'x,running'"),
         ("t,running\n", "no samples"),
-        ("t,running\n1\n", "line 2: running '', expected a number >= 0"),
-        ("t,running\n1,2\n2,-1\n", "line 3: running '-1', expected a number >= 0"),
-        ("t,running\nnan,2\n", "line 2: t 'nan', expected a number >= 0"),
+        ("t,running\n1\n", "line 2: running '', expected a number from 0 to 1e+12"),
+        ("t,running\n1,2\n2,-1\n", "line 3: running '-1', expected a number from 0 to 1e+12"),
+        ("t,running\nnan,2\n", "line 2: t 'nan', expected a number from 0 to 1e+12"),
+        ("t,kv_cache_pct\n1,300\n", "line 2: kv_cache_pct '300', expected a number from 0 to 100"),
+        ("time,running\n1,2\n", "got 'time,running'"),
         ("t,running\n1764432000,2\n", "expected s after the first arrival, not since 1970"),
     ],
 )
@@ -350,6 +353,15 @@ def test_wrong_samples_are_refused_in_one_line(tmp_path: Path, text: str, said: 
         read_samples(tmp_path / "ts.csv")
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_samples_out_of_order_and_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "ts.csv").write_text("t,runing,waiting,\n2,9,4,0\n1,9,3,0\n")
+    found = read_samples(tmp_path / "ts.csv")
+    assert (found.t_s.tolist(), found.values["waiting"].tolist()) == ([1, 2], [3, 4])
+    told = " ".join(found.notes)
+    assert "not in the order of t: sorted" in told
+    assert "columns that are not read: runing, (no name)" in told
 
 
 # --- ablation ---------------------------------------------------------------------------------------------------------
