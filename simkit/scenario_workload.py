@@ -263,9 +263,11 @@ _SYNTHETIC = ("arrivals", "prompt_tokens", "output_tokens")
 class Workload(Strict):
     """Either `trace`, or `servegen`, or `arrivals`, `prompt_tokens` and `output_tokens`.
 
-    The last come with one of `num_requests` and `duration_s`; `servegen` may have one.
+    The last come with one of `num_requests` and `duration_s`; `servegen` may have one. They are the least that a run
+    has: it goes on until the system has filled, unless the load is `finite`, a batch that starts and ends empty.
     """
 
+    finite: Flag = False
     num_requests: PositiveInt | None = None
     duration_s: PositiveSeconds | None = None
     arrivals: Arrivals | None = None
@@ -283,6 +285,11 @@ class Workload(Strict):
     queue_limit: PositiveInt | None = None
     trace: Trace | None = None
     servegen: ServeGen | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the load is a batch that starts and ends empty: asked for, or all of it comes at once."""
+        return self.finite or isinstance(self.arrivals, AllAtOnce)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
