@@ -18,14 +18,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
+from simkit.long_enough import long_enough
 from simkit.manifest import CREATED_BY, canonical_json, is_run_dir
-from simkit.parts import Result, assemble, make_part
+from simkit.parts import Part, Result, assemble, make_part
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def run(
     progress: Progress | None = None,
     single_step: bool = False,
 ) -> Result:
-    """Simulate a scenario, all its replications one after the other.
+    """Simulate a scenario, all its replications one after the other, each long enough (`simkit.long_enough`).
 
     `base_dir` is where relative paths start (default: the folder of the scenario file). `single_step` prices one step
     at a time; the result is the same, slower. Raises InputError for a scenario that cannot be run and CheckError for
@@ -69,17 +71,28 @@ def run(
     """
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)
-    return run_set_up(set_up(scenario), progress=progress, single_step=single_step)
+    count = scenario.replications
+    ready = long_enough(set_up(scenario), _share(progress, 0, count), single_step=single_step)
+    rest = _parts(ready.setup, range(1, count), progress, single_step)
+    return told_length(assemble(ready.setup, [ready.first, *rest]), ready.said)
 
 
 def run_set_up(setup: Setup, *, progress: Progress | None = None, single_step: bool = False) -> Result:
-    """`run` of a scenario that is set up already."""
+    """All replications of a scenario that is set up, each as long as it says."""
+    return assemble(setup, _parts(setup, range(setup.scenario.replications), progress, single_step))
+
+
+def told_length(result: Result, said: dict[str, Any] | None) -> Result:
+    """The result with what is to be told of its length in its manifest."""
+    return replace(result, manifest={**result.manifest, "run_length": said})
+
+
+def _parts(setup: Setup, replications: range, progress: Progress | None, single_step: bool) -> list[Part]:
     count = setup.scenario.replications
-    parts = [
+    return [
         make_part(setup, replication, _share(progress, replication, count), single_step=single_step)
-        for replication in range(count)
+        for replication in replications
     ]
-    return assemble(setup, parts)
 
 
 def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: bool = True) -> Path:

@@ -88,10 +88,15 @@ def run(
                 console.say("note: --resume: nothing is kept of a single simulation")
             result = api.run(chosen, base_dir=chosen.base_dir, progress=progress, single_step=single_step)
         else:
+            from simkit import run_length
+            from simkit.engine.build import set_up
+            from simkit.long_enough import long_enough
             from simkit.planner.study import run_scenario
 
             options["single_step"] = single_step
-            result = run_scenario(chosen, progress=progress, **options)
+            ready = long_enough(set_up(chosen), progress, single_step=single_step)
+            longer = run_length.same_length(chosen, ready.setup.scenario)
+            result = api.told_length(run_scenario(longer, progress=progress, **options), ready.said)
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")

@@ -58,19 +58,40 @@ class RunFacts:
     """What the log measured of its requests."""
 
 
+class Overload(Exception):
+    """A run that was given up because more requests were in the system than it was allowed.
+
+    `facts` hold what had left by then; everybody else is unfinished. The last steps may be missing.
+    """
+
+    def __init__(self, facts: RunFacts) -> None:
+        super().__init__("more requests in the system than allowed")
+        self.facts = facts
+
+
 def simulate(
-    setup: Setup, replication: int = 0, progress: Progress | None = None, *, single_step: bool = False
+    setup: Setup,
+    replication: int = 0,
+    progress: Progress | None = None,
+    *,
+    single_step: bool = False,
+    max_in_system: int | None = None,
 ) -> RunFacts:
     """Run one replication from empty to empty.
 
     `single_step` prices one step at a time instead of runs of equal steps; the result is the same.
-    Raises CheckError for a livelock or a broken invariant.
+    Raises CheckError for a livelock or a broken invariant, and Overload as soon as an arrival finds `max_in_system`
+    requests in the system.
     """
     scenario = setup.scenario
 
     def run(setup: Setup, workload: Workload) -> RunFacts:
         system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
-        system.run()
+        system.max_in_system = max_in_system
+        try:
+            system.run()
+        except _TooMany:
+            raise Overload(system.facts()) from None
         check_run(system.record, unfinished=system.num_in_system)
         return system.facts()
 
@@ -93,6 +114,10 @@ def simulate(
         return run(setup, workload)
     except InputError as error:
         raise InputError(scenario.blame(str(error))) from None
+
+
+class _TooMany(Exception):
+    """Somebody arrived who is one too many."""
 
 
 class _BlocksMatter(Exception):
@@ -135,6 +160,7 @@ class _System:
         self._blocks_are_nameless = not setup.names_blocks
         self._num_routed = 0
         self._num_left = 0
+        self.max_in_system: int | None = None
         self._turned_away_ns = -1
         self._turned_away_at_once = 0
         self._single_step = single_step
@@ -237,6 +263,8 @@ class _System:
     def _arrive(self, request: Request) -> None:
         now = self._clock.now_ns
         self.record.arrive(now)
+        if self.max_in_system is not None and self.record.num_arrived - self._num_left > self.max_in_system:
+            raise _TooMany
         reserve = reserve_tokens(self._engine, request, self._max_model_len)
         reason = self._reject_reason(request, reserve)
         if reason is not None:

@@ -27,6 +27,13 @@ def student_t_95(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975))
 
 
+def one_sided_t_95(degrees: int) -> float:
+    """The quantile by which a standard error becomes the one-sided 95 % bound of a mean."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.95))
+
+
 def normal_quantile_95(mean: float, deviation: float, quantile: float, count: int) -> tuple[float, float]:
     """The 95 % interval of the point `quantile` deviations below the mean of a normal distribution of which `count`
     values have this mean and deviation; unbounded for one value. Exact: non-central t.

@@ -6,47 +6,23 @@ Owns which of them are looked at. Imports quest and plan_values; what they mean 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from simkit.engine.run import Progress
+from simkit import run_length
 from simkit.errors import InputError
+from simkit.planner.asking import Asking
 from simkit.planner.doctor import examine
 from simkit.planner.offered import at_rate, for_trials
 from simkit.planner.plan_values import FleetSize, Found, Plan, found_from
 from simkit.planner.points import Point, make_point
-from simkit.planner.quest import Quest, pursue_all
+from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE
 from simkit.planner.study import Failure, Options, run_scenario, setting
-from simkit.planner.trial import Trial
 from simkit.scenario import Scenario, apply_sets
 
-LOOK_REPLICATIONS = 4
-"""Replications of a rate that is only looked at."""
-
-
-@dataclass(slots=True)
-class Asking:
-    """How questions are put: to whom, and what is told meanwhile."""
-
-    base_per_s: float
-    options: Options
-    progress: Progress | None
-    done: float = 0.0
-
-    def ask(self, quests: Sequence[Quest], share: float, label: str) -> list[tuple[Trial, ...] | Failure]:
-        """The answers; they take `share` of all the time."""
-
-        def told(done: int, total: int) -> None:
-            if self.progress is not None:
-                self.progress(self.done + share * done / max(1, total), f"{label}: {done} of {total}")
-
-        quests = [replace(quest, cwd=os.getcwd()) for quest in quests]
-        answers = pursue_all(quests, self.options, told)
-        self.done += share
-        return answers
+LOOK_REPLICATIONS, LONG_LOOK_REPLICATIONS = 4, 2
+"""Replications of a rate that is only looked at, as the scenario has it and in runs at least twice as long."""
 
 
 LOOK_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25)
@@ -78,29 +54,28 @@ MAX_FLEET = 8
 def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     """Look at the recommended point at other rates, with other settings, and as the fleet that carries the target."""
     assert chosen.capacity is not None
-    scenario, capacity_per_s = chosen.point.scenario, chosen.capacity.estimate_per_s
+    scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
+    replications = LOOK_REPLICATIONS if chosen.factor < 2 else LONG_LOOK_REPLICATIONS
     seen = {float(f"{share * capacity_per_s:.4g}") for share in LOOK_SHARES} | {*load_rates(result, chosen).values()}
     quests = [
-        Quest(
-            f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=LOOK_REPLICATIONS
-        )
+        Quest(f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=replications)
         for rate_per_s in sorted(seen)
     ]
     num_looks = len(quests)
     varied = _variations(chosen, result.scenario)
-    guesses = chosen.capacity.crossings_per_s
+    guesses, factor = chosen.capacity.crossings_per_s, _least_factor(chosen)
     quests += [
-        Quest(point.name, point.scenario, asking.base_per_s, guesses, effort=COARSE)
+        Quest(point.name, point.scenario, asking.base_per_s, guesses, effort=COARSE, factor=factor)
         for point in (chosen.point, *varied)
     ]
     fleets = _fleets(result, chosen)
     quests += [
         Quest(f"{size.replicas} replicas", fleet, asking.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
-              replications=LOOK_REPLICATIONS)
+              replications=replications)
         for size, fleet in fleets.items()
     ]  # fmt: skip
     answers = asking.ask(quests, 0.25, "around the best")
-    looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer]
+    looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer.trials]
     variations, failed = {}, dict(result.failed)
     for point, answer in zip((chosen.point, *varied), answers[num_looks:], strict=False):
         if isinstance(answer, Failure):
@@ -112,18 +87,27 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
         if isinstance(answer, Failure):
             failed[f"{size.replicas} replicas"] = answer
         else:
-            seen_fleets[size] = answer
+            seen_fleets[size] = answer.trials
     return replace(
         result, looks=tuple(looks), variations=variations, failed=failed, fleets=seen_fleets,
         doctor=_diagnosed(chosen, asking),
     )  # fmt: skip
 
 
+def _least_factor(chosen: Found) -> float:
+    """How much longer than the scenario's runs must be for the time that requests stay at the capacity."""
+    missing = [
+        run_length.missing_factor(trial.span_s / chosen.factor, (trial.numbers["e2e_ms.p99"] or 0.0) / 1000)
+        for trial in chosen.at_capacity
+    ]
+    return min(chosen.factor, max(missing))
+
+
 def _diagnosed(chosen: Found, asking: Asking) -> dict[str, Any]:
     """What the doctor finds at the recommended point, at the rate that it is sure to carry."""
     assert chosen.capacity is not None
     rate_per_s = float(f"{chosen.capacity.low_per_s:.4g}")
-    scenario = at_rate(chosen.point.scenario, rate_per_s, asking.base_per_s)
+    scenario = at_rate(chosen.scenario, rate_per_s, asking.base_per_s)
     # Nothing of this is kept, and it is too little to be worth a cluster.
     options: Options = {"jobs": 1 if asking.options.get("dask") else asking.options.get("jobs", 1)}
     return {"rate_per_s": rate_per_s, **examine(scenario, run_scenario(scenario), **options)}
@@ -141,6 +125,8 @@ def _fleets(result: Plan, chosen: Found) -> dict[FleetSize, Scenario]:
         if not 1 <= size.replicas <= MAX_FLEET or size in found:
             continue
         fleet = for_trials(apply_sets(base, {"replicas": size.replicas}, label="plan"), result.scenario.replicas)
+        if chosen.factor > 1 and run_length.can_grow(fleet):
+            fleet = run_length.longer(fleet, chosen.factor)
         halfway_s = _halfway_s(fleet, result.target_per_s)
         if size.lost and halfway_s is not None:
             lost = [{"replica": index, "at_s": halfway_s, "for_s": None} for index in range(size.lost)]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 from simkit.metrics.intervals import mean_and_deviation, normal_quantile_95, student_t_95
 from simkit.planner.trial import Term, Trial
@@ -36,6 +37,10 @@ class Capacity:
     `crossings_per_s` are the rates up to which each replication by itself meets every term. `term` is the one that is
     missed first. `likely` and `unlikely` are the rates that a single run passes with chance 0.9 and 0.1. `spread` is
     the factor sqrt(1 + q^2 / 2) / sqrt(R) by which the deviation of crossings becomes that of the estimate.
+
+    `interval` says what the interval rests on: how replications differ, how parts of one run do where all replications
+    would be that run (`without_per_s`: its crossing with each part left out), or nothing, where it is no interval but
+    the grid of rates.
     """
 
     estimate_per_s: float
@@ -47,6 +52,8 @@ class Capacity:
     likely_per_s: float
     unlikely_per_s: float
     spread: float
+    interval: Literal["replications", "parts", "none"] = "replications"
+    without_per_s: tuple[float, ...] = ()
 
     @property
     def replications(self) -> int:
@@ -104,6 +111,8 @@ def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -
     (Meeker, Hahn and Escobar, Statistical Intervals, 2nd edition 2017, section 4.4). Rates are tried `resolution` apart
     (a ratio); a crossing lies anywhere between two of them, so the ends are half of that further out.
     """
+    if len(found) == 1:
+        return _capacity_of_one(found[0], terms, resolution)
     crossings = [crossing(curve, terms) for curve in found]
     pooled, term = pooled_crossing(found, terms)
     if not crossings or not all(0 < rate < math.inf for rate in (*crossings, pooled)):
@@ -126,6 +135,54 @@ def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -
         unlikely_per_s=math.exp(_percentile(logs, 1 - UNLIKELY)),
         spread=spread,
     )
+
+
+def crossings_without(curve: Curve, terms: Sequence[Term]) -> tuple[float, ...]:
+    """The crossing of a run with each of its parts left out in turn; empty where it was not parted."""
+    num_parts = max((len(trial.without) for trial in curve), default=0)
+    return tuple(
+        crossing(
+            tuple(replace(trial, margins=trial.without[part]) if trial.without else trial for trial in curve), terms
+        )
+        for part in range(num_parts)
+    )
+
+
+def _capacity_of_one(curve: Curve, terms: Sequence[Term], resolution: float) -> Capacity | None:
+    """The capacity of a run that every replication would repeat: where it crosses its targets.
+
+    Its interval is that of the jackknife over consecutive parts (Efron and Tibshirani, An Introduction to the
+    Bootstrap, 1993, chapter 11): the crossing t_i without part i has the standard error
+    sqrt((n - 1) / n sum (t_i - mean)^2), in logarithms. It answers for another log of this kind and length.
+    """
+    pooled, term = pooled_crossing([curve], terms)
+    if not 0 < pooled < math.inf:
+        return None
+    # A part without which no rate tried misses, or all do, counts as far out as was tried.
+    first, last = curve[0].rate_per_s, curve[-1].rate_per_s
+    without = tuple(min(max(rate, first), last) for rate in crossings_without(curve, terms))
+    half = math.log(resolution) / 2
+    if without:
+        half += student_t_95(len(without) - 1) * _jackknife_error([math.log(rate) for rate in without])
+    return Capacity(
+        estimate_per_s=pooled,
+        low_per_s=pooled * math.exp(-half),
+        high_per_s=pooled * math.exp(half),
+        pooled_per_s=pooled,
+        term=terms[term].name,
+        crossings_per_s=(pooled,),
+        likely_per_s=pooled,
+        unlikely_per_s=pooled,
+        spread=1.0,
+        interval="parts" if without else "none",
+        without_per_s=without,
+    )
+
+
+def _jackknife_error(values: Sequence[float]) -> float:
+    """Standard error of an estimate whose values with one of n parts left out are these."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt((len(values) - 1) / len(values) * math.fsum((value - mean) ** 2 for value in values))
 
 
 LEAST_DEVIATION = 1e-6
@@ -204,21 +261,29 @@ class Ratio:
 
 
 def ratio(one: Capacity, other: Capacity, resolution: float) -> Ratio:
-    """``one / other``. The interval is that of paired differences: replication i has the same customers in both."""
+    """``one / other``. The interval is that of paired differences: replication i has the same customers in both, and
+    where there is one run of the same customers, part i."""
+    estimate = one.estimate_per_s / other.estimate_per_s
+    if one.interval != "replications" or other.interval != "replications":
+        half = math.log(resolution)
+        if len(one.without_per_s) == len(other.without_per_s) > 1:
+            logs = [math.log(a / b) for a, b in zip(one.without_per_s, other.without_per_s, strict=True)]
+            grid = math.log(resolution) / math.sqrt(12)
+            half = student_t_95(len(logs) - 1) * math.hypot(_jackknife_error(logs), grid)
+        return Ratio(estimate, estimate * math.exp(-half), estimate * math.exp(half))
     count = min(one.replications, other.replications)
     pairs = zip(one.crossings_per_s[:count], other.crossings_per_s[:count], strict=True)
     _, deviation = mean_and_deviation([math.log(a / b) for a, b in pairs])
     deviation = math.hypot(deviation, math.log(resolution) / math.sqrt(12))
     spread = max(one.spread, other.spread) * math.sqrt(max(one.replications, other.replications) / count)
     half = student_t_95(count - 1) * deviation * spread if count > 1 else math.inf
-    estimate = one.estimate_per_s / other.estimate_per_s
     return Ratio(estimate, estimate * math.exp(-half), estimate * math.exp(half))
 
 
 def to_json(found: Capacity) -> Mapping[str, object]:
     """What plan.json says of a capacity."""
     names = ("estimate_per_s", "low_per_s", "high_per_s", "pooled_per_s", "term", "replications", "soft",
-             "likely_per_s", "unlikely_per_s", "crossings_per_s")  # fmt: skip
+             "likely_per_s", "unlikely_per_s", "crossings_per_s", "interval", "without_per_s")  # fmt: skip
     return {name: getattr(found, name) for name in names}
 
 

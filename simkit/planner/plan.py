@@ -13,8 +13,10 @@ from typing import Any
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.planner import limits
-from simkit.planner.around import Asking, explore
+from simkit.planner.around import explore
+from simkit.planner.asking import Asking
 from simkit.planner.capacity import ratio
+from simkit.planner.confirm import confirm
 from simkit.planner.offered import Lengths, base_rate, lengths
 from simkit.planner.plan_values import Found, Plan, found_from
 from simkit.planner.points import SLOTS, Point, make_points
@@ -47,11 +49,11 @@ def plan(
     asking = Asking(base_per_s, options or {}, progress)
     points, failed, notes, grid = make_points(scenario, dict(axes or {}))
     sizes = lengths(points[0].scenario, points[0].setup.max_model_len)
-    found = _search(points, COARSE, asking, sizes, 0.55)
+    found = _search(points, COARSE, asking, sizes, 0.5)
     failed |= {name: found.pop(name) for name in [*found] if isinstance(found[name], Failure)}  # type: ignore[misc]
     known: dict[str, Found] = {name: item for name, item in found.items() if isinstance(item, Found)}
     _check_limits_seen(list(known.values()), failed)
-    known = _with_neighbours(_refine(known, asking, sizes))
+    known = _with_neighbours(_confirmed(known, asking, sizes))
     chosen = recommend(list(known.values()))
     result = Plan(
         scenario, base_per_s, sizes, terms(points[0].scenario), grid, known, failed, chosen, target_per_s=target_per_s,
@@ -123,9 +125,15 @@ def _search(
         before = (known or {}).get(point.name)
         guesses: tuple[float, ...] = ()
         trials: tuple[Trial, ...] = ()
+        factor = 1.0
         if before is not None and before.capacity is not None:
-            guesses, trials = before.capacity.crossings_per_s, before.trials
-        quests.append(Quest(point.name, point.scenario, asking.base_per_s, guesses, sizes, effort, known=trials))
+            guesses, trials, factor = before.capacity.crossings_per_s, before.trials, before.factor
+        quests.append(
+            Quest(
+                point.name, point.scenario, asking.base_per_s, guesses, sizes, effort, known=trials, factor=factor,
+                grows=True,
+            )
+        )  # fmt: skip
     answers = asking.ask(quests, share, "capacities" if known is None else "the best again")
     found: dict[str, Found | Failure] = {}
     for point, answer in zip(points, answers, strict=True):
@@ -155,7 +163,22 @@ def _with_neighbours(known: Mapping[str, Found]) -> dict[str, Found]:
     return result
 
 
-def _refine(known: Mapping[str, Found], asking: Asking, sizes: Lengths) -> dict[str, Found]:
+def _confirmed(known: Mapping[str, Found], asking: Asking, sizes: Lengths) -> dict[str, Found]:
+    """The points, the best of them searched again, and the recommended one served again until its answer holds: what
+    moves there can make another one the best."""
+    result, shares = dict(known), [(0.15, 0.15)]
+    while True:
+        again, once_more = shares.pop() if shares else (0.0, 0.0)
+        result = _refine(result, asking, sizes, again)
+        chosen = recommend(list(result.values()))
+        if chosen is None or chosen.confirmation is not None:
+            return result
+        result[chosen.point.name] = confirm(chosen, asking, once_more)
+        if result[chosen.point.name].confirmation is None:
+            return result  # it could not be served: the failure is told where the point is looked at
+
+
+def _refine(known: Mapping[str, Found], asking: Asking, sizes: Lengths, share: float) -> dict[str, Found]:
     """Search the best point again, and the smallest that seem as good, until one of those is."""
     result = dict(known)
     line = contenders(list(known.values()))
@@ -163,11 +186,13 @@ def _refine(known: Mapping[str, Found], asking: Asking, sizes: Lengths) -> dict[
     if best is None:
         return result
     rest = [item for item in line if item is not best]
-    todo, share = [best, *rest[:REFINED_AT_ONCE]], 0.2
+    todo = [best, *rest[:REFINED_AT_ONCE]]
     rest = rest[REFINED_AT_ONCE:]
     while todo:
-        again = _search([item.point for item in todo], FINE, asking, sizes, share, result)
-        result |= {name: item for name, item in again.items() if isinstance(item, Found)}
+        fresh = [item.point for item in todo if item.effort != FINE]
+        if fresh:
+            again = _search(fresh, FINE, asking, sizes, share, result)
+            result |= {name: item for name, item in again.items() if isinstance(item, Found)}
         chosen = recommend(list(result.values()))
         if chosen is None or chosen.point.name != best.point.name:
             break

@@ -18,7 +18,7 @@ from simkit.planner.answer import answer, notes, reason, unreachable
 from simkit.planner.around import LOADS, load_rates
 from simkit.planner.capacity import Capacity, ratio, to_json
 from simkit.planner.offered import MIN_FOR_P99
-from simkit.planner.plan_values import Found, Plan
+from simkit.planner.plan_values import Confirmation, Found, Plan
 from simkit.planner.search import COARSE
 from simkit.planner.study import value_text
 from simkit.planner.trial import QUEUE, Trial
@@ -45,7 +45,7 @@ def plan_json(result: Plan) -> dict[str, Any]:
         "latency_source": None if setup is None else setup.latency.source,
         "profile": None if setup is None else {"name": setup.profile, "hash": setup.profile_hash},
         "not_simulated": [] if setup is None else list(setup.not_simulated),
-        "run_length": None if some is None else _run_length(some),
+        "run_length": None if (chosen or some) is None else _run_length(chosen or some),  # type: ignore[arg-type]
         "slo": [plain(term) for term in result.terms if term != QUEUE],
         "base_rate_per_s": result.base_per_s,
         "target_rate_per_s": result.target_per_s,
@@ -69,16 +69,47 @@ def plan_json(result: Plan) -> dict[str, Any]:
 
 
 def _run_length(item: Found) -> dict[str, Any]:
-    workload, warmup = item.point.scenario.workload, item.point.scenario.warmup
+    """How long the runs of a point are. `span_s` and `e2e_p99_s`: how long requests arrive, and how long the slowest
+    percent stay, at the capacity (at the lowest rate without one)."""
+    scenario = item.scenario
+    workload, warmup = scenario.workload, scenario.warmup
     measured = min(trial.num_measured for trial in item.trials)
-    tails = {"p99"} & {stat for values in (item.point.scenario.to_dict()["slo"] or {}).values() for stat in values}
+    tails = {"p99"} & {stat for values in (scenario.to_dict()["slo"] or {}).values() for stat in values}
+    there = item.at_capacity if item.capacity is not None else (item.lowest,)
+    stays = [trial.numbers["e2e_ms.p99"] for trial in there]
     return {
         "num_requests": workload.num_requests,
         "duration_s": workload.duration_s,
         "trace": None if workload.trace is None else workload.trace.path,
+        "times_played": None if workload.trace is None else workload.trace.repeat,
+        "finite": workload.is_finite,
+        "factor": item.factor,
+        "span_s": sum(trial.span_s for trial in there) / len(there),
+        "e2e_p99_s": max(value for value in stays if value is not None) / 1000 if any(stays) else None,
         "warmup": warmup if isinstance(warmup, str) else warmup.model_dump(),
         "measured_requests": measured,
         "too_few": bool(tails) and measured < MIN_FOR_P99,
+    }
+
+
+def _confirmation(found: Confirmation) -> dict[str, Any]:
+    """What came of serving the answer again."""
+    return {
+        "times": found.times,
+        "moved": found.moved,
+        "before": to_json(found.before),
+        "served": [
+            {
+                "rate_per_s": one.rate_per_s,
+                "runs": len(one.trials),
+                "held": one.num_held,
+                "together": one.together,
+                "measured_requests": sum(trial.num_measured for trial in one.trials),
+                "span_s": max(trial.span_s for trial in one.trials),
+                "gave_up": sum(trial.gave_up for trial in one.trials),
+            }
+            for one in found.served
+        ],
     }
 
 
@@ -98,6 +129,9 @@ def _point(item: Found) -> dict[str, Any]:
         "per_gpu_per_s": None if found is None else item.per_gpu_per_s,
         "limit": None if limit is None else {**plain(limit), "text": limit.text},
         "sustained": None if found is None else item.is_sustained,
+        "rising": item.rising,
+        "run_length": _run_length(item),
+        "confirmation": None if item.confirmation is None else _confirmation(item.confirmation),
         "cost": plain(money),
         "trials": len(item.trials),
     }

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from simkit import run_length
 from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.offered import Lengths
 from simkit.planner.points import Point
+from simkit.planner.quest import Answer
 from simkit.planner.search import Effort
 from simkit.planner.study import Failure
 from simkit.planner.trial import Term, Trial, terms
@@ -17,20 +19,74 @@ from simkit.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """A rate that was served again: long runs of fresh customers, and whether each of them `held`, or all of them
+    `together`."""
+
+    rate_per_s: float
+    trials: tuple[Trial, ...]
+
+    @property
+    def num_held(self) -> int:
+        """Runs that met every objective."""
+        return sum(trial.passes for trial in self.trials)
+
+    @property
+    def held(self) -> bool:
+        """Whether all of them did."""
+        return self.num_held == len(self.trials)
+
+    @property
+    def together(self) -> bool:
+        """Whether the runs taken together meet every objective."""
+        each = zip(*(trial.margins for trial in self.trials), strict=True)
+        return all(sum(margins) >= 0 for margins in each)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What came of serving the lower end of a capacity's interval again, in runs `times` as long, before anybody is
+    told it. Where it did not hold, lower rates followed, in order; `before` is the capacity as it was."""
+
+    times: float
+    before: Capacity
+    served: tuple[Served, ...]
+
+    @property
+    def moved(self) -> bool:
+        """Whether the answer had to move."""
+        return not self.served[0].held
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What is known of a point: its trials, its capacity, and what binds there. Without a capacity no rate meets the
-    SLO, or every one does."""
+    SLO, or every one does. Runs are `factor` times as long as the point's scenario has them; `rising` is what of the
+    system was still filling when they could not be made longer."""
 
     point: Point
     trials: tuple[Trial, ...]
     effort: Effort
     capacity: Capacity | None
     limit: limits.Limit | None
+    factor: float = 1.0
+    rising: str | None = None
+    confirmation: Confirmation | None = None
+
+    @property
+    def scenario(self) -> Scenario:
+        """The point's scenario as it was simulated."""
+        return self.longer(1.0)
+
+    def longer(self, times: float) -> Scenario:
+        """The scenario in runs `times` as long as those that were simulated; as it is where it has an end."""
+        factor, scenario = self.factor * times, self.point.scenario
+        return run_length.longer(scenario, factor) if factor > 1 and run_length.can_grow(scenario) else scenario
 
     @property
     def always_passes(self) -> bool:
         """Whether no rate was too high."""
-        return self.capacity is None and min(self.trials[-1].margins) >= 0
+        return self.capacity is None and self.trials[-1].passes and self.confirmation is None
 
     @property
     def lowest(self) -> Trial:
@@ -54,8 +110,11 @@ class Found:
 
     @property
     def is_sustained(self) -> bool:
-        """Whether the queue stays as it is at the capacity; if not, a longer run carries less."""
-        return self.mean_at_capacity("saturated") < 0.5
+        """Whether the rate can go on for ever: the load has no end of its own, the system had levelled off, and the
+        lower end of the interval held for much longer."""
+        if self.capacity is None or self.rising is not None or not run_length.can_grow(self.point.scenario):
+            return False
+        return self.confirmation is not None and self.confirmation.served[-1].held
 
     @property
     def per_gpu_per_s(self) -> float:
@@ -94,9 +153,9 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def found_from(point: Point, trials: tuple[Trial, ...], effort: Effort) -> Found:
+def found_from(point: Point, answer: Answer, effort: Effort) -> Found:
     """What the trials of a point show."""
-    each: list[Curve] = curves(trials)
+    each: list[Curve] = curves(answer.trials)
     value = capacity(each, terms(point.scenario), effort.resolution)
     limit = None if value is None else limits.recognise(each, value)
-    return Found(point, trials, effort, value, limit)
+    return Found(point, answer.trials, effort, value, limit, answer.factor, answer.rising)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from simkit.planner.capacity import crossing, curves, pooled_crossing
+from simkit import run_length
+from simkit.planner.capacity import crossing, crossings_without, curves, pooled_crossing
 from simkit.planner.trial import Term, Trial
 
 STEPS_A_DOUBLING = 32
@@ -24,6 +25,12 @@ DOUBLINGS_DOWN, DOUBLINGS_UP = 14, 5
 MAX_ROUNDS = 6
 """How often the neighbourhood of the estimate is filled; it settles in two or three."""
 
+LONGER = 2.0
+"""How much longer a run is made that has not levelled off."""
+
+REACH_STRIDE, MAX_REACHES = 4, 10
+"""Grid steps further out, and how often, for parts of a run whose crossing lies outside the rates tried."""
+
 WIDE = 0.02
 """Where more than this share of requests may miss, those that pass with ease make up for others, and are looked at."""
 
@@ -33,10 +40,12 @@ Try = Callable[[float, int], Trial]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What is spent on a setting: replications, and the grid steps that may lie between tried rates."""
+    """What is spent on a setting: replications, the grid steps that may lie between tried rates, and whether what
+    fills the system must be seen to have levelled off."""
 
     replications: int
     gap: int
+    levels: bool = False
 
     @property
     def resolution(self) -> float:
@@ -45,7 +54,7 @@ class Effort:
 
 
 COARSE = Effort(replications=5, gap=2)
-FINE = Effort(replications=10, gap=1)
+FINE = Effort(replications=10, gap=1, levels=True)
 
 
 def step_of(rate_per_s: float) -> int:
@@ -72,6 +81,12 @@ class Search:
         """All trials so far, by replication and rate."""
         return tuple(self._trials[key] for key in sorted(self._trials))
 
+    @property
+    def crossings_per_s(self) -> tuple[float, ...]:
+        """The crossing of each replication so far; empty unless all are known."""
+        found = tuple(crossing(curve, self._terms) for curve in curves(self._trials.values()))
+        return found if all(0 < rate < math.inf for rate in found) else ()
+
     def trial(self, rate_per_s: float, replication: int) -> Trial:
         """One trial, made now or before."""
         key = (replication, rate_per_s)
@@ -79,12 +94,15 @@ class Search:
             self._trials[key] = self._attempt(rate_per_s, replication)
         return self._trials[key]
 
-    def run(self, guesses_per_s: Sequence[float], effort: Effort) -> None:
+    def run(self, guesses_per_s: Sequence[float], effort: Effort, *, grows: bool = False) -> float:
         """Bracket the crossing of each replication, then fill the neighbourhood of the crossing of all together.
 
         A guess is of the crossing of each replication in turn, where a similar setting has shown it, or the only one
         is of the capacity. Ends early when the first replication passes, or fails, as far from the guess as rates are
         tried.
+
+        Gives the factor by which runs must become longer before what they show counts, 1 where they last long enough.
+        With `grows` it is asked for as early as it is known, and the search ends there.
         """
         guesses = [step_of(rate) for rate in guesses_per_s]
         floor = guesses[0] - DOUBLINGS_DOWN * STEPS_A_DOUBLING
@@ -94,13 +112,56 @@ class Search:
             guess = guesses[replication] if replication < len(guesses) else self._middle()
             stride = FIRST_STRIDE if replication == 0 and not known else NEXT_STRIDE
             if self._bracket(replication, guess, stride, effort.gap, floor, ceiling) is None:
-                return
+                return self.missing_factor()
+            if grows and replication == 0 and self.missing_factor() > 1:
+                return self.missing_factor()
         for _ in range(MAX_ROUNDS):
             if not self._fill(effort.gap):
+                break
+        if effort.replications == 1:
+            self._reach()
+        if self.missing_factor() > 1:
+            return self.missing_factor()
+        return LONGER if effort.levels and self.rising() else 1.0
+
+    def missing_factor(self) -> float:
+        """By how much runs are too short for the time that long requests stay, at the highest rate that each
+        replication meets, or the lowest tried; the largest of them."""
+        return max(
+            (
+                run_length.missing_factor(trial.span_s, (trial.numbers["e2e_ms.p99"] or 0.0) / 1000)
+                for trial in self._highest_met()
+            ),
+            default=1.0,
+        )
+
+    def rising(self) -> str | None:
+        """What of the system is still filling at the highest rates that replications meet."""
+        return run_length.rising([trial.levels for trial in self._highest_met() if trial.levels])
+
+    def _highest_met(self) -> list[Trial]:
+        found = []
+        for curve in curves(self._trials.values()):
+            met = [trial for trial in curve if trial.passes]
+            if met:
+                found.append(met[-1])
+        return found
+
+    def _reach(self) -> None:
+        """Try rates further out until the crossing of a run is seen without each part of it, as far as that goes."""
+        for _ in range(MAX_REACHES):
+            (curve,) = curves(self._trials.values())
+            found = crossings_without(curve, self._terms)
+            steps = [step_of(trial.rate_per_s) for trial in curve]
+            if any(rate == math.inf for rate in found):
+                self.trial(rate_of(steps[-1] + REACH_STRIDE), curve[0].replication)
+            elif any(rate == 0 for rate in found):
+                self.trial(rate_of(steps[0] - REACH_STRIDE), curve[0].replication)
+            else:
                 return
 
     def _passes(self, step: int, replication: int) -> bool:
-        return min(self.trial(rate_of(step), replication).margins) >= 0
+        return self.trial(rate_of(step), replication).passes
 
     def _bracket(
         self, replication: int, guess: int, stride: int, gap: int, floor: int, ceiling: int
@@ -145,7 +206,7 @@ class Search:
         for curve in found:
             steps = [STEPS_A_DOUBLING * math.log2(trial.rate_per_s) for trial in curve]
             above = [at for at, step in enumerate(steps) if step >= exact]
-            if above and min(curve[above[0]].margins) >= 0:
+            if above and curve[above[0]].passes:
                 if self._is_wide and above[0] == 0:
                     self.trial(rate_of(math.floor(exact + 0.01)), curve[0].replication)
                 continue  # it passes beyond the estimate: what it misses there is little

@@ -5,21 +5,27 @@ Owns the margins of an SLO and how the time in which requests wait is told apart
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from simkit import run_length
 from simkit.engine.build import Setup
-from simkit.engine.run import RunFacts, simulate
+from simkit.engine.run import Overload, RunFacts, simulate
 from simkit.errors import InputError
 from simkit.manifest import plain
+from simkit.metrics import record as rec
 from simkit.metrics.definitions import Outcome, summarise
+from simkit.metrics.slo import slo_results
+from simkit.metrics.terms import Bools, Terms
 from simkit.parts import terms_of
-from simkit.planner.offered import at_rate
-from simkit.scenario import Scenario
+from simkit.planner.offered import at_rate, is_same_every_time
+from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
 from simkit.types import Ints
+from simkit.units import ns_to_s
 
 NUMBERS = (
     *(
@@ -73,7 +79,10 @@ class Trial:
     """What one replication at one rate showed. `margins` has a value a term: >= 0 where the run meets it.
 
     For a percentile it is the share of measured requests within the target minus the share that must be; for a mean
-    or a gap between tokens 1 - value / target. `waits` are shares of the time after warm-up (see `_waits`).
+    or a gap between tokens 1 - value / target. `waits` are shares of the time after warm-up (see `_waits`). Requests
+    arrived for `span_s`; `levels` are those of `run_length.levels`. `without` has the margins with one of BLOCKS
+    consecutive parts of the measured requests left out, each in turn, where replications are all the same. A run that
+    `gave_up` was stopped with a queue that no time limit of the SLO allows; those that were to come count as missed.
     """
 
     rate_per_s: float
@@ -82,18 +91,34 @@ class Trial:
     margins: tuple[float, ...]
     numbers: Mapping[str, float | None]
     waits: Mapping[str, float]
+    span_s: float = 0.0
+    levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    without: tuple[tuple[float, ...], ...] = ()
+    gave_up: bool = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether every term is met."""
+        return min(self.margins) >= 0
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """The trial of which `plain` made `data`."""
-        return cls(**{**data, "margins": tuple(data["margins"])})
+        return cls(
+            **{
+                **data,
+                "margins": tuple(data["margins"]),
+                "levels": {name: tuple(parts) for name, parts in data["levels"].items()},
+                "without": tuple(map(tuple, data["without"])),
+            }
+        )
 
 
 def terms(scenario: Scenario) -> tuple[Term, ...]:
-    """The terms that a rate must meet.
+    """The terms that a rate must meet, the last of them that the queue does not grow: that is overload, whatever the
+    percentiles of a run of this length say.
 
-    Without a bound on TTFT or E2E an endless queue would pass, so that is one. A percentile counts those who were
-    turned away or gave up as misses; where none is bound, their share is.
+    A percentile counts those who were turned away or gave up as misses; where none is bound, their share is.
     """
     if scenario.slo is None:
         return ()
@@ -101,9 +126,12 @@ def terms(scenario: Scenario) -> tuple[Term, ...]:
     found = [Term(metric, stat, target) for metric, values in slo.items() for stat, target in values.items()]
     if all(term.allowed is None for term in found):
         found.append(SERVED)
-    if not {"ttft_ms", "e2e_ms"} & slo.keys():
-        found.append(QUEUE)
+    found.append(QUEUE)
     return tuple(found)
+
+
+BLOCKS, LEAST_IN_BLOCK = 10, 20
+"""Parts of a run that is the same every time, and measured requests that each must have to tell anything."""
 
 
 def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: int) -> Trial:
@@ -112,21 +140,136 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
     Raises CheckError, and InputError when nothing is measured.
     """
     setup = replace(setup, scenario=at_rate(setup.scenario, rate_per_s, base_per_s))
-    facts = simulate(setup, replication)
-    outcome = summarise(facts.record, terms_of(setup, facts))
+    gave_up = False
+    try:
+        facts = simulate(setup, replication, max_in_system=_most_in_system(setup, rate_per_s))
+    except Overload as overload:
+        facts, gave_up = overload.facts, True
+    summary_terms = terms_of(setup, facts)
+    outcome = summarise(facts.record, summary_terms)
     summary = plain(outcome.summary)
     measured = outcome.requests["measured"] != 0
-    if not measured.any():
+    if not measured.any() and not gave_up:
         what = f"expected requests after it, at {rate_per_s:g} requests/s the run ends within it"
         raise InputError(setup.scenario.blame(f"warmup: {what}"))
+    asked = terms(setup.scenario)
+    margins = tuple(_margin(term, summary) for term in asked)
+    if gave_up:
+        margins = _given_up(asked, margins, outcome, setup, rate_per_s, facts.record.num_arrived)
+    since_ns, until_ns = _window(outcome.requests, measured)
     return Trial(
         rate_per_s=rate_per_s,
         replication=replication,
-        num_measured=int(measured.sum()),
-        margins=tuple(_margin(term, summary) for term in terms(setup.scenario)),
+        num_measured=_most_measured(setup, rate_per_s) if gave_up else int(measured.sum()),
+        margins=margins,
         numbers={path: _number(summary, path) for path in NUMBERS},
         waits=_waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
+        span_s=ns_to_s(until_ns - int(outcome.requests["arrival_ns"].min())) if measured.any() else 0.0,
+        levels=run_length.levels(facts.record.spans.to_dict(), since_ns, until_ns),
+        without=() if gave_up else _without(asked, summary, outcome, facts, summary_terms, setup),
+        gave_up=gave_up,
     )
+
+
+# --- runs that are given up -------------------------------------------------------------------------------------------
+WAIT_FACTOR = 4.0
+"""A queue that takes so many times the largest time limit to serve holds more requests than may be late."""
+
+QUEUE_SHARE, FREE_QUEUE_SHARE, LEAST_QUEUE = 0.02, 0.1, 64
+"""Of the run's requests, those that may wait at once: with a limit on TTFT or E2E, without one, and at least."""
+
+
+def _most_in_system(setup: Setup, rate_per_s: float) -> int | None:
+    """Requests in the system from which on the run is overload: all slots taken (twice over where a batch forms while
+    another is served), and a queue behind them."""
+    scenario = setup.scenario
+    if scenario.slo is None or not run_length.can_grow(scenario) or scenario.workload.trace is not None:
+        return None
+    slo = scenario.slo.model_dump(exclude_none=True)
+    limits_ms = [value for metric in ("ttft_ms", "e2e_ms") for value in slo.get(metric, {}).values()]
+    share = QUEUE_SHARE if limits_ms else FREE_QUEUE_SHARE
+    queue = max(share * _num_requests(setup, rate_per_s), WAIT_FACTOR * rate_per_s * max(limits_ms, default=0) / 1000)
+    slots = setup.max_num_active_seqs * scenario.replicas * (1 if scenario.engine.batching == "continuous" else 2)
+    return slots + max(LEAST_QUEUE, math.ceil(queue))
+
+
+def _num_requests(setup: Setup, rate_per_s: float) -> float:
+    workload = setup.scenario.workload
+    return workload.num_requests or rate_per_s * (workload.duration_s or 0.0)
+
+
+def _most_measured(setup: Setup, rate_per_s: float) -> int:
+    """Requests that the whole run would have measured."""
+    warmup = setup.scenario.warmup
+    left_out = 0.0
+    if isinstance(warmup, WarmupRequests):
+        left_out = warmup.requests
+    elif isinstance(warmup, WarmupSeconds):
+        left_out = rate_per_s * warmup.seconds
+    return max(1, round(_num_requests(setup, rate_per_s) - left_out))
+
+
+def _given_up(
+    asked: tuple[Term, ...],
+    margins: tuple[float, ...],
+    outcome: Outcome,
+    setup: Setup,
+    rate_per_s: float,
+    num_arrived: int,
+) -> tuple[float, ...]:
+    """Margins of a run that was stopped: whoever waits or was still to come is late, gaps between tokens are those of
+    the requests that finished, and the queue grows."""
+    table = outcome.requests
+    done = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
+    share_of = int(done.sum()) / _most_measured(setup, rate_per_s)
+    found = []
+    for term, margin in zip(asked, margins, strict=True):
+        if term == QUEUE:
+            margin = -0.5
+        elif term.metric in ("ttft_ms", "e2e_ms"):
+            margin = min(margin, -0.5 if term.allowed is None else share_of - 1 + term.allowed)
+        elif term.allowed is not None and done.any():
+            lost = max(0, num_arrived - len(table["id"])) + int((table["status"] != rec.FINISHED).sum())
+            margin = min(
+                term.allowed, (margin + 1 - term.allowed) * (done.sum() + lost) / done.sum() - 1 + term.allowed
+            )
+        found.append(float(margin))
+    return tuple(found)
+
+
+# --- what a run shows of its own certainty ----------------------------------------------------------------------------
+def _window(table: Mapping[str, Ints], measured: Bools) -> tuple[int, int]:
+    """The first measured arrival, and the last arrival of all."""
+    if not measured.any():
+        return 0, 0
+    arrival = table["arrival_ns"]
+    return int(arrival[measured].min()), int(arrival.max())
+
+
+def _without(
+    asked: tuple[Term, ...],
+    summary: Mapping[str, Any],
+    outcome: Outcome,
+    facts: RunFacts,
+    summary_terms: Terms,
+    setup: Setup,
+) -> tuple[tuple[float, ...], ...]:
+    """Margins without each of BLOCKS parts of the measured requests, in order of arrival; none where replications
+    differ and tell more, and none of a run too short to be parted."""
+    table = outcome.requests
+    measured = table["measured"] != 0
+    if not is_same_every_time(setup.scenario) or measured.sum() < BLOCKS * LEAST_IN_BLOCK:
+        return ()
+    places = np.flatnonzero(measured)
+    places = places[np.argsort(table["arrival_ns"][places], kind="stable")]
+    found = []
+    for part in np.array_split(places, BLOCKS):
+        rest = measured.copy()
+        rest[part] = False
+        counted = (table["status"] == rec.FINISHED) & rest
+        slo = plain(slo_results(facts.record, table, counted, rest, summary_terms))
+        found.append(tuple(_margin(term, {**summary, "slo": slo}) for term in asked))
+    return tuple(found)
 
 
 def _margin(term: Term, summary: Mapping[str, Any]) -> float:

@@ -72,7 +72,8 @@ def run_tables(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: i
     parts: list[RenderableType] = [_title(summary, manifest)]
     parts += [*_latency_tables(summary, manifest, reasons, width), _metric_table(summary, manifest, reasons, width)]
     parts += _reason_lines(reasons)
-    parts += [Text(line) for line in (*_slo_lines(summary), *_warmup_lines(manifest.get("warmup") or {}))]
+    lines = (*_slo_lines(summary), *_length_lines(manifest), *_warmup_lines(manifest.get("warmup") or {}))
+    parts += [Text(line) for line in lines]
     return parts
 
 
@@ -87,6 +88,12 @@ def _slo_lines(summary: Mapping[str, Any]) -> list[str]:
             name = metric.removesuffix("_ms").upper()
             lines.append(f"slo: {name} {key} <= {result['target_ms']:g} ms {verdict} ({given})")
     return lines
+
+
+def _length_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """What was made of the length that was asked for, where that was too short, or did not suffice."""
+    said = manifest.get("run_length")
+    return [f"run length: {said['text']}"] if said else []
 
 
 def _warmup_lines(warmup: Mapping[str, Any]) -> list[str]:

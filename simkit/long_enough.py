@@ -1,0 +1,161 @@
+"""A run that goes on until it is long enough: the rules of `run_length`, applied to the run itself.
+
+Owns what `run` does with a number of requests that its user gave: it is the least. A log is served as it is, and so is
+a finite load; how long those last is their own affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simkit import run_length
+from simkit.engine.build import Setup
+from simkit.engine.run import Progress, RunFacts, simulate
+from simkit.metrics import record as rec
+from simkit.metrics.definitions import Outcome, summarise
+from simkit.parts import Part, part_of, terms_of
+from simkit.scenario import GammaArrivals, PoissonArrivals, Workload
+from simkit.units import ns_to_s
+
+PRECISION = 0.02
+"""Half width of the 95 % interval that the rate of output tokens, and so their cost, is to have."""
+
+NORMAL_95 = 1.96
+
+MAX_PRECISE_REQUESTS = 20_000
+"""Requests of which more are not sent for the sake of precision alone."""
+
+MAX_REQUESTS = 200_000
+"""Requests up to which a run is made longer for the system to fill."""
+
+MAX_GROWTHS = 4
+
+LONGER = 2.0
+"""How much longer a run is made that has not levelled off."""
+
+FILLS = {
+    "in_system": "requests in the system",
+    "running": "running sequences",
+    "kv_tokens": "KV memory in use",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LongEnough:
+    """A set-up whose runs are long enough, the first replication of it, and what to tell of its length."""
+
+    setup: Setup
+    first: Part
+    said: dict[str, Any] | None
+
+
+def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: bool = False) -> LongEnough:
+    """Simulate the first replication, again with more arrivals while that is too few.
+
+    Arrivals must last `run_length.FILL_TIMES` times the p99 of E2E, what fills the system must have levelled off, and
+    the rate of output tokens must be known to PRECISION. A queue that grows ends it: more of that tells nothing.
+    Raises what `simulate` raises.
+    """
+    asked, factor, why = setup, 1.0, ""
+    for growth in range(MAX_GROWTHS + 1):
+        part, outcome, facts = _served(setup, progress, single_step)
+        if not _may_grow(setup):
+            return LongEnough(setup, part, None)
+        rising = run_length.rising([_levels(outcome, facts)])
+        if part.summary["saturated"]:
+            break
+        missing, reason = _missing(setup, outcome, rising)
+        most = max(1.0, MAX_REQUESTS / max(1, len(outcome.requests["id"])))
+        missing = min(missing, most)
+        if missing <= 1 or growth == MAX_GROWTHS:
+            break
+        factor, why = factor * missing, reason
+        setup = replace(asked, scenario=run_length.longer(asked.scenario, factor))
+    return LongEnough(setup, part, _said(asked, setup, why, rising if not part.summary["saturated"] else None))
+
+
+def _may_grow(setup: Setup) -> bool:
+    return run_length.can_grow(setup.scenario) and setup.scenario.workload.trace is None and not setup.scenario.failures
+
+
+def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, Outcome, RunFacts]:
+    facts = simulate(setup, 0, progress, single_step=single_step)
+    return part_of(setup, 0, facts), summarise(facts.record, terms_of(setup, facts)), facts
+
+
+def _levels(outcome: Outcome, facts: RunFacts) -> dict[str, tuple[float, ...]]:
+    measured = outcome.requests["measured"] != 0
+    arrival = outcome.requests["arrival_ns"]
+    if not measured.any():
+        return dict.fromkeys(run_length.SERIES, (0.0,) * run_length.BATCHES)
+    return run_length.levels(facts.record.spans.to_dict(), int(arrival[measured].min()), int(arrival.max()))
+
+
+def _missing(setup: Setup, outcome: Outcome, rising: str | None) -> tuple[float, str]:
+    """(factor by which arrivals are too few, the reason that asks for most); 1 where they are enough."""
+    table = outcome.requests
+    finished = table["status"] == rec.FINISHED
+    if not finished.any():
+        return 1.0, ""
+    span_s = ns_to_s(int(table["arrival_ns"].max() - table["arrival_ns"].min()))
+    stay_s = (outcome.summary["e2e_ms"]["p99"] or 0.0) / 1000
+    fills = run_length.missing_factor(span_s, stay_s)
+    reasons = [
+        (fills, f"arrivals last {run_length.FILL_TIMES} times the p99 of E2E"),
+        (LONGER if rising else 1.0, f"{FILLS.get(rising or '', '')} have levelled off"),
+        (_precision_factor(setup, outcome), f"the rate of tokens is known to {100 * PRECISION:g} %"),
+    ]
+    return max(reasons, key=lambda pair: pair[0])
+
+
+def _precision_factor(setup: Setup, outcome: Outcome) -> float:
+    """By how much too few requests are measured for the rate of output tokens to be known to PRECISION.
+
+    Tokens that arrive in a time are a compound renewal process: the squared relative error of their rate is
+    (cv^2 of gaps + cv^2 of lengths) / n (Cox, Renewal Theory, 1962, section 8.3).
+    """
+    table = outcome.requests
+    outputs = table["output_tokens"][table["status"] == rec.FINISHED].astype(np.float64)
+    measured = int((table["measured"] != 0).sum())
+    if len(outputs) < 2 or not measured:
+        return 1.0
+    spread = float(outputs.var()) / float(outputs.mean()) ** 2
+    squares = _gap_cv(setup) ** 2 + spread
+    needed = (NORMAL_95 / PRECISION) ** 2 * squares / setup.scenario.replications
+    sent = len(table["id"])
+    return max(1.0, min(needed * sent / measured, MAX_PRECISE_REQUESTS) / sent)
+
+
+def _gap_cv(setup: Setup) -> float:
+    arrivals = setup.scenario.workload.arrivals
+    if isinstance(arrivals, GammaArrivals):
+        return arrivals.cv
+    # Of a closed loop the clients set the pace, and what they wait for is in the lengths.
+    return 1.0 if isinstance(arrivals, PoissonArrivals) else 0.0
+
+
+def _said(asked: Setup, setup: Setup, why: str, rising: str | None) -> dict[str, Any] | None:
+    """What the manifest says of the length; None for a run as it was asked for that has levelled off."""
+    if setup is asked and rising is None:
+        return None
+    before, after = asked.scenario.workload, setup.scenario.workload
+    text = ""
+    if setup is not asked:
+        text = f"{_amount(after)} instead of {_amount(before)}, so that {why}"
+    if rising is not None:
+        text += f"{'; ' if text else ''}{FILLS[rising]} still rise at the end: no steady state was seen"
+    return {
+        "asked_requests": before.num_requests,
+        "asked_duration_s": before.duration_s,
+        "still_rising": rising,
+        "text": text,
+    }
+
+
+def _amount(workload: Workload) -> str:
+    if workload.num_requests is not None:
+        return f"{workload.num_requests:,} requests"
+    return f"{workload.duration_s:,.6g} s"
