@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simkit import run_length
 from simkit.planner import advise, limits
+from simkit.planner.capacity import Capacity
 from simkit.planner.plan_values import Found, Plan
 from simkit.planner.study import value_text
 from simkit.planner.trial import QUEUE, Term
@@ -17,16 +19,16 @@ def notes(result: Plan) -> list[str]:
     """What a reader must know of the numbers."""
     found = []
     chosen = result.recommended
-    trace = result.scenario.workload.trace
-    if trace is not None and trace.keep_share == 1 and trace.spread_ties != "uniform":
-        found.append(
-            "a trace has the same customers in every replication: intervals show the grid of rates, not chance"
-        )
     if chosen is not None and chosen.capacity is not None:
-        if not chosen.is_sustained:
+        if chosen.capacity.interval == "parts":
             found.append(
-                "the queue grows at the capacity: it holds for a run of this length, and a longer one carries less"
+                f"all replications would be the same run: it is made once, and the interval is that of "
+                f"{len(chosen.capacity.without_per_s)} consecutive parts of it"
             )
+        if chosen.capacity.interval == "none":
+            found.append("all replications would be the same run, too short to be parted: it is made once, no interval")
+        if chosen.confirmation is None:
+            found.append("the answer could not be served again for longer: see the failed points")
         sent, rejected = (chosen.mean_at_capacity(f"num_requests.{kind}") for kind in ("arrived", "rejected"))
         lost = sum(trial.waits["lost"] for trial in chosen.at_capacity) / len(chosen.at_capacity)
         if rejected:
@@ -53,8 +55,7 @@ def answer(result: Plan) -> str:
     where, verb = _gpus(chosen.point.gpus, chosen.point.setup.gpu.name)
     text = (
         f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then {verb} {_rate(found.estimate_per_s)} "
-        f"requests/s (95 % interval {_rate(found.low_per_s)} to {_rate(found.high_per_s)}) with {held}, "
-        f"in {_length(chosen)}"
+        f"requests/s ({_interval(found)}) with {held}, {_how_long(chosen)}"
     )
     fleet = advise.fleet(result, chosen)
     if fleet is not None:
@@ -80,13 +81,29 @@ def _gpus(count: int, name: str) -> tuple[str, str]:
     return (f"one {name}", "carries") if count == 1 else (f"{count:,} x {name}", "carry")
 
 
-def _length(item: Found) -> str:
-    workload = item.point.scenario.workload
-    if workload.num_requests is not None:
-        return f"runs of {workload.num_requests:,} requests"
-    if workload.duration_s is not None:
-        return f"runs of {workload.duration_s:,g} s"
-    return "a replay of the trace"
+def _interval(found: Capacity) -> str:
+    if found.interval == "none":
+        return "no interval: every replication is the same run"
+    of = f", from {len(found.without_per_s)} parts of the run" if found.interval == "parts" else ""
+    return f"95 % interval {_rate(found.low_per_s)} to {_rate(found.high_per_s)}{of}"
+
+
+def _how_long(item: Found) -> str:
+    """For how long the rate can go on, as far as that was seen."""
+    workload, served = item.scenario.workload, item.confirmation
+    last = None if served is None else served.served[-1]
+    held = next((one for one in reversed(served.served) if one.held), last) if served is not None else None
+    if workload.is_finite:
+        return f"for a batch of {workload.num_requests:,} requests" if workload.num_requests else "for a finite load"
+    if not run_length.can_grow(item.point.scenario):
+        return "for this course of arrivals, which has an end"
+    if item.rising is not None or held is None or served is None:
+        return "while the system was still filling: not seen to be sustained"
+    runs = f"{len(held.trials)} runs" if len(held.trials) > 1 else "a run"
+    text = f"sustained: {runs} {served.times:g} times as long held at {_rate(held.rate_per_s)}"
+    if served.moved:
+        text += f" (the search alone had said {_rate(served.before.estimate_per_s)}, which did not hold)"
+    return text
 
 
 def reason(result: Plan, chosen: Found) -> str:

@@ -137,6 +137,10 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     if scenario.warmup == "none" and not (workload.trace and workload.trace.warmup_s):
         if count is None and workload.trace is not None:
             count = sum(1 for _ in first_requests(scenario, None))
+            if not workload.is_finite and is_same_every_time(scenario):
+                # All of the log counts, after a first time that fills the system.
+                changes["workload.trace.repeat"] = 2 * workload.trace.repeat
+                count *= WARMUP_SHARE
         if count is not None:
             changes["warmup"] = {"requests": count // WARMUP_SHARE}
         else:

@@ -91,13 +91,16 @@ def rates_text(found: Mapping[str, Any] | None) -> str:
     low, high = ends(found)
     text = f"{plain(found['estimate_per_s'])} requests/s"
     if low is None or high is None:
-        return f"{text} (no interval: that takes two replications)"
-    return f"{text} (95 % interval {plain(low)} to {plain(high)})"
+        same = found.get("interval") == "none"
+        why = "every replication is the same run" if same else "that takes two replications"
+        return f"{text} (no interval: {why})"
+    of = ", from parts of the run" if found.get("interval") == "parts" else ""
+    return f"{text} (95 % interval {plain(low)} to {plain(high)}{of})"
 
 
 def ends(found: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
     """The interval of a capacity, both ends or none."""
-    if found is None:
+    if found is None or found.get("interval") == "none":
         return None, None
     low, high = known(found["low_per_s"]), known(found["high_per_s"])
     return (None, None) if low is None or high is None else (low, high)

@@ -72,7 +72,10 @@ def _around(content: Content) -> list[Part]:
         Part(
             "chance",
             "Chance to pass",
-            (f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",),
+            (
+                f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
+                *plan_words.confirm_texts(content["recommended"]),
+            ),
             _sheets(plan_sheets.chance(content)),
         )
     ]
@@ -176,6 +179,9 @@ def provenance(content: Content) -> Sheet:
         ("requests a run", length.get("num_requests")),
         ("duration of a run [s]", length.get("duration_s")),
         ("trace", length.get("trace")),
+        ("times the trace is played", length.get("times_played")),
+        ("requests arrive for [s]", length.get("span_s")),
+        ("E2E p99 at the capacity [s]", length.get("e2e_p99_s")),
         ("left out at the start", warmup),
         ("measured requests a replication", length.get("measured_requests")),
         ("replications of the recommended point", chosen.get("replications")),

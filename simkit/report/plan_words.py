@@ -6,14 +6,12 @@ Thresholds are quoted as the planner has them. Imports plan_data, headline (for 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from simkit.report.definitions import DEFINITIONS
 from simkit.report.headline import TOLD_SHARE, Badge
 from simkit.report.numbers import count, percent, plain
-from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, mean_of, too_few, word
-
-KEPT_UP = 0.9
-"""Share of an accepted rate that must be finished in a run for the run to count as long enough."""
+from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, rates_text, too_few, word
 
 SHARED = ("TTFT", "TPOT", "E2E", "Throughput", "Concurrency", "KV utilisation", "Preemption")
 """Definitions that a plan has in common with a run."""
@@ -27,12 +25,21 @@ PLAN_DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Interval",
         "The 95 % interval of a capacity, from how the replications differ. With other customers the capacity would "
-        "lie in such an interval 95 times in 100.",
+        "lie in such an interval 95 times in 100. A log is the same in every replication: its interval is that of the "
+        "jackknife over consecutive parts of it, or there is none.",
     ),
     (
         "Accepted, refused, undecided",
         "A rate is accepted up to the lower end of the interval and refused from its upper end on; between them the "
         "runs that were made do not tell.",
+    ),
+    (
+        "Sustained",
+        "Runs last until arrivals have gone on for five times the p99 of E2E, and until requests in the system, "
+        "running sequences and KV memory no longer rise from the earlier to the later half (over replications, "
+        "one-sided 5 %). "
+        "A queue that grows is overload whatever the percentiles say. The lower end of the interval was then served "
+        "again, ten times as long with fresh customers, and every run met every objective.",
     ),
     (
         "Chance to pass",
@@ -133,15 +140,70 @@ def _behaviour(content: Content) -> list[Badge]:
     if missed:
         text = f"Runs at {', '.join(missed)} requests/s miss the SLO, though a higher rate meets it."
         found.append(Badge("low rates miss it", text, "bad"))
-    last = max(rows, key=lambda row: row["rate_per_s"], default=None)
-    done = None if last is None else mean_of(last, "throughput.requests_per_s")
-    if last is not None and done is not None and done < KEPT_UP * last["rate_per_s"]:
-        text = (
-            f"At {plain(last['rate_per_s'])} requests/s only {plain(done)} are finished, counted to the last delivery: "
-            "a run of this length may end before its queue has grown, and a longer one may carry less."
-        )
-        found.append(Badge("short run", text, "warn"))
+    chosen = content.get("recommended")
+    if chosen:
+        found += _sustained(chosen)
     return found
+
+
+def _sustained(chosen: Mapping[str, Any]) -> list[Badge]:
+    """Whether the answer holds for as long as one likes, and what had to be done for that."""
+    confirmed = chosen.get("confirmation")
+    if chosen["sustained"] and confirmed:
+        badges = [Badge("sustained", confirm_texts(chosen)[-1], "good")]
+        if confirmed["moved"]:
+            badges.append(Badge("moved", moved_text(confirmed), "warn"))
+        return badges
+    if chosen.get("rising"):
+        text = f"{FILLS[chosen['rising']]} still rose at the end of the longest runs: a steady state was not seen."
+        return [Badge("not levelled off", text, "warn")]
+    return [Badge("finite load", f"{finite_text(chosen['run_length'])}: not a rate that goes on for ever.", "warn")]
+
+
+FILLS = {
+    "in_system": "Requests in the system",
+    "running": "Running sequences",
+    "kv_tokens": "KV memory in use",
+}
+"""What fills, by its name in plan.json."""
+
+
+def finite_text(length: Mapping[str, Any]) -> str:
+    """What the load is, where it has an end of its own."""
+    if length.get("finite"):
+        return f"The load is a batch of {count(length['num_requests'])} requests, from an empty engine to an empty one"
+    return "The load has an end of its own, and is served from an empty engine to an empty one"
+
+
+def moved_text(confirmed: Mapping[str, Any]) -> str:
+    """What the first answer was, and what became of it."""
+    first = confirmed["served"][0]
+    return (
+        f"The search alone said {rates_text(confirmed['before'])}; at {plain(first['rate_per_s'])} requests/s "
+        f"{first['held']} of {first['runs']} long runs held, so the answer moved."
+    )
+
+
+def confirm_texts(point: Mapping[str, Any]) -> tuple[str, ...]:
+    """What came of serving the answer again, a sentence a rate, the last of them that of the answer."""
+    confirmed = point.get("confirmation")
+    if not confirmed:
+        return ()
+    times = confirmed["times"]
+    how = f"{times:g} times as long as those of the search" if times > 1 else "as long as those of the search"
+    found = []
+    for one in sorted(confirmed["served"], key=lambda one: -one["rate_per_s"]):
+        runs = "1 run" if one["runs"] == 1 else f"{one['runs']} runs"
+        who = "the same customers again" if one["runs"] == 1 else "fresh customers"
+        verdict = "every objective held" if one["held"] == one["runs"] else f"{one['held']} of {one['runs']} held"
+        if one["held"] < one["runs"] and one["together"]:
+            verdict += ", all together would"
+        found.append(
+            f"Served again at {plain(one['rate_per_s'])} requests/s, {runs} of {who} {how} "
+            f"({count(one['measured_requests'])} measured requests): {verdict}."
+        )
+    held = [text for text in found if "every objective held" in text]
+    return (*(text for text in found if text not in held), *held)
 
 
 def _calibration(content: Content) -> list[Badge]:
@@ -235,10 +297,18 @@ def length_text(content: Content) -> str:
     if isinstance(warmup, Mapping):
         left_out = ", " + ", ".join(f"{word(value)} {key}" for key, value in warmup.items()) + " left out at the start"
     if length.get("num_requests"):
-        return f"A run has {length['num_requests']:,} requests{left_out}."
-    if length.get("duration_s"):
-        return f"A run lasts {length['duration_s']:,g} s{left_out}."
-    return f"A run replays {length.get('trace')}{left_out}."
+        text = f"A run has {length['num_requests']:,} requests{left_out}"
+    elif length.get("duration_s"):
+        text = f"A run lasts {length['duration_s']:,g} s{left_out}"
+    else:
+        times = length.get("times_played") or 1
+        text = f"A run replays {length.get('trace')}{f' {times} times over' if times > 1 else ''}{left_out}"
+    stay = length.get("e2e_p99_s")
+    if stay and length.get("span_s"):
+        text += (
+            f"; requests arrive for {plain(length['span_s'])} s, {plain(length['span_s'] / stay)} times the p99 of E2E"
+        )
+    return f"{text}."
 
 
 def scaling_texts(content: Content) -> list[str]:
