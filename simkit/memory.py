@@ -23,6 +23,7 @@ class MemoryBudget:
 
     `num_gpu_blocks` includes the dummy block, `kv_tokens` does not. `bytes_per_block` and `kv_bytes_per_token` are of
     one GPU; blocks and tokens are those of the replica, since every TP rank holds its share of each block.
+    `highest_gpu_memory_utilization` leaves room for what the engine keeps beside the budget; advice stays below it.
     """
 
     total_gib: float
@@ -37,6 +38,7 @@ class MemoryBudget:
     num_gpu_blocks: int
     kv_tokens: int
     kv_bytes_per_token: int
+    highest_gpu_memory_utilization: float
 
 
 def default_limits(gpu: GpuSpec, engine_version: str = "0.33", max_model_len: int | None = None) -> tuple[int, int]:
@@ -93,4 +95,5 @@ def memory_budget(settings: MemorySettings) -> MemoryBudget:
         num_gpu_blocks=stage.num_blocks,
         kv_tokens=(stage.num_blocks - sizing.num_dummy_blocks) * settings.block_size,
         kv_bytes_per_token=stage.bytes_per_block // settings.block_size,
+        highest_gpu_memory_utilization=sizing.highest_utilization,
     )

@@ -14,8 +14,6 @@ from simkit.memory_rules import quantizations
 from simkit.memory_sizing import MemorySettings, Sizing, size, splits
 from simkit.units import bytes_to_gib
 
-HIGHEST_UTILIZATION = 0.98
-"""Above it the driver's own memory leaves too little free; A010 ran at 0.98, no log shows more."""
 _LARGEST_TP = 16
 _FIRST_FP8 = (0, 5, 0)  # older engines are not advised to use an fp8 cache, which they lack or had on trial
 _FIRST_CHUNKED = (0, 5, 0)  # nor to chunk prompts, for the same reason
@@ -160,7 +158,7 @@ def _first(settings: MemorySettings, candidates: Iterator[Way]) -> Iterator[Way]
 
 def _utilization(settings: MemorySettings) -> Iterator[Way]:
     lowest = int(settings.gpu_memory_utilization * 100 + 1e-9) + 1
-    for percent in range(lowest, round(HIGHEST_UTILIZATION * 100) + 1):
+    for percent in range(lowest, round(size(settings).highest_utilization * 100) + 1):
         share = percent / 100
         yield Way(f"raise gpu_memory_utilization to {share:g}", {"gpu_memory_utilization": share})
 

@@ -118,6 +118,17 @@ def cuda_graphs(num_layers: int, tensor_parallel_size: int, max_num_seqs: int, v
     return Rule(gib_to_bytes(gib), tuple(entry["rows"]), entry["error_gib"], entry.get("about", ""))
 
 
+def outside(vocab_size: int, max_num_seqs: int, graph_bytes: int, version: Version) -> int:
+    """Bytes of a GPU that a start-up needs beside its budget: context, sampler's warm-up, graphs while they lie there.
+
+    On the safe side, for advice; what other processes use comes on top.
+    """
+    entry = _entry("outside", version)
+    logits = entry["logit_copies"] * max_num_seqs * vocab_size * _LOGIT_BYTES
+    graphs = 0 if graphs_in_budget(version) else graph_bytes
+    return gib_to_bytes(entry["context_gib"]) + int(logits) + graphs
+
+
 def newest_row() -> str:
     """The newest engine version that a log is from."""
     newest: str = _table()["newest_row"]

@@ -19,6 +19,9 @@ from simkit.memory_weights import Stage, dtype_bytes, split_stages, weight_parts
 from simkit.models import ModelSpec
 from simkit.units import gib_to_bytes
 
+HIGHEST_UTILIZATION = 0.98
+"""Above it the driver's own memory leaves too little free on any GPU; A010 ran at 0.98, no log shows more."""
+
 # Stages whose weights differ by less (a final norm) are equally full; the first of them is shown.
 _SAME_WEIGHTS = 1.001
 
@@ -133,6 +136,19 @@ class Sizing:
     def graphs_fit(self) -> bool:
         """Whether CUDA graphs that are not in the budget have room outside it."""
         return self.cuda_graphs_in_budget or self.fullest.cuda_graphs.num_bytes <= self.outside_bytes
+
+    @property
+    def outside_needed_bytes(self) -> int:
+        """Memory of a GPU that advice leaves beside the budget."""
+        asked = self.settings
+        graphs = max(stage.cuda_graphs.num_bytes for stage in self.stages)
+        return rules.outside(asked.model.vocab_size, asked.max_num_seqs, graphs, asked.version)
+
+    @property
+    def highest_utilization(self) -> float:
+        """gpu_memory_utilization, in whole percent, up to which the rest of the GPU holds that; 0 where none does."""
+        free = max(0, self.total_bytes - self.outside_needed_bytes)
+        return min(round(HIGHEST_UTILIZATION * 100), 100 * free // self.total_bytes) / 100
 
     def holds_at_best(self, num_tokens: int) -> bool:
         """Whether a sequence fits when a sliding-window layer keeps its window and nothing more, a lower bound.

@@ -39,10 +39,11 @@ def slots_that_fit(facts: Facts) -> Advice | None:
 
 
 def more_memory(facts: Facts) -> list[Advice]:
-    """More KV memory on the same GPU."""
+    """More KV memory on the same GPU, as far as the rest of it holds what the engine keeps beside its budget."""
     found = []
     override = facts.setting("engine.num_gpu_blocks")
-    budget = (facts.manifest.get("memory") or {}).get("num_gpu_blocks")
+    memory = facts.manifest.get("memory") or {}
+    budget = memory.get("num_gpu_blocks")
     if override is not None:
         if budget is not None and budget > override:
             text = f"Do not override num_gpu_blocks ({override:,}): the memory budget has room for {budget:,} blocks."
@@ -51,9 +52,11 @@ def more_memory(facts: Facts) -> list[Advice]:
     if facts.setting("engine.kv_cache_dtype") not in ("fp8", "fp8_e4m3", "fp8_e5m2"):
         text = "Store the KV cache in fp8: half the bytes a token (check the quality of the answers)."
         found.append(Advice(text, ({"engine.kv_cache_dtype": "fp8"},)))
-    if (facts.setting("engine.gpu_memory_utilization") or 1.0) < MOST_UTILIZATION:
-        text = f"Raise gpu_memory_utilization to {MOST_UTILIZATION}."
-        found.append(Advice(text, ({"engine.gpu_memory_utilization": MOST_UTILIZATION},)))
+    # A run of an earlier version does not say how far it can be raised.
+    most = min(MOST_UTILIZATION, memory.get("highest_gpu_memory_utilization") or 0.0)
+    if (facts.setting("engine.gpu_memory_utilization") or 1.0) < most:
+        text = f"Raise gpu_memory_utilization to {most:g}."
+        found.append(Advice(text, ({"engine.gpu_memory_utilization": most},)))
     return found
 
 

@@ -156,8 +156,11 @@ def _variations(chosen: Found, base: Scenario) -> list[Point]:
         ("engine.max_num_batched_tokens", budget * 2),
     ]
     if engine.num_gpu_blocks is None:
-        lower, higher = round(share * 0.9, 3), min(0.99, round(share * 1.1, 3))
-        changes += [("engine.gpu_memory_utilization", lower), ("engine.gpu_memory_utilization", higher)]
+        changes.append(("engine.gpu_memory_utilization", round(share * 0.9, 3)))
+        # Beside the budget there must be room for what the engine keeps there.
+        higher = min(chosen.point.setup.memory.highest_gpu_memory_utilization, round(share * 1.1, 3))
+        if higher > share:
+            changes.append(("engine.gpu_memory_utilization", higher))
     else:
         blocks = engine.num_gpu_blocks
         changes += [("engine.num_gpu_blocks", round(blocks * 0.9)), ("engine.num_gpu_blocks", round(blocks * 1.1))]

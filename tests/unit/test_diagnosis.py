@@ -26,6 +26,9 @@ ENGINE: dict[str, Any] = {
 }  # fmt: skip
 
 
+MEMORY = {"num_gpu_blocks": 20_000, "highest_gpu_memory_utilization": 0.98}
+
+
 def spread(p50: float, p99: float, mean: float | None = None) -> dict[str, float]:
     return {"mean": p50 if mean is None else mean, "p50": p50, "p90": p50, "p95": p50, "p99": p99}
 
@@ -45,7 +48,7 @@ def facts(
         "router": "round_robin",
         "slo": None,
     }
-    manifest = {"name": "made-up", "memory": {"num_gpu_blocks": 20_000}, "scenario": resolved | (scenario or {})}
+    manifest = {"name": "made-up", "memory": MEMORY, "scenario": resolved | (scenario or {})}
     numbers: dict[str, Any] = {
         "ttft_ms": spread(100, 200), "tpot_ms": spread(20, 25), "itl_ms": spread(15, 40), "e2e_ms": spread(3000, 5000),
         "queue_ms": spread(20, 80), "slot_utilization": 0.5, "slot_occupancy": 0.5, "concurrency_mean": 32.0,
@@ -197,6 +200,23 @@ def test_memory_is_found_where_there_is_some() -> None:
     ]  # fmt: skip
     run = facts(engine={"kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.95}, waits=waits(memory=0.5))
     assert candidates(found(run)["memory-limit"]) == []
+
+
+@pytest.mark.parametrize(
+    ("highest", "advised"),
+    [
+        (0.98, [{"engine.gpu_memory_utilization": 0.95}]),
+        (0.93, [{"engine.gpu_memory_utilization": 0.93}]),
+        (0.9, []),
+        (None, []),
+    ],
+)
+def test_no_more_of_the_gpu_is_advised_than_leaves_room_beside_the_budget(
+    highest: float | None, advised: list[dict[str, Any]]
+) -> None:
+    run = facts(engine={"kv_cache_dtype": "fp8"}, waits=waits(memory=0.5))
+    run.manifest["memory"] = {"num_gpu_blocks": 20_000, "highest_gpu_memory_utilization": highest}  # type: ignore[index]
+    assert candidates(found(run)["memory-limit"]) == advised
 
 
 def test_whole_prompts_are_chunked_and_chunks_are_made_smaller() -> None:

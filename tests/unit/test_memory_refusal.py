@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from simkit.hardware import list_gpus, load_gpu
 from simkit.memory import MemorySettings, refusal_of
-from simkit.memory_refusal import HIGHEST_UTILIZATION, Refusal
+from simkit.memory_refusal import Refusal
 from simkit.memory_rules import quantizations
-from simkit.memory_sizing import size
+from simkit.memory_sizing import HIGHEST_UTILIZATION, size
 from simkit.models import list_models, load_model
 
 
@@ -70,6 +71,34 @@ def test_utilization_beyond_what_can_be_had_is_not_advised() -> None:
         for way in refused(settings).ways:
             after = size(replace(settings, **way.changes))
             assert way.changes.keys() == {"max_model_len"} or after.graphs_fit
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "version", "seqs", "highest"),
+    [
+        ("l4-24gb", "llama-3.1-8b", "0.33", 256, 0.93),  # 1.0 GiB and 4 x 256 x 128,256 x 4 bytes of 22.03
+        ("l4-24gb", "gpt-oss-20b", "0.29", 1024, 0.81),  # the engine died at 0.9
+        ("l4-24gb", "gpt-oss-20b", "0.29", 512, 0.88),  # it ran at 0.85
+        ("h100-sxm5-80gb", "llama-3.1-8b", "0.33", 1024, 0.96),
+        ("h100-sxm5-80gb", "llama-3.1-8b", "0.19", 1024, 0.95),  # A047 ran at 0.95, its graphs beside the budget
+        ("h100-sxm5-80gb", "gpt-oss-20b", "0.19", 1024, 0.94),  # D18 died at 0.95 and ran at 0.90
+        ("a100-sxm4-80gb", "llama-3-70b", "0.7", 256, 0.98),  # A010 ran at 0.98
+    ],
+)
+def test_as_much_is_left_beside_the_budget_as_start_up_logs_needed(
+    gpu: str, model: str, version: str, seqs: int, highest: float
+) -> None:
+    assert size(ask(model, gpu, engine_version=version, max_num_seqs=seqs)).highest_utilization == highest
+
+
+def test_a_small_gpu_is_not_advised_what_a_large_one_is() -> None:
+    """A sequence that needs 0.95 of either: the large GPU has 4 GiB beside that, the small one 1.1."""
+    for gpu, seqs, advised in (("l4-24gb", 256, False), ("h100-sxm5-80gb", 1024, True)):
+        settings = ask("llama-3.1-8b", gpu, max_num_seqs=seqs)
+        length = size(replace(settings, gpu_memory_utilization=0.95)).kv_tokens
+        model = replace(settings.model, max_position=length)
+        found = refused(replace(settings, model=model, gpu_memory_utilization=0.9, max_model_len=length))
+        assert ("raise gpu_memory_utilization to 0.95" in found.text) is advised
 
 
 def test_a_larger_gpu_is_named_when_nothing_else_helps() -> None:
@@ -197,6 +226,8 @@ def test_advice_is_true(
         if "gpu_memory_utilization" in way.changes:
             advised = way.changes["gpu_memory_utilization"]
             assert settings.gpu_memory_utilization < advised <= HIGHEST_UTILIZATION
+            after = size(replace(settings, **way.changes))
+            assert after.outside_bytes >= after.outside_needed_bytes - 1
         if "quantization" in way.changes:
             assert way.changes["quantization"] in quantizations(gpu.compute_capability, settings.version)
         if "max_num_batched_tokens" in way.changes:

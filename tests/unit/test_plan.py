@@ -8,6 +8,7 @@ import json
 import shlex
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,15 @@ def test_more_slots_carry_more_and_the_plan_says_so() -> None:
     low = many["capacity"]["low_per_s"]
     assert (fleet["replicas"] - 1) * low < 5000 <= fleet["replicas"] * low
     assert fleet["gpus"] == fleet["replicas"] + 2
+
+
+@pytest.mark.parametrize(("gpu", "higher"), [("l4-24gb", [0.93]), ("a100-sxm4-80gb", [0.98])])
+def test_neighbouring_settings_leave_room_beside_the_memory_budget(gpu: str, higher: list[float]) -> None:
+    base = load(f"hardware.gpu={gpu}", "engine.num_gpu_blocks=null", "engine.gpu_memory_utilization=0.9")
+    (point,), *_ = make_points(base, {"engine.max_num_seqs": [256]})
+    found = around._variations(SimpleNamespace(point=point), base)  # type: ignore[arg-type]
+    shares = [item.settings.get("engine.gpu_memory_utilization", 0.0) for item in found]
+    assert [share for share in shares if share > 0.9] == higher
 
 
 def test_capacity_lies_where_runs_begin_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
