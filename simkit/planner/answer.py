@@ -1,4 +1,5 @@
-"""A plan in words: its answer in one sentence, why this point, what a reader must know, why there is no answer.
+"""A plan in words: its answer in one sentence, why this point and this fleet, what a reader must know, why there is no
+answer.
 
 Imports advise, limits and plan_values; decides nothing.
 """
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from simkit import run_length
 from simkit.planner import advise, limits
 from simkit.planner.capacity import Capacity
-from simkit.planner.plan_values import Found, Plan
+from simkit.planner.plan_values import FleetSize, Found, Plan
 from simkit.planner.study import value_text
 from simkit.planner.trial import QUEUE, Term
 
@@ -52,7 +53,7 @@ def answer(result: Plan) -> str:
         if term.target_ms is not None
     )
     others = "".join(f", {key}={value_text(value)}" for key, value in advise.further(chosen).items())
-    where, verb = _gpus(chosen.point.gpus, chosen.point.setup.gpu.name)
+    where, verb = _gpus(chosen)
     text = (
         f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then {verb} {_rate(found.estimate_per_s)} "
         f"requests/s ({_interval(found)}) with {held}, {_how_long(chosen)}"
@@ -61,7 +62,8 @@ def answer(result: Plan) -> str:
     if fleet is not None:
         gpus, verb = f"{fleet.gpus:,} GPU{'s' * (fleet.gpus != 1)}", "needs" if fleet.target_per_s == 1 else "need"
         text += f"; {_rate(fleet.target_per_s)} requests/s {verb} {gpus} ({_replicas(fleet.replicas)}"
-        text += f" and {fleet.spare:,} spare)" if fleet.spare else ")"
+        text += f" and {fleet.spare:,} spare" if fleet.spare else ""
+        text += f", {fleet.gpus_per_replica:,} GPUs each)" if fleet.gpus_per_replica > 1 else ")"
     return text + "."
 
 
@@ -77,8 +79,13 @@ def _replicas(count: int) -> str:
     return f"{count:,} replica{'s' * (count != 1)}"
 
 
-def _gpus(count: int, name: str) -> tuple[str, str]:
-    return (f"one {name}", "carries") if count == 1 else (f"{count:,} x {name}", "carry")
+def _gpus(item: Found) -> tuple[str, str]:
+    """(the GPUs of a point, and the verb that goes with them)."""
+    replicas, name = item.point.scenario.replicas, item.point.setup.gpu.name
+    each = item.point.gpus // replicas
+    if replicas > 1:
+        return f"{_replicas(replicas)} x {each:,} {name}", "carry"
+    return (f"one {name}", "carries") if each == 1 else (f"{each:,} x {name}", "carry")
 
 
 def _interval(found: Capacity) -> str:
@@ -104,6 +111,93 @@ def _how_long(item: Found) -> str:
     if served.moved:
         text += f" (the search alone had said {_rate(served.before.estimate_per_s)}, which did not hold)"
     return text
+
+
+HOURS_A_MONTH = 730
+
+
+def fleet_choice(result: Plan, chosen: Found) -> str | None:
+    """Why this fleet and none smaller: what that did when it was simulated, and what the difference buys and costs."""
+    fleet = advise.fleet(result, chosen)
+    if fleet is None:
+        return None
+    less = fleet.replicas - 1
+    text = _smaller(result, chosen, fleet.target_per_s, less) if less else _single(chosen, fleet.target_per_s)
+    if less and fleet.spare:
+        text += ", and none may be lost"
+    bought = [f"the {_ordinal(fleet.replicas)} replica buys 95 % confidence that the target holds"] if less else []
+    if fleet.spare:
+        which = "the spare one buys" if fleet.spare == 1 else f"the {fleet.spare:,} spare ones buy"
+        bought.append(f"{which} the loss of {_replicas(fleet.spare)} at the target rate{_when_lost(result)}")
+    parts = [text, f"{' and '.join(bought)}{_paid(chosen, bool(less) + fleet.spare)}" if bought else ""]
+    if not fleet.spare:
+        parts.append("without a spare (--spare) no replica may be lost")
+    if _simulated(result, fleet.replicas, 0) is False:
+        parts.append(f"when simulated, {_replicas(fleet.replicas)} missed the SLO too: requests do not spread evenly")
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _smaller(result: Plan, chosen: Found, target_per_s: float, replicas: int) -> str:
+    """What one replica less did when it was simulated, and why that does not recommend it."""
+    seen = _simulated(result, replicas, 0)
+    found, own = chosen.capacity, chosen.point.scenario.replicas
+    assert found is not None
+    each = target_per_s / replicas
+    held = round(found.chance(each * own) * found.replications)
+    low, estimate, high = (value / own for value in (found.low_per_s, found.estimate_per_s, found.high_per_s))
+    where = f"between the lower end ({_rate(low)}) and the estimate ({_rate(estimate)}) of"
+    if each > estimate:
+        where = f"between the estimate ({_rate(estimate)}) and the upper end ({_rate(high)}) of"
+    if each >= high:
+        where = f"above the interval ({_rate(low)} to {_rate(high)}) of"
+    said = {True: "met the SLO when simulated, but", False: "missed the SLO when simulated:", None: "are too few:"}[
+        seen
+    ]
+    if replicas == 1 and seen is None:
+        said = "is too few:"
+    return (
+        f"{_replicas(replicas)} {said} {_rate(each)} requests/s a replica lie {where} what a replica carries, where "
+        f"{held:,} of {found.replications:,} replications meet it"
+    )
+
+
+def _single(chosen: Found, target_per_s: float) -> str:
+    """A fleet of one."""
+    assert chosen.capacity is not None
+    low = chosen.capacity.low_per_s / chosen.point.scenario.replicas
+    return (
+        f"One replica is enough: {_rate(target_per_s)} requests/s are no more than the lower end ({_rate(low)}) of "
+        "what it carries"
+    )
+
+
+def _simulated(result: Plan, replicas: int, lost: int) -> bool | None:
+    """Whether a fleet met the SLO at the target rate, all its runs together; None where it was not simulated."""
+    trials = result.fleets.get(FleetSize(replicas, lost))
+    if not trials:
+        return None
+    return all(sum(margins) >= 0 for margins in zip(*(trial.margins for trial in trials), strict=True))
+
+
+def _when_lost(result: Plan) -> str:
+    """What the loss did when it was simulated."""
+    met = next((_simulated(result, *size) for size in result.fleets if size.lost), None)
+    return "" if met is not False else " (but requests that a loss halfway sends back missed the SLO when simulated)"
+
+
+def _paid(chosen: Found, replicas: int) -> str:
+    """What so many replicas cost; empty without a price."""
+    hardware = chosen.point.scenario.hardware
+    if hardware.price_per_gpu_hour is None:
+        return ""
+    hourly = hardware.price_per_gpu_hour * hardware.tensor_parallel_size * replicas
+    both = " together" if replicas > 1 else ""
+    return f", for {hourly:,.4g} an hour ({hourly * HOURS_A_MONTH:,.0f} a month){both}"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
 
 
 def reason(result: Plan, chosen: Found) -> str:

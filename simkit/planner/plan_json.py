@@ -14,7 +14,7 @@ from simkit import __version__
 from simkit.manifest import CREATED_BY, plain
 from simkit.metrics.intervals import half_width_95
 from simkit.planner import advise
-from simkit.planner.answer import answer, notes, reason, unreachable
+from simkit.planner.answer import answer, fleet_choice, notes, reason, unreachable
 from simkit.planner.around import LOADS, load_rates
 from simkit.planner.capacity import Capacity, ratio, to_json
 from simkit.planner.offered import MIN_FOR_P99
@@ -165,7 +165,12 @@ def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
             {"replicas": size.replicas, "lost": size.lost, **row(trials, result, None)}
             for size, trials in sorted(result.fleets.items())
         ]
-        content["fleet"] = plain(fleet) | {"gpus": fleet.gpus, "cost": plain(money), "checks": checks}
+        content["fleet"] = plain(fleet) | {
+            "gpus": fleet.gpus,
+            "choice": fleet_choice(result, chosen),
+            "cost": plain(money),
+            "checks": checks,
+        }
     return content
 
 

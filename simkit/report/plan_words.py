@@ -271,16 +271,17 @@ def loads_text(content: Content) -> str:
 
 
 def fleet_text(content: Content) -> tuple[str, ...]:
-    """What was simulated of the fleet."""
-    checks = content["fleet"]["checks"]
+    """Why so many replicas, and what was simulated of them."""
+    checks, choice = content["fleet"]["checks"], content["fleet"].get("choice")
+    found = [choice] if choice else []
     if not checks:
-        return ("The fleet is not simulated: its replicas are counted from the capacity of the recommended point.",)
-    if any(row.get("lost") for row in checks):
-        return (
+        found.append("The fleet is not simulated: its replicas are counted from the capacity of the recommended point.")
+    elif any(row.get("lost") for row in checks):
+        found.append(
             "A replica that is lost fails when half of the requests have come, and stays away; its requests return to "
-            "the queue.",
+            "the queue."
         )
-    return ()
+    return tuple(found)
 
 
 def compared_text(content: Content) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +20,11 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError, Interrupted
 from simkit.planner import around, quest
 from simkit.planner import plan as planner
+from simkit.planner.answer import fleet_choice
 from simkit.planner.bounds import grid
 from simkit.planner.offered import at_rate, base_rate, for_trials, lengths
 from simkit.planner.plan_json import plan_csv, plan_json
-from simkit.planner.plan_values import Plan
+from simkit.planner.plan_values import FleetSize, Plan
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
@@ -104,6 +106,95 @@ def test_more_slots_carry_more_and_the_plan_says_so() -> None:
     low = many["capacity"]["low_per_s"]
     assert (fleet["replicas"] - 1) * low < 5000 <= fleet["replicas"] * low
     assert fleet["gpus"] == fleet["replicas"] + 2
+
+
+@cache
+def plan_with_target() -> Plan:
+    """A plan of the tiny scenario with a target, whose fleets the tests below make up."""
+    return planner.plan(load(), {"engine.max_num_seqs": [32]}, target_per_s=100.0, spare=1, options={"jobs": 1})
+
+
+def choice(share: float, spare: int, *, price: bool = True, **met: bool) -> str:
+    """The fleet's sentence where a replica carries 1,000 requests/s (900 to 1,100) and the target is `share` times 900.
+
+    `met` says which fleets met the SLO, by their number of replicas: r2=True, and l3=True with the spares lost.
+    """
+    result = plan_with_target()
+    chosen = result.recommended
+    assert chosen is not None
+    assert chosen.capacity is not None
+    numbers = {"low_per_s": 900.0, "estimate_per_s": 1000.0, "high_per_s": 1100.0}
+    chosen = replace(chosen, capacity=replace(chosen.capacity, **numbers))
+    trial = result.looks[0]
+    fleets = {
+        FleetSize(int(name[1:]), spare if name[0] == "l" else 0): (replace(trial, margins=(0.1 if good else -0.1,)),)
+        for name, good in met.items()
+    }
+    if not price:
+        scenario_ = chosen.point.scenario
+        free = scenario_.model_copy(
+            update={"hardware": scenario_.hardware.model_copy(update={"price_per_gpu_hour": None})}
+        )
+        chosen = replace(chosen, point=replace(chosen.point, scenario=free))
+    text = fleet_choice(replace(result, target_per_s=900 * share, spare=spare, fleets=fleets), chosen)
+    assert text is not None
+    return text
+
+
+def test_the_fleet_says_what_a_smaller_one_did_and_what_the_difference_buys_and_costs() -> None:
+    text = choice(4.1, 1, r4=True, r5=True, l6=True)
+    assert text.startswith("4 replicas met the SLO when simulated, but ")
+    assert (
+        "922 requests/s a replica lie between the lower end (900) and the estimate (1,000) of what a replica carries"
+        in text
+    )
+    assert (
+        "of 3 replications meet it, and none may be lost; the 5th replica buys 95 % confidence that the target holds"
+        in text
+    )
+    assert (
+        "and the spare one buys the loss of 1 replica at the target rate, for 7.2 an hour (5,256 a month) together."
+        in text
+    )
+    missed = choice(4.1, 0, r4=False, r5=True)
+    assert missed.startswith("4 replicas missed the SLO when simulated: ")
+    assert missed.endswith(
+        "the 5th replica buys 95 % confidence that the target holds, for 3.6 an hour (2,628 a month); "
+        "without a spare (--spare) no replica may be lost."
+    )
+    above = choice(1.9, 1, price=False, r1=False, r2=True, l3=False)
+    assert "1,710 requests/s a replica lie above the interval (900 to 1,100) of what" in above
+    assert "an hour" not in above
+    assert above.endswith("(but requests that a loss halfway sends back missed the SLO when simulated).")
+    assert "lie between the estimate (1,000) and the upper end (1,100) of what" in choice(7.9, 1)
+    assert choice(20.5, 2).startswith("20 replicas are too few: ")
+    assert "the 2 spare ones buy the loss of 2 replicas" in choice(20.5, 2)
+    assert choice(4.1, 1, r5=False).endswith("5 replicas missed the SLO too: requests do not spread evenly.")
+
+
+def test_a_fleet_of_one_has_no_smaller_one() -> None:
+    text = choice(0.5, 1, r1=True, l2=True)
+    assert text.startswith("One replica is enough: ")
+    assert text.endswith(
+        "the spare one buys the loss of 1 replica at the target rate, for 3.6 an hour (2,628 a month)."
+    )
+    assert choice(0.5, 0).endswith("of what it carries; without a spare (--spare) no replica may be lost.")
+
+
+def test_the_plan_of_a_target_tells_the_choice_and_counts_gpus_by_the_replica() -> None:
+    found = content(
+        "--axis",
+        "engine.max_num_seqs=32",
+        "--target-rate",
+        "5000",
+        "--set",
+        "replicas=2",
+        "--set",
+        "workload.num_requests=200",
+    )
+    fleet = found["fleet"]
+    assert f"{fleet['replicas'] - 1} replicas" in fleet["choice"]
+    assert "max_num_seqs to 32: 2 replicas x 1 a100-sxm4-80gb then carry" in found["answer"]
 
 
 @pytest.mark.parametrize(("gpu", "higher"), [("l4-24gb", [0.93]), ("a100-sxm4-80gb", [0.98])])

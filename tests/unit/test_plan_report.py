@@ -128,6 +128,7 @@ def content(**changes: Any) -> dict[str, Any]:
     checks = [{"replicas": 2, **row(20.0, None, meets=False)}, {"replicas": 3, **row(20.0, None, meets=True)}]
     checks.append({"replicas": 4, "lost": 1, **row(20.0, None, meets=True)})
     fleet = {"target_per_s": 20.0, "replicas": 3, "spare": 1, "gpus_per_replica": 1, "carries_per_s": 21.6}
+    choice = "2 replicas missed the SLO when simulated: the 3rd replica buys 95 % confidence."
     return copy.deepcopy(
         {
             "name": "one-gpu",
@@ -174,7 +175,7 @@ def content(**changes: Any) -> dict[str, Any]:
                 variation("engine.gpu_memory_utilization", 0.99, 0.9, 1.05, 1.2),
                 variation("engine.max_num_batched_tokens", 1024, 2048, 0.8, 0.9),
             ],
-            "fleet": fleet | {"gpus": 4, "cost": money(20.0, 4), "checks": checks},
+            "fleet": fleet | {"gpus": 4, "cost": money(20.0, 4), "checks": checks, "choice": choice},
             "cost": money(8.0, 1),
             "command": COMMAND,
             "command_notes": ["policy sjf has no flag"],
@@ -299,6 +300,7 @@ def test_numbers_of_points_loads_fleet_cost_and_sensitivity_are_told() -> None:
         assert re.search(r"64 \|? ?7\.20 \|? ?8\.00 \|? ?8\.80 \|? ?TPOT \|? ?no \|? ?0\.271 \|? ?recommended", text)
         assert "TPOT: a step with this many sequences takes longer than a token may." in text
         assert "target rate, 20.0 requests/s, spread over 3 replicas" in text
+        assert "2 replicas missed the SLO when simulated: the 3rd replica buys 95 % confidence." in text
         assert re.search(r"verdict \|? ?accepted \|? ?accepted \|? ?refused", text)
         assert re.search(r"GPUs \|? ?4\b", text)
         assert re.search(r"meets the SLO \|? ?no \|? ?yes \|? ?yes", text)
