@@ -8,6 +8,7 @@ from typing import Any
 
 from simkit.report import numbers
 from simkit.report.load import Run
+from simkit.report.scopes import EACH, FULLEST, SCOPES, TOGETHER, are_several
 
 Path = tuple[str, ...]
 
@@ -126,11 +127,23 @@ def arm_table(runs: Sequence[Run]) -> ArmTable:
     """Every metric of every arm."""
     notes: dict[str, str] = {}
     groups = []
+    several = are_several(run.manifest for run in runs)
     for title, rows in ROWS:
         shown = [row for row in rows if row[2] != REQUEUED or any(run.scenario.get("failures") for run in runs)]
-        cells = (Row(label, unit, _cells(runs, path, show, notes)) for label, unit, path, show in shown)
+        cells = (
+            Row(label, _unit(unit, path, several), _cells(runs, path, show, notes)) for label, unit, path, show in shown
+        )
         groups.append(Group(title, tuple(cells)))
     return ArmTable(tuple(run.name for run in runs), tuple(groups), {mark: reason for reason, mark in notes.items()})
+
+
+_OF = {TOGETHER: "all replicas", EACH: "each replica", FULLEST: "fullest replica"}
+
+
+def _unit(unit: str, path: Path, several: bool) -> str:
+    """The unit of a row, and what its numbers are of where there are several replicas."""
+    scope = SCOPES.get(".".join(path))
+    return ", ".join(filter(None, (unit, _OF[scope] if several and scope else "")))
 
 
 # What the summary says in two words, in a sentence.

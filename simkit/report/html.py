@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from simkit.errors import InputError
-from simkit.report import arm_table, doctor, figures, headline, lengths, numbers, provenance, replay_tables
+from simkit.report import arm_table, doctor, figures, headline, lengths, numbers, provenance, replay_tables, scopes
 from simkit.report.definitions import DEFINITIONS
 from simkit.report.load import load_run
 
@@ -51,6 +51,8 @@ def render(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any
     runs = [load_run(name, run_dir) for name, run_dir in arms.items()]
     paired = arm_table.paired_table(runs, comparison) if comparison else None
     page = environment().get_template("report.html.j2")
+    if len(runs) == 1 and scopes.are_several([runs[0].manifest]):
+        title = f"{title}: {scopes.gpus_text(runs[0].manifest)}"
     return page.render(
         title=title,
         answer=headline.sentence(runs, comparison),

@@ -158,6 +158,13 @@ def _notes(content: Content) -> list[Part]:
     return [Part("notes", "Notes", (), (), notes)] if notes else []
 
 
+def _gpus(content: Content) -> str | None:
+    """Its replicas and GPUs; None where one replica is all there is."""
+    chosen = content.get("recommended") or {}
+    replicas = chosen.get("replicas", 1)
+    return f"{replicas:,} replicas x {chosen['gpus'] // replicas:,} {content['gpu']}" if replicas > 1 else None
+
+
 # --- where the numbers come from --------------------------------------------------------------------------------------
 def provenance(content: Content) -> Sheet:
     """Scenario, profile, seed, length and number of runs, version."""
@@ -172,6 +179,7 @@ def provenance(content: Content) -> Sheet:
         ("scenario", content["name"]),
         ("model", content["model"]),
         ("GPU", content["gpu"]),
+        ("GPUs of the recommended point", _gpus(content)),
         ("step times", content["latency_source"]),
         ("profile", profile.get("name")),
         ("profile hash", profile.get("hash")),

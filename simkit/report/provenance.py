@@ -10,6 +10,7 @@ import yaml
 
 from simkit.report import numbers
 from simkit.report.load import Run
+from simkit.report.scopes import are_several, gpus_text
 
 IDENTITY = ("run_id", "seed", "replications", "latency_source")
 
@@ -108,6 +109,8 @@ def _distinct(runs: Sequence[Run], title: str, key: str) -> list[Facts]:
         found = run.manifest.get(key)
         if isinstance(found, Mapping) and found:
             pairs = tuple((name, _text(value)) for name, value in flatten(found).items() if value not in (None, ""))
+            if key == "gpu" and are_several([run.manifest]):
+                pairs = (("GPUs of the run", gpus_text(run.manifest)), *pairs)
             groups.setdefault(pairs, []).append(run.name)
     return [Facts(title, tuple(names) if len(groups) > 1 else (), pairs) for pairs, names in groups.items()]
 

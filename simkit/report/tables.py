@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simkit.report.numbers import MISSING, percent, plain, signed
+from simkit.report.scopes import REMARK, SCOPES, TOGETHER, are_several, gpus_text, marked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,6 +72,7 @@ def run_tables(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: i
     reasons: dict[str, list[str]] = {}
     parts: list[RenderableType] = [_title(summary, manifest)]
     parts += [*_latency_tables(summary, manifest, reasons, width), _metric_table(summary, manifest, reasons, width)]
+    parts += [Text(REMARK)] if are_several([manifest]) else []
     parts += _reason_lines(reasons)
     lines = (*_slo_lines(summary), *_length_lines(manifest), *_warmup_lines(manifest.get("warmup") or {}))
     parts += [Text(line) for line in lines]
@@ -131,7 +133,11 @@ def summary_tables(
         for group in groups
     ]
     names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in runs.items())
-    parts: list[RenderableType] = [*fit(head, names, columns, width), Text(note), *_source_lines(runs)]
+    parts: list[RenderableType] = [*fit(head, names, columns, width), Text(note)]
+    if are_several(manifest for _, manifest in runs.values()):
+        sums = [header for group in groups for header, key, _ in group if SCOPES.get(key) == TOGETHER]
+        parts.append(Text(f"of all replicas together: {', '.join(map(_one_line, sums))}"))
+    parts += _source_lines(runs)
     if any(summary.get("saturated") for summary, _ in runs.values()):
         parts.append(
             Text("* saturated: the queue grows for as long as requests come, so latencies depend on the run's length")
@@ -167,6 +173,10 @@ def fit(
     return tables
 
 
+def _one_line(header: str) -> str:
+    return header.replace("-\n", "").replace("\n", " ")
+
+
 def _table(title: str | None = None) -> Table:
     from rich import box
 
@@ -184,10 +194,9 @@ def _table(title: str | None = None) -> Table:
 
 def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
     scenario = manifest.get("scenario") or {}
-    engine, hardware = scenario.get("engine") or {}, scenario.get("hardware") or {}
-    gpus = hardware.get("tensor_parallel_size", 1)
+    engine = scenario.get("engine") or {}
     text = Text(f"{manifest.get('name', 'run')}", style="bold")
-    served = f"{scenario.get('model', '?')} on {gpus} x {hardware.get('gpu', '?')}"
+    served = f"{scenario.get('model', '?')} on {gpus_text(manifest)}"
     how = f"{engine.get('batching', '?')} batching, {engine.get('kv_allocator', '?')} KV"
     text.append(f"  {served}, {how}\nstep times: {summary.get('latency_source', '?')}", style="not bold")
     text.append(_not_measured(summary), style="not bold")
@@ -240,9 +249,10 @@ def _metric_table(
 ) -> Table:
     """Everything that is one number: label and value, side by side in two halves where the width allows."""
     rows: list[tuple[str, str]] = []
+    several = are_several([manifest])
     for label, key, show, unit in _METRICS:
         text = _with_ci(summary, manifest, key, show, reasons)
-        rows.append((label, f"{text} {unit}" if unit and text != MISSING else text))
+        rows.append((marked(label, key, several), f"{text} {unit}" if unit and text != MISSING else text))
     for kind in WASTE:
         pool = percent(value(summary, f"kv.{kind}.share_of_pool"))
         allocated = percent(value(summary, f"kv.{kind}.share_of_allocated"))
