@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkit import cli_log, cli_studies, console
+from simkit import cli_headroom, cli_log, cli_studies, console
+from simkit.cli_headroom import NoHeadroom
 from simkit.cli_log import (
     AllowBad,
     End,
@@ -64,6 +65,7 @@ def replay(
         str | None, option("--too-long", "Prompts beyond max_model_len: reject, truncate or drop.", "WHAT")
     ] = None,
     no_twin: Annotated[bool, option("--no-twin", "Leave out the even workload with equal means.")] = False,
+    no_headroom: NoHeadroom = False,
     out: Annotated[Path | None, option("--out", "Run directory (default ./runs/<scenario>-<trace>).", "DIR")] = None,
     sets: Sets = None,
     seed: Seed = None,
@@ -85,6 +87,8 @@ def replay(
     out_dir, overwrite = rundir.choose(out, chosen.name)
     with cli_studies.stoppable(out_dir):
         result, problem = _served(chosen, quiet=quiet, with_twin=not no_twin)
+        with console.progress(quiet) as progress:
+            result = cli_headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
         replaced = rundir.name_of(out_dir) if overwrite else None
         with cli_studies.writing(out, out_dir):
             written = api.write(result, out_dir, overwrite=True, report=not no_report)
@@ -101,6 +105,7 @@ def replay(
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
         console.out(*replay_tables.terminal(result.summary, console.width()))
+        cli_headroom.say(result.summary)
     if not quiet:
         cli_studies.say_alarms(result, written)
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
+from simkit import cli_headroom, console
+from simkit.cli_headroom import NoHeadroom
 from simkit.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def run(
     single_step: Annotated[
         bool, typer.Option("--single-step", help="Simulate every step one by one: slow, same result; for debugging.")
     ] = False,
+    no_headroom: NoHeadroom = False,
     json: Json = False,
     quiet: Quiet = False,
     no_report: NoReport = False,
@@ -97,6 +99,7 @@ def run(
             ready = long_enough(set_up(chosen), progress, single_step=single_step)
             longer = run_length.same_length(chosen, ready.setup.scenario)
             result = api.told_length(run_scenario(longer, progress=progress, **options), ready.said)
+        result = cli_headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
@@ -114,6 +117,7 @@ def run(
         from simkit.report import tables
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
+        cli_headroom.say(result.summary)
     if not quiet:
         say_alarms(result, written)
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))

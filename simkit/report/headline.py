@@ -135,4 +135,6 @@ def _single(run: Run) -> str:
         if run.value(key, "p99") is not None
     ]
     arrived = numbers.count(run.value("num_requests", "arrived"))
-    return f"{'; '.join([*parts, *tails])}; {numbers.count(finished)} of {arrived} requests finished."
+    told = f"{'; '.join([*parts, *tails])}; {numbers.count(finished)} of {arrived} requests finished."
+    room = run.value("headroom", "text")
+    return f"{told} {room[0].upper()}{room[1:]}." if room else told

@@ -37,6 +37,7 @@ ROOM_OF = {
     "cli_plan": "cli",
     "cli_doctor": "cli",
     "cli_fit": "cli",
+    "cli_headroom": "cli",
     "cli_trace": "cli",
     "cli_replay": "cli",
     "cli_log": "cli",

@@ -1,0 +1,39 @@
+"""What the commands of one run say at their end: its headroom, and the option that leaves it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simkit import console
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simkit.parts import Result
+    from simkit.scenario import Scenario
+
+NoHeadroom = Annotated[bool, typer.Option("--no-headroom", help="Do not look for the rate up to which the slo holds.")]
+
+
+def with_headroom(
+    result: Result, scenario: Scenario, progress: console.Report | None = None, *, wanted: bool = True
+) -> Result:
+    """`result` with its headroom in the summary, where it is `wanted` and there is any to look for."""
+    from simkit.manifest import plain
+    from simkit.planner.headroom import headroom, is_asked
+
+    if not wanted or not is_asked(scenario):
+        return result
+    found = headroom(scenario, result.summary, progress)
+    told = {**plain(found), "text": found.text}
+    return replace(result, summary={**result.summary, "headroom": told})
+
+
+def say(summary: Mapping[str, Any]) -> None:
+    """The headroom as the last line of a run's tables, where it was looked for."""
+    found = summary.get("headroom")
+    if found:
+        console.out_lines([found["text"]])

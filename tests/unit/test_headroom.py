@@ -1,0 +1,144 @@
+"""The headroom at the end of a run: how far its rate could rise, whether fewer replicas do, and when it says nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from simkit import cli, scenario
+from simkit.errors import CheckError
+from simkit.planner import headroom as room
+
+TEXT = """\
+name: tiny
+model: llama-3-8b
+hardware: {gpu: a100-sxm4-80gb}
+engine: {max_model_len: 256, max_num_seqs: 8, num_gpu_blocks: 129, async_scheduling: false}
+workload:
+  num_requests: 100
+  arrivals: {process: constant, rate_per_s: 200}
+  prompt_tokens: {dist: fixed, value: 20}
+  output_tokens: {dist: fixed, value: 20}
+latency: {profile: unit}
+slo: {ttft_ms: {p90: 30}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TEXT)
+
+
+def run(*sets: str, options: tuple[str, ...] = ()) -> Any:
+    words = [word for text in sets for word in ("--set", text)]
+    result = CliRunner().invoke(cli.app, ["run", "tiny.yaml", "--quiet", "--no-report", *options, *words])
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def last(result: Any) -> str:
+    return str(result.stdout.splitlines()[-1])
+
+
+def told() -> dict[str, Any] | None:
+    found: dict[str, Any] | None = json.loads(Path("runs/tiny/summary.json").read_bytes()).get("headroom")
+    return found
+
+
+def test_a_run_ends_with_the_rate_up_to_which_it_holds() -> None:
+    """Eight slots of 20 steps of 1 ms serve 400 requests a second; a queue may then grow for a while."""
+    line = last(run())
+    found = told()
+    assert found is not None
+    assert line == found["text"]
+    assert line.startswith("headroom: holds to about ")
+    assert f"requests/s ({found['holds_to_per_s'] / 200:.3g} x this rate)" in line
+    assert 380 <= found["holds_to_per_s"] <= 600
+    assert found["meets"] is True
+    assert found["trials"] <= 8
+    # What it says is so: a run at that rate meets the objective, one 10 % above does not.
+    for rate, met in ((found["holds_to_per_s"], True), (1.1 * found["holds_to_per_s"], False)):
+        run(f"workload.arrivals.rate_per_s={rate}", "warmup={requests: 20}", options=("--no-headroom",))
+        assert json.loads(Path("runs/tiny/summary.json").read_bytes())["slo"]["ttft_ms"]["p90"]["met"] is met
+
+
+def test_a_run_that_misses_says_what_it_would_hold() -> None:
+    line = last(run("workload.arrivals.rate_per_s=900"))
+    assert line.startswith("headroom: misses its objectives already; would hold at about ")
+    assert last(run("slo.ttft_ms.p90=0.5")) == "headroom: misses its objectives at any rate that was tried"
+
+
+def test_fewer_replicas_are_simulated_before_they_are_said_to_do() -> None:
+    assert last(run("replicas=4")).endswith("; 1 replica also meets it")
+    assert last(run("replicas=4", "workload.arrivals.rate_per_s=700")).endswith("; 2 replicas also meet it")
+    assert last(run("replicas=2", "workload.arrivals.rate_per_s=700")).endswith("; no fewer replicas meet it")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [("slo=null",), ("workload.finite=true",), ("workload.arrivals={process: closed_loop, concurrency: 4}",)],
+)
+def test_where_no_rate_could_be_another_nothing_is_said(sets: tuple[str, ...]) -> None:
+    assert "headroom" not in run(*sets).stdout
+    assert told() is None
+
+
+def test_it_can_be_left_out() -> None:
+    assert "headroom" not in run(options=("--no-headroom",)).stdout
+    assert told() is None
+
+
+def test_why_nothing_is_known_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = run("engine.batching=static", "slo.tpot_ms.p99=50")
+    assert last(batches).endswith("unknown, nothing is streamed, so an objective between tokens cannot be judged")
+    failing = run("replicas=2", "failures=[{replica: 0, at_s: 0.1, for_s: 0.1}]")
+    assert last(failing).startswith("headroom: unknown, failures come at set times")
+
+    def stuck(*_: Any) -> Any:
+        raise CheckError("no progress in 10,000 steps")
+
+    monkeypatch.setattr(room, "run_trial", stuck)
+    assert last(run()) == "headroom: unknown, no progress in 10,000 steps"
+
+
+def test_a_long_run_makes_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LONG", 10)
+    run("replicas=4", "workload.arrivals.rate_per_s=20")
+    found = told()
+    assert found is not None
+    assert found["trials"] == room.FEW_TRIALS
+    assert found["holds_to_per_s"] > 20
+    # A run that lasts has more customers at a higher rate: they stay within bounds.
+    assert last(run("workload.num_requests=null", "workload.duration_s=0.5", "slo.ttft_ms.p90=3000")).endswith(
+        "and further: a longer run shows where it ends"
+    )
+
+
+def test_the_same_bytes_step_by_step_and_in_the_report() -> None:
+    run()
+    once = Path("runs/tiny/summary.json").read_bytes()
+    run(options=("--single-step",))
+    assert Path("runs/tiny/summary.json").read_bytes() == once
+    shown = CliRunner().invoke(cli.app, ["run", "tiny.yaml", "--quiet", "--json"])
+    assert shown.stdout_bytes == once
+    assert "Headroom: holds to about" in Path("runs/tiny/report.html").read_text()
+
+
+def test_a_replay_ends_with_it_as_well() -> None:
+    rows = "\n".join(f"2023-11-16 18:15:{46 + i / 200:09.6f},20,20" for i in range(60))
+    Path("log.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}\n")
+    args = ["replay", "log.csv", "--scenario", "tiny.yaml", "--quiet", "--no-report", "--no-twin"]
+    result = CliRunner().invoke(cli.app, args)
+    assert result.exit_code == 0, result.stderr
+    assert last(result).startswith("headroom: holds to about ")
+    assert "headroom" not in CliRunner().invoke(cli.app, [*args, "--no-headroom"]).stdout
+
+
+def test_a_warm_up_in_seconds_stays_the_same_share_of_the_run() -> None:
+    base = scenario.load("tiny.yaml", ["warmup={seconds: 0.1}"])
+    assert room._own(base, 200.0).to_dict()["warmup"] == {"requests": 20}
