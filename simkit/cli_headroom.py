@@ -22,10 +22,12 @@ def with_headroom(
     result: Result, scenario: Scenario, progress: console.Report | None = None, *, wanted: bool = True
 ) -> Result:
     """`result` with its headroom in the summary, where it is `wanted` and there is any to look for."""
+    if not wanted or scenario.slo is None:
+        return result
     from simkit.manifest import plain
     from simkit.planner.headroom import headroom, is_asked
 
-    if not wanted or not is_asked(scenario):
+    if not is_asked(scenario):
         return result
     found = headroom(scenario, result.summary, progress)
     told = {**plain(found), "text": found.text}

@@ -301,7 +301,7 @@ def test_compare_prints_every_arm_and_the_differences(api: FakeApi, monkeypatch:
 
 def test_init_prints_a_scenario_that_runs(api: FakeApi) -> None:
     Path("new.yaml").write_bytes(simkit_("init").stdout_bytes)
-    assert simkit_("run", "new.yaml").exit_code == 0
+    assert simkit_("run", "new.yaml", "--no-headroom").exit_code == 0
 
 
 @pytest.mark.parametrize(("command", "count", "known"), [("models", 25, "llama-3-8b"), ("gpus", 18, "a100-sxm4-80gb")])

@@ -1,4 +1,4 @@
-"""The headroom at the end of a run: how far its rate could rise, whether fewer replicas do, and when it says nothing."""
+"""The headroom at the end of a run: how far its rate could rise, whether fewer replicas do, when nothing is said."""
 
 from __future__ import annotations
 
