@@ -141,13 +141,7 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 def terms_of(setup: Setup, facts: RunFacts) -> Terms:
     """What the summary must know of a set-up, and of its workload."""
     scenario = setup.scenario
-    hardware, warmup = scenario.hardware, scenario.warmup
-    if not isinstance(warmup, str):
-        kind, value = next(iter(warmup.model_dump().items()))
-        warmup = (kind, float(value))  # type: ignore[assignment]
-    elif facts.num_warm:
-        warmup = ("requests", float(facts.num_warm))  # type: ignore[assignment]
-    price = hardware.price_per_gpu_hour
+    hardware, price = scenario.hardware, scenario.hardware.price_per_gpu_hour
     arrivals = scenario.workload.arrivals
     return Terms(
         max_num_seqs=setup.max_num_seqs,
@@ -158,7 +152,8 @@ def terms_of(setup: Setup, facts: RunFacts) -> Terms:
         open_loop=arrivals is None or arrivals.process not in ("closed_loop", "all_at_once"),
         prefix_caching=setup.prefix_caching,
         prefix_known=facts.prefix_known,
-        warmup=warmup,  # type: ignore[arg-type]
+        finite=scenario.workload.is_finite,
+        warmup=facts.warmup.rule,
         slo={} if scenario.slo is None else scenario.slo.model_dump(exclude_none=True),
         price_per_hour=None if price is None else price * hardware.tensor_parallel_size * scenario.replicas,
         peak_flops_per_s=setup.latency.peak_flops_per_s,
@@ -166,6 +161,7 @@ def terms_of(setup: Setup, facts: RunFacts) -> Terms:
         latency_source=setup.latency.source,
         not_simulated=setup.not_simulated,
         first_token_ns=setup.first_token_ns,
+        auto=facts.warmup.auto,
     )
 
 

@@ -170,7 +170,11 @@ def _warmup_kind(value: Any) -> str | None:
 
 
 Warmup = Annotated[
-    Annotated[Literal["none", "mser5"], expecting("none, mser5, {requests: N} or {seconds: S}"), Tag("name")]
+    Annotated[
+        Literal["auto", "none", "mser5"],
+        expecting("auto, none, mser5, {requests: N} or {seconds: S}"),
+        Tag("name"),
+    ]
     | Annotated[WarmupRequests, Tag("requests")]
     | Annotated[WarmupSeconds, Tag("seconds")],
     Discriminator(_warmup_kind),

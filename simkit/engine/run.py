@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from simkit.engine.outages import Outages
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS
 from simkit.engine.source import Source
+from simkit.engine.warmup import WarmUp, warmup_of
 from simkit.errors import CheckError, InputError
 from simkit.kv.prefix import PromptTokens
 from simkit.metrics import record as rec
@@ -50,8 +51,8 @@ class RunFacts:
     counters: dict[str, int]
     num_requeued: tuple[int, ...]
     """Requests that each of the scenario's failures sent back to the queue."""
-    num_warm: int = 0
-    """Requests, those with the first ids, that only warm the caches."""
+    warmup: WarmUp = field(default_factory=WarmUp)
+    """What the statistics leave out."""
     prefix_known: bool = True
     """Whether it is known which prompts are alike."""
     measured: MeasuredTimes | None = None
@@ -156,7 +157,8 @@ class _System:
         self._queue_limit = scenario.workload.queue_limit
         timeout_s = scenario.workload.timeout_s
         self._timeout_ns = None if timeout_s is None else s_to_ns(timeout_s)
-        self._measure = _measure_rule(setup, workload)
+        self._warmup = warmup_of(setup, workload)
+        self._measure = self._warmup.measure(setup.first_token_ns)
         self._blocks_are_nameless = not setup.names_blocks
         self._num_routed = 0
         self._num_left = 0
@@ -230,7 +232,7 @@ class _System:
             workload.notes,
             counters,
             self.num_requeued,
-            workload.num_warm,
+            self._warmup,
             workload.prefix_known,
             workload.measured,
         )
@@ -393,18 +395,6 @@ def _no_garbage() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _measure_rule(setup: Setup, workload: Workload) -> Callable[[Request, int], bool] | None:
-    """Whether a request counts for the statistics, as far as that is known on arrival; None: all do."""
-    warmup = setup.scenario.warmup
-    num_requests = getattr(warmup, "requests", workload.num_warm or None)
-    if isinstance(warmup, str) and num_requests is None:
-        return None
-    if num_requests is not None:
-        return lambda request, now_ns: bool(request.id >= num_requests)
-    end_ns = s_to_ns(getattr(warmup, "seconds", 0.0)) + setup.first_token_ns
-    return lambda request, now_ns: now_ns >= end_ns
 
 
 def log_sha256(setup: Setup) -> str | None:

@@ -16,10 +16,12 @@ from simkit.metrics.exact import total
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
-from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Bools, Terms, gaps, measured_span_ns, ratio
-from simkit.metrics.warmup import mser5
+from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Bools, Terms, ratio
+from simkit.metrics.values import defined, values_ns
+from simkit.metrics.warmup import leave_out
+from simkit.metrics.window import makespan, measured_window, rates
 from simkit.types import Floats, Ints
-from simkit.units import NS_PER_S, ns_to_ms, ns_to_s
+from simkit.units import ns_to_ms, ns_to_s
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -40,31 +42,35 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         # From here on a request counts from when its client sent it.
         table["arrival_ns"] = table["arrival_ns"] - terms.first_token_ns
     finished = table["status"] == rec.FINISHED
-    measured, warmup = _measured(table, finished, terms.warmup)
+    measured, warmup = leave_out(table, finished, terms)
     table["measured"] = measured.astype(np.int64)
     counted = finished & measured
-    span_ns = _makespan_ns(table, finished)
-    window_ns = _window_ns(table, record, span_ns)
+    whole, window = makespan(table, finished), measured_window(table, finished, measured, finite=terms.finite)
+    busy_ns = _busy_span_ns(table, record, whole.length_ns)
+    throughput, latencies = rates(table, finished, window), _latencies(record, table, counted, terms)
+    num_missing = int((measured & ~finished).sum()) + record.num_arrived - len(measured)
     growth = _growth(table, terms)
     summary: dict[str, Any] = {
         "num_requests": _counts(record, table),
         "num_truncated": int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
-        "makespan_s": ns_to_s(span_ns) if span_ns else None,
-        "throughput": _throughput(table, counted, measured),
-        "concurrency_mean": ratio(_residence_ns(table, finished), span_ns),
+        "makespan_s": ns_to_s(whole.length_ns) if whole.length_ns else None,
+        "makespan_throughput": rates(table, finished, whole),
+        "window_s": ns_to_s(window.length_ns) if window.length_ns else None,
+        "throughput": throughput,
+        "concurrency_mean": window.concurrency,
         "slot_utilization": ratio(record.totals.live_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
         "slot_occupancy": ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
-        **_latencies(record, table, counted, terms),
+        **latencies,
         "num_preemptions": int(table["num_preemptions"].sum()),
         **({} if record.num_requeued is None else {"num_requeued": record.num_requeued}),
         "num_steps": record.totals.num_steps,
-        "kv": _kv(record, terms, window_ns),
+        "kv": _kv(record, terms, busy_ns),
         **_hit_rate(table, counted, terms),
-        "gpu": _gpu(record, terms, window_ns),
-        **({} if terms.num_replicas == 1 else {"replicas": _replicas(record, table, terms, window_ns)}),
-        **goodput(table, counted, measured, terms),
-        "slo": slo_results(record, table, counted, measured, terms),
-        "cost_per_million_output_tokens": _cost(table, finished, terms, span_ns),
+        "gpu": _gpu(record, terms, busy_ns),
+        **({} if terms.num_replicas == 1 else {"replicas": _replicas(record, table, terms, busy_ns)}),
+        **goodput(table, finished, window, terms),
+        "slo": slo_results(latencies, table, counted, num_missing, terms),
+        "cost_per_million_output_tokens": _cost(throughput["output_tokens_per_s"], terms),
         "saturated": growth is not None,
         "saturation_reason": None
         if growth is None
@@ -83,34 +89,7 @@ def _counts(record: Record, table: dict[str, Ints]) -> dict[str, int]:
     return counts
 
 
-def _measured(table: dict[str, Ints], finished: Bools, warmup: str | tuple[str, float]) -> tuple[Bools, dict[str, Any]]:
-    """Which requests count, and what was done about warm-up (with the MSER-5 proposal, always)."""
-    arrival = table["arrival_ns"]
-    e2e = (table["last_token_ns"] - arrival)[finished].astype(np.float64)
-    proposal = mser5(e2e)
-    if warmup == "none":
-        method, measured = "none", np.ones(len(arrival), dtype=bool)
-    elif warmup == "mser5":
-        finished_before: Ints = np.cumsum(finished) - finished
-        method, measured = "mser5", np.asarray(finished_before >= (proposal or 0))
-    else:
-        assert not isinstance(warmup, str), warmup
-        kind, value = warmup
-        method = f"first {value:g} {kind}"
-        measured = table["id"] >= value if kind == "requests" else arrival >= value * NS_PER_S
-    note = None if proposal is not None else "MSER-5 finds no steady state: its cut lies at half of the run"
-    dropped = int((~measured).sum())
-    return measured, {"method": method, "dropped_requests": dropped, "mser5_proposal_requests": proposal, "note": note}
-
-
-def _makespan_ns(table: dict[str, Ints], finished: Bools) -> int:
-    """First arrival to last delivery."""
-    if not finished.any():
-        return 0
-    return int(table["last_token_ns"][finished].max() - table["arrival_ns"].min())
-
-
-def _window_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
+def _busy_span_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
     """Time over which shares are taken: first arrival to last delivery, or to the end of the last step if later.
 
     They differ only where work goes on for clients that have given up.
@@ -119,38 +98,17 @@ def _window_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
     return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
 
-def _throughput(table: dict[str, Ints], counted: Bools, measured: Bools) -> dict[str, float | None]:
-    """Finished measured requests over the time from the first measured arrival to their last delivery."""
-    names = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
-    span_ns = measured_span_ns(table, counted, measured)
-    output = int(table["output_tokens"][counted].sum())
-    both = output + int(table["prompt_tokens"][counted].sum())
-    return {
-        name: ratio(amount * NS_PER_S, span_ns)
-        for name, amount in zip(names, (int(counted.sum()), output, both), strict=True)
-    }
-
-
-def _residence_ns(table: dict[str, Ints], finished: Bools) -> int:
-    return total((table["last_token_ns"] - table["first_scheduled_ns"])[finished])
-
-
 def _latencies(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
-    arrival, first, last = (table[c][counted] for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
+    def stats(metric: str) -> dict[str, Any]:
+        return stats_ms(values_ns(table, metric)[counted & defined(table, metric)])
+
     return {
-        "ttft_ms": stats_ms(first - arrival),
-        "tpot_ms": stats_ms(_tpot_ns(table, counted)) if terms.stream else _absent(NOT_STREAMED),
+        "ttft_ms": stats("ttft_ms"),
+        "tpot_ms": stats("tpot_ms") if terms.stream else _absent(NOT_STREAMED),
         "itl_ms": _itl(record) if terms.stream else _absent(NOT_STREAMED),
-        "e2e_ms": stats_ms(last - arrival),
-        "queue_ms": stats_ms(table["first_scheduled_ns"][counted] - arrival),
+        "e2e_ms": stats("e2e_ms"),
+        "queue_ms": stats_ms((table["first_scheduled_ns"] - table["arrival_ns"])[counted]),
     }
-
-
-def _tpot_ns(table: dict[str, Ints], counted: Bools) -> Floats:
-    """(last - first token) / (n - 1) of requests with n > 1 tokens a sample; undefined for n = 1."""
-    num_gaps = gaps(table)
-    several = counted & (num_gaps > 0)
-    return (table["last_token_ns"] - table["first_token_ns"])[several] / num_gaps[several]
 
 
 def stats_ms(values_ns: Ints | Floats) -> dict[str, Any]:
@@ -249,12 +207,11 @@ def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> dict[str, Any] | 
     }
 
 
-def _cost(table: dict[str, Ints], finished: Bools, terms: Terms, span_ns: int) -> float | None:
-    """Price of all GPUs over the makespan per million output tokens; None without a price."""
-    tokens = int(table["output_tokens"][finished].sum())
-    if terms.price_per_hour is None or not tokens:
+def _cost(output_tokens_per_s: float | None, terms: Terms) -> float | None:
+    """Price of all GPUs per million output tokens, at the rate of the window; None without a price."""
+    if terms.price_per_hour is None or not output_tokens_per_s:
         return None
-    return terms.price_per_hour * (ns_to_s(span_ns) / 3600) / (tokens / 1e6)
+    return terms.price_per_hour / (output_tokens_per_s * 3600) * 1e6
 
 
 def _growth(table: dict[str, Ints], terms: Terms) -> float | None:

@@ -61,7 +61,8 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Integers stay integers for a single replication. A value that is None in some replication is None in the mean:
     an average over the replications that happen to have it would be of another population. Texts and flags are taken
-    from the first replication that has one; a flag holds if it does in any replication, ``met`` if in all of them.
+    from the first replication that has one; a flag holds if it does in any replication, ``met`` if in all of them (and
+    is None where it is missed in none and unknown in some).
     """
     first = summaries[0]
     combined: dict[str, Any] = {}
@@ -71,8 +72,10 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
             combined[key] = combine([v if isinstance(v, dict) else {} for v in values])
         elif key == "replicas":
             combined[key] = [combine(alike) for alike in zip(*values, strict=True)]
+        elif key == "met":
+            combined[key] = False if False in values else None if None in values else True
         elif isinstance(value, bool):
-            combined[key] = all(values) if key == "met" else any(values)
+            combined[key] = any(values)
         elif key in SETTINGS:
             combined[key] = value
         elif all(isinstance(v, int | float) for v in values) or _sometimes_number(values):

@@ -1,4 +1,4 @@
-"""What a log measured of its requests beside what their simulation gives. Imports metrics.definitions and terms."""
+"""What a log measured of its requests beside what their simulation gives. Imports siblings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import stats_ms
-from simkit.metrics.terms import Bools, gaps
+from simkit.metrics.terms import Bools
+from simkit.metrics.values import defined, values_ns
 from simkit.types import Floats, Ints
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -38,15 +39,18 @@ def paired(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool)
     """
     counted = whole(table)
     ttft, e2e = ttft_ns[table["id"]], e2e_ns[table["id"]]
-    arrival, first, last = (table[name] for name in ("arrival_ns", "first_token_ns", "last_token_ns"))
     wanted = table["wanted_tokens"] // np.maximum(table["samples"], 1) - 1
-    made = gaps(table)
-    several = counted & (ttft >= 0) & (e2e >= ttft) & (wanted > 0) & (made > 0)
+    several = counted & (ttft >= 0) & (e2e >= ttft) & (wanted > 0)
+    logs: dict[str, tuple[Bools, Ints | Floats]] = {
+        "ttft_ms": (counted & (ttft >= 0), ttft),
+        "tpot_ms": (several, (e2e - ttft) / np.maximum(wanted, 1)),
+        "e2e_ms": (counted & (e2e >= 0), e2e),
+    }
     found: Pairs = {}
-    _add(found, "ttft_ms", counted & (ttft >= 0), ttft, first - arrival)
-    if stream:
-        _add(found, "tpot_ms", several, (e2e - ttft) / np.maximum(wanted, 1), (last - first) / np.maximum(made, 1))
-    _add(found, "e2e_ms", counted & (e2e >= 0), e2e, last - arrival)
+    for metric, (known, log) in logs.items():
+        chosen = known & defined(table, metric)
+        if chosen.any() and (stream or metric != "tpot_ms"):
+            found[metric] = log[chosen], values_ns(table, metric)[chosen]
     return found
 
 
@@ -76,8 +80,3 @@ def error_pct(measured: float | None, predicted: float | None) -> float | None:
     if not measured or predicted is None:
         return None
     return 100 * (predicted / measured - 1)
-
-
-def _add(found: Pairs, metric: str, chosen: Bools, log: Ints | Floats, run: Ints | Floats) -> None:
-    if chosen.any():
-        found[metric] = log[chosen], run[chosen]

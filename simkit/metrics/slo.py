@@ -1,85 +1,73 @@
-"""Service level objectives: goodput, and whether a run meets each value. Imports metrics.record and metrics.terms."""
+"""Service level objectives: goodput, and whether a run meets each value. Imports siblings of the metrics room."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from simkit.metrics.record import Record
-from simkit.metrics.terms import NOT_STREAMED, Bools, Terms, gaps, measured_span_ns, ratio
-from simkit.types import Floats, Ints
-from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms
+from simkit.metrics.terms import NOT_STREAMED, Bools, Terms
+from simkit.metrics.values import PER_REQUEST, defined, values_ns
+from simkit.metrics.window import Window
+from simkit.types import Ints
+from simkit.units import NS_PER_MS
 
 
-def goodput(table: dict[str, Ints], counted: Bools, measured: Bools, terms: Terms) -> dict[str, Any]:
-    """Measured requests a second that meet every per-request value; pooled ITL and means bind no single request."""
+def goodput(table: Mapping[str, Ints], finished: Bools, window: Window, terms: Terms) -> dict[str, Any]:
+    """Finished requests a second of the window that meet every per-request value, counted as throughput counts them.
+
+    An undefined TPOT passes. Pooled ITL and means bind no single request.
+    """
     bounds = {
         metric: min(value for key, value in values.items() if key != "mean")
         for metric, values in terms.slo.items()
-        if metric != "itl_ms" and values.keys() != {"mean"}
+        if metric in PER_REQUEST and values.keys() != {"mean"}
     }
     if not bounds:
         return {"goodput_per_s": None, "goodput_reason": "no slo with a value per request" if terms.slo else "no slo"}
     if not terms.stream and "tpot_ms" in bounds:
         return {"goodput_per_s": None, "goodput_reason": NOT_STREAMED}
-    if not counted.any():
+    if not window.length_ns:
         return {"goodput_per_s": None, "goodput_reason": "no request finished"}
-    good = counted.copy()
+    good = finished.copy()
     for metric, bound in bounds.items():
-        good &= _per_request_ms(table, metric) <= bound
-    span_ns = measured_span_ns(table, counted, measured)
-    return {"goodput_per_s": ratio(int(good.sum()) * NS_PER_S, span_ns), "goodput_reason": None}
+        good &= _within(table, metric, bound) | ~defined(table, metric)
+    return {"goodput_per_s": window.per_s(np.ones_like(table["id"]), good), "goodput_reason": None}
 
 
 def slo_results(
-    record: Record, table: dict[str, Ints], counted: Bools, measured: Bools, terms: Terms
+    latencies: Mapping[str, Mapping[str, Any]],
+    table: Mapping[str, Ints],
+    counted: Bools,
+    num_missing: int,
+    terms: Terms,
 ) -> dict[str, Any] | None:
-    """For each value of the SLO whether the run meets it; a percentile key asks for that share of measured requests.
+    """For each value of the SLO whether the run meets it, by the very numbers of the summary (`latencies`).
 
-    Rejected, refused, aborted and unfinished requests miss every value. A mean is compared with the mean, and ITL with
-    its pooled percentile. `met` is None where the metric does not exist.
+    A percentile key asks for that share of requests: of those that are `counted` and have the metric, and of the
+    `num_missing` measured ones that were rejected, refused, gave up or did not end, which miss every value. A mean is
+    compared with the mean, and ITL with its pooled percentile. `met` is None where no counted request has the metric.
     """
     if not terms.slo:
         return None
-    num_measured = int(measured.sum()) + record.num_arrived - len(measured)
     results: dict[str, Any] = {}
     for metric, values in terms.slo.items():
         results[metric] = {}
         for key, target in values.items():
-            share = value = None
-            if metric == "itl_ms" and terms.stream:
-                value = record.itl.mean_ns() if key == "mean" else record.itl.percentile_ns(float(key[1:]))
-                value = None if value is None else ns_to_ms(value)
-            elif metric != "itl_ms" and (terms.stream or metric != "tpot_ms") and counted.any():
-                each = _per_request_ms(table, metric)
-                if key == "mean":
-                    value = float(each[counted].sum()) / int(counted.sum())
-                else:
-                    share = int((counted & (each <= target)).sum()) / num_measured
-                    value = _percentile_ms(table, metric, counted, float(key[1:]))
-            met = None if share is None and value is None else _meets(key, target, share, value)
+            value, share = latencies[metric][key], None
+            if key != "mean" and metric in PER_REQUEST and value is not None:
+                have = counted & defined(table, metric)
+                within = int((have & _within(table, metric, target)).sum())
+                share = within / (int(have.sum()) + num_missing)
+            met = None if value is None else _meets(key, target, share, value)
             results[metric][key] = {"target_ms": target, "share_within": share, "value_ms": value, "met": met}
     return results
 
 
-def _percentile_ms(table: dict[str, Ints], metric: str, counted: Bools, percent: float) -> float | None:
-    """The percentile that the summary shows: an undefined TPOT is left out."""
-    defined = counted & (gaps(table) > 0) if metric == "tpot_ms" else counted
-    return float(np.percentile(_per_request_ms(table, metric)[defined], percent)) if defined.any() else None
+def _meets(key: str, target: float, share: float | None, value: float) -> bool:
+    return value <= target if share is None else share >= float(key[1:]) / 100
 
 
-def _meets(key: str, target: float, share: float | None, value: float | None) -> bool:
-    if share is not None:
-        return share >= float(key[1:]) / 100
-    return value is not None and value <= target
-
-
-def _per_request_ms(table: dict[str, Ints], metric: str) -> Floats:
-    """Value of each request in ms; an undefined TPOT passes every bound."""
-    if metric == "tpot_ms":
-        num_gaps = gaps(table)
-        decoding_ns = table["last_token_ns"] - table["first_token_ns"]
-        return np.where(num_gaps > 0, decoding_ns / np.maximum(num_gaps, 1), 0.0) / NS_PER_MS
-    end = "first_token_ns" if metric == "ttft_ms" else "last_token_ns"
-    return (table[end] - table["arrival_ns"]) / NS_PER_MS
+def _within(table: Mapping[str, Ints], metric: str, bound_ms: float) -> Bools:
+    return np.asarray(values_ns(table, metric) / NS_PER_MS <= bound_ms)

@@ -12,6 +12,8 @@ from simkit.types import Ints
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
+WarmupRule = str | tuple[str, float]
+
 NOT_STREAMED = "not streamed"
 PREFIX_UNKNOWN = "the log does not say which prompts are alike"
 
@@ -20,9 +22,11 @@ PREFIX_UNKNOWN = "the log does not say which prompts are alike"
 class Terms:
     """Set-up of a run as far as its numbers depend on it. `slo` maps metric name to {statistic: milliseconds}.
 
-    `prefix_known`: it is known which prompts are alike, so that what a prefix cache finds means something. `warmup` is
-    "none", "mser5", ("requests", n) or ("seconds", s). Peaks are per replica, None without hardware.
-    `first_token_ns` is how long before its arrival at the engine a request was sent, its answer's way back included.
+    `prefix_known`: it is known which prompts are alike, so that what a prefix cache finds means something. `finite`:
+    the load is a batch that starts and ends empty. `warmup` is "none", "mser5", ("requests", n), ("seconds", s) or
+    ("ns", n), and `auto` says how it came about where the scenario leaves it to simkit. Peaks are per replica, None
+    without hardware. `first_token_ns` is how long before its arrival at the engine a request was sent, its answer's way
+    back included.
     """
 
     max_num_seqs: int
@@ -33,7 +37,8 @@ class Terms:
     open_loop: bool
     prefix_caching: bool
     prefix_known: bool
-    warmup: str | tuple[str, float]
+    finite: bool
+    warmup: WarmupRule
     slo: Mapping[str, Mapping[str, float]]
     price_per_hour: float | None
     peak_flops_per_s: float | None
@@ -41,13 +46,7 @@ class Terms:
     latency_source: str
     not_simulated: tuple[str, ...]
     first_token_ns: int = 0
-
-
-def measured_span_ns(table: Mapping[str, Ints], counted: Bools, measured: Bools) -> int:
-    """First measured arrival, of whoever it was, to the last delivery of a finished one; 0 when nobody finished."""
-    if not counted.any():
-        return 0
-    return int(table["last_token_ns"][counted].max() - table["arrival_ns"][measured].min())
+    auto: str | None = None
 
 
 def ratio(part: float, whole: float) -> float | None:
@@ -55,6 +54,6 @@ def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def gaps(table: dict[str, Ints]) -> Ints:
+def gaps(table: Mapping[str, Ints]) -> Ints:
     """Gaps between the tokens of a sample."""
     return table["output_tokens"] // table["samples"] - 1

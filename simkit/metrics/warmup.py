@@ -1,4 +1,4 @@
-"""Warm-up: which requests count, by a fixed rule or by MSER-5. Imports numpy only.
+"""Warm-up: which requests count, by a fixed rule or by MSER-5. Imports numpy, `types`, `units` and `metrics.terms`.
 
 MSER-5 (White, 1997; White, Cobb and Spratt, 2000): average the series in batches of five and cut the first d batches
 that minimise the standard error of the mean of what is left, d at most half.
@@ -6,11 +6,40 @@ that minimise the standard error of the mean of what is left, d at most half.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from simkit.types import Floats
+from simkit.metrics.terms import Bools, Terms
+from simkit.types import Floats, Ints
+from simkit.units import NS_PER_S
 
 BATCH = 5
+
+
+def leave_out(table: Mapping[str, Ints], finished: Bools, terms: Terms) -> tuple[Bools, dict[str, Any]]:
+    """Which requests count, and what was done about warm-up and why (with the MSER-5 proposal, always)."""
+    arrival, rule = table["arrival_ns"], terms.warmup
+    proposal = mser5((table["last_token_ns"] - arrival)[finished].astype(np.float64))
+    if rule == "none":
+        method, measured = "none", np.ones(len(arrival), dtype=bool)
+    elif rule == "mser5":
+        finished_before: Ints = np.cumsum(finished) - finished
+        method, measured = "mser5", np.asarray(finished_before >= (proposal or 0))
+    else:
+        assert not isinstance(rule, str), rule
+        kind, value = rule
+        method = f"first {value:g} {kind}"
+        unit = {"requests": 1, "seconds": NS_PER_S, "ns": 1}[kind]
+        measured = (table["id"] if kind == "requests" else arrival) >= value * unit
+    return measured, {
+        "method": method if terms.auto is None else "auto",
+        "why": terms.auto,
+        "dropped_requests": int((~measured).sum()),
+        "mser5_proposal_requests": proposal,
+        "note": None if proposal is not None else "MSER-5 finds no steady state: its cut lies at half of the run",
+    }
 
 
 def mser5(series: Floats) -> int | None:

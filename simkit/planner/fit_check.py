@@ -114,7 +114,7 @@ def check_fit(
     even = apply_sets(repeated, {"workload": _even(fit)}, label="fit")
     # All at once, so that the engine is never idle: what it sustains of these requests.
     crowd = _done(run_study([Point("crowd", at_rate(original, fit.span_s, 1.0))], progress=progress, **options))
-    sustained = crowd["crowd"].summary["throughput"]["requests_per_s"]
+    sustained = crowd["crowd"].summary["makespan_throughput"]["requests_per_s"]
     rate = fit.num_requests / fit.span_s
     speed = min(1.0, LOAD * sustained / rate)
     arms = {"original": original, "fitted": fitted, "even": even}

@@ -17,19 +17,42 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "TTFT is then E2E, and TPOT and ITL are undefined.",
     ),
     (
+        "Measured window",
+        "From the first measured arrival, after warm-up, to the last arrival of the run: the time over which "
+        "throughput, goodput, concurrency and cost are counted. Every finished request counts in it with the share of "
+        "its stay, from being scheduled first to its last token, that lies inside; so neither the filling at the start "
+        "nor the emptying at the end of a run weighs. For a finite load (workload.finite, or all at once) it is the "
+        "makespan.",
+    ),
+    (
         "Throughput",
-        "Finished, measured requests (or their tokens) per second, from their first arrival to their last delivery. "
-        "Without a warm-up that time is the makespan.",
+        "Finished requests (or their tokens) per second of the measured window, each by its share in it. Below "
+        "saturation that is the rate at which requests arrive, beyond it what the system serves.",
+    ),
+    (
+        "Throughput of the makespan",
+        "All finished requests (or their tokens) over the makespan, first arrival to last delivery: what benchmark "
+        "tools count. It includes the filling and the emptying, and so depends on the number of requests.",
     ),
     (
         "Concurrency",
-        "Time average of requests between first being scheduled and their last token. High throughput and high "
-        "concurrency are different things, so both are shown.",
+        "Time average, over the measured window, of requests between first being scheduled and their last token. High "
+        "throughput and high concurrency are different things, so both are shown.",
     ),
     (
         "Goodput",
-        "Requests per second that meet every latency target of the scenario. Rejected and unfinished requests fail; an "
-        "undefined TPOT passes.",
+        "Throughput of those requests that meet every latency target of the scenario. Rejected and unfinished requests "
+        "fail; an undefined TPOT passes.",
+    ),
+    (
+        "Objectives",
+        "A percentile objective asks for that share of the measured requests that have the metric; those that were "
+        "turned away, gave up or did not end miss it. A mean is compared with the mean. Where no finished request has "
+        "the metric, it is neither met nor missed.",
+    ),
+    (
+        "Cost",
+        "Price of all GPUs an hour over the output tokens that an hour brings at the throughput of the window.",
     ),
     (
         "Slot utilisation",
@@ -81,7 +104,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Warm-up",
-        "Requests at the start, before the system has settled, can be left out of the percentiles. The list below "
-        "says by which rule and how many.",
+        "Requests at the start, before the system has settled, are left out of the percentiles, and the measured "
+        "window begins after them. auto: those that arrive in the first fifth of the time in which requests arrive (of "
+        "a closed loop, the first of each client and a fifth of the others); nothing of a finite load or a log. The "
+        "list below says by which rule and how many.",
     ),
 )

@@ -143,8 +143,8 @@ def throughput(content: Content) -> Figure | None:
         style.legend_below(fig, handles, 4)
         svg = style.to_svg(fig, "throughput", "Throughput and concurrency against the request rate")
     text = (
-        "Throughput is counted up to the last delivery, so it lies a little below the rate that is offered, "
-        "also where everything is served in time."
+        "Throughput is counted over the measured window, from the first measured arrival to the last: where everything "
+        "is served in time it is the rate at which requests arrived in it, which chance moves about the one offered."
     )
     return Figure(svg, f"{means_text(rows_of(content), drawn=True)} {text}")
 

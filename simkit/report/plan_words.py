@@ -13,7 +13,7 @@ from simkit.report.headline import TOLD_SHARE, Badge
 from simkit.report.numbers import count, percent, plain
 from simkit.report.plan_data import TOO_FEW, Content, extrapolated, known, label, rates_text, too_few, word
 
-SHARED = ("TTFT", "TPOT", "E2E", "Throughput", "Concurrency", "KV utilisation", "Preemption")
+SHARED = ("TTFT", "TPOT", "E2E", "Measured window", "Throughput", "Concurrency", "KV utilisation", "Preemption")
 """Definitions that a plan has in common with a run."""
 
 PLAN_DEFINITIONS: tuple[tuple[str, str], ...] = (

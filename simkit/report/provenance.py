@@ -78,7 +78,8 @@ def describe_warmup(warmup: Any) -> str:
     if not isinstance(warmup, Mapping):
         return "not recorded"
     method, dropped = warmup.get("method") or "none", warmup.get("dropped_requests")
-    parts = [f"rule {_text(method)}, {numbers.plain(dropped)} requests left out"]
+    why = f", {warmup['why']}" if warmup.get("why") else ""
+    parts = [f"rule {_text(method)}, {numbers.plain(dropped)} requests left out{why}"]
     proposal = warmup.get("mser5_proposal_requests", warmup.get("proposal"))
     if proposal is not None:
         parts.append(f"MSER-5 proposes {_text(proposal)} requests")

@@ -99,12 +99,14 @@ def _length_lines(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _warmup_lines(warmup: Mapping[str, Any]) -> list[str]:
-    """What was left out, and what MSER-5 proposes, whether it was asked or not."""
+    """What was left out and why, and what MSER-5 proposes, whether it was asked or not, in one line."""
     if not warmup:
         return []
     dropped, proposal = warmup.get("dropped_requests") or 0, warmup.get("mser5_proposal_requests")
     done = f"first {plain(dropped)} requests left out" if dropped else "nothing left out"
-    proposed = warmup.get("note") or f"MSER-5 proposes to leave out {plain(proposal)}"
+    done += f", {warmup['why']}" if warmup.get("why") else ""
+    # The note of the manifest is longer than what is left of the line.
+    proposed = "MSER-5: no steady state" if warmup.get("note") else f"MSER-5 proposes {plain(proposal)}"
     return [f"warm-up ({warmup.get('method')}): {done}; {proposed}"]
 
 
@@ -281,12 +283,16 @@ _METRICS: tuple[tuple[str, str, Show, str], ...] = (
     ("requests per second", "throughput.requests_per_s", plain, ""),
     ("output tokens per second", "throughput.output_tokens_per_s", plain, ""),
     ("total tokens per second", "throughput.total_tokens_per_s", plain, ""),
-    ("makespan", "makespan_s", plain, "s"),
+    ("measured window", "window_s", plain, "s"),
     ("concurrency, mean", "concurrency_mean", plain, ""),
     ("slot utilisation", "slot_utilization", percent, ""),
     ("slot occupancy", "slot_occupancy", percent, ""),
     ("goodput per second", "goodput_per_s", plain, ""),
     ("cost per million output tokens", "cost_per_million_output_tokens", plain, ""),
+    ("makespan", "makespan_s", plain, "s"),
+    ("requests per s of makespan", "makespan_throughput.requests_per_s", plain, ""),
+    ("output tokens per s of makespan", "makespan_throughput.output_tokens_per_s", plain, ""),
+    ("total tokens per s of makespan", "makespan_throughput.total_tokens_per_s", plain, ""),
     ("GPU busy", "gpu.busy", percent, ""),
     ("MFU", "gpu.mfu", percent, ""),
     ("MBU", "gpu.mbu", percent, ""),

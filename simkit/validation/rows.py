@@ -49,9 +49,9 @@ def _metrics() -> dict[str, tuple[str, float]]:
         for word, stat in STATS.items()
     }
     return found | {
-        "output_tok_s": ("throughput.output_tokens_per_s", 1.0),
-        "total_tok_s": ("throughput.total_tokens_per_s", 1.0),
-        "req_per_s": ("throughput.requests_per_s", 1.0),
+        "output_tok_s": ("makespan_throughput.output_tokens_per_s", 1.0),
+        "total_tok_s": ("makespan_throughput.total_tokens_per_s", 1.0),
+        "req_per_s": ("makespan_throughput.requests_per_s", 1.0),
         "duration_s": ("makespan_s", 1.0),
     }
 

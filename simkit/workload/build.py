@@ -5,8 +5,9 @@ Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; kn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 
@@ -51,6 +52,9 @@ class Workload:
     when its log says nothing of prompts, so that what they share is unknown. In closed sessions `requests` has only
     those that follow no other, and `successors` those that the end of a request causes; ids are ranks in the recorded
     order all the same, `num_requests` and `counters` are of all requests. `measured` is what the log measured.
+
+    `arrival_span_ns` gives the first and the last arrival without taking any request: (0, 0) where there is none, or
+    only the run knows when they come.
     """
 
     requests: Iterator[Request]
@@ -64,6 +68,7 @@ class Workload:
     prefix_known: bool = True
     successors: Successors | None = None
     measured: MeasuredTimes | None = None
+    arrival_span_ns: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def everyone(self) -> Iterator[Request]:
         """All requests in order of their ids, those that the end of another causes as the log has them. Takes them."""
@@ -88,6 +93,7 @@ def build_workload(
     arrivals = workload.arrivals
     closed = arrivals if isinstance(arrivals, scenario.ClosedLoop) else None
     trace: Trace | None = None
+    arrivals_alone: Callable[[Streams], Iterator[Ints]] = _no_arrivals
     if workload.trace is not None:
         trace = read_trace(workload.trace, base_dir, streams=streams, max_model_len=max_model_len)
         notes.extend(trace.notes)
@@ -101,6 +107,7 @@ def build_workload(
         clients.check_count(num_requests, workload.duration_s)
         notes.extend(clients.notes)
         chunks = (Chunk(*columns, {}) for columns in clients.chunks(streams))
+        arrivals_alone = partial(_arrivals_of_clients, clients)
     else:
         assert arrivals is not None
         assert workload.prompt_tokens is not None
@@ -108,7 +115,9 @@ def build_workload(
         prompts = build_lengths(workload.prompt_tokens, "prompt_tokens", base_dir, notes)
         outputs = build_outputs(workload.output_tokens, base_dir, notes)
         chunks = _synthetic_chunks(arrivals, prompts, outputs, workload.drift, streams)
-    bounded = _bounded(chunks, num_requests, duration_ns if closed is None else None, counters)
+        arrivals_alone = partial(_arrivals_of_process, arrivals)
+    limits = num_requests, None if closed else duration_ns
+    bounded = _bounded(chunks, *limits, counters)
     requests = _requests(bounded, workload, streams, max_model_len, counters)
     successors = None
     if trace is not None and trace.closed:
@@ -126,7 +135,31 @@ def build_workload(
         prefix_known=trace is None or trace.has_blocks or workload.prefix is not None,
         successors=successors,
         measured=None if trace is None else _measured(workload, trace, max_model_len),
+        arrival_span_ns=lambda: _span_ns(arrivals_alone(Streams(seed, replication)), *limits),
     )
+
+
+def _no_arrivals(streams: Streams) -> Iterator[Ints]:
+    return iter(())
+
+
+def _arrivals_of_process(arrivals: scenario.Arrivals, streams: Streams) -> Iterator[Ints]:
+    return arrival_chunks(arrivals, streams("arrivals"))
+
+
+def _arrivals_of_clients(clients: ServeGenClients, streams: Streams) -> Iterator[Ints]:
+    return (arrival_ns for arrival_ns, *_ in clients.chunks(streams))
+
+
+def _span_ns(chunks: Iterator[Ints], num_requests: int | None, duration_ns: int | None) -> tuple[int, int]:
+    """First and last arrival of the requests that are sent; (0, 0) without one."""
+    first_ns = last_ns = None
+    whole = (Chunk(arrival_ns, arrival_ns, arrival_ns, {}) for arrival_ns in chunks)
+    for chunk in _bounded(whole, num_requests, duration_ns, {}):
+        if len(chunk.arrival_ns):
+            first_ns = int(chunk.arrival_ns[0]) if first_ns is None else first_ns
+            last_ns = int(chunk.arrival_ns[-1])
+    return (0, 0) if first_ns is None or last_ns is None else (first_ns, last_ns)
 
 
 def _measured(workload: scenario.Workload, trace: Trace, max_model_len: int) -> MeasuredTimes | None:

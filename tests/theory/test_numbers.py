@@ -81,13 +81,14 @@ NUM_REQUESTS = 700
 def generation(
     batching: str, allocator: str, slots: int = 256, outputs: str = "lognormal", requests: int = NUM_REQUESTS
 ) -> Any:
-    """Summary of an arm of three-generations.yaml, with fewer customers."""
+    """Summary of an arm of three-generations.yaml, for fewer customers from the first to the last."""
     base = scenario.load(SCENARIOS / "three-generations.yaml")
     changes: dict[str, Any] = {
         "engine.batching": batching,
         "engine.kv_allocator": allocator,
         "engine.max_num_seqs": slots,
         "workload.num_requests": requests,
+        "workload.finite": True,
     }
     if outputs == "uniform":
         changes["workload.output_tokens"] = base.variants["uniform-static"]["workload.output_tokens"]

@@ -96,6 +96,7 @@ def test_littles_law_between_steps_and_requests(batching: str, asynchronous: boo
             "stream": False,
         },
         "workload": {
+            "finite": True,
             "num_requests": 300,
             "arrivals": {"process": "gamma", "rate_per_s": 5, "cv": 2},
             "prompt_tokens": {"dist": "uniform", "low": 10, "high": 300},

@@ -92,7 +92,7 @@ def test_clients_of_a_closed_loop_come_back_later(think_s: float) -> None:
 
 def test_throughput_of_a_closed_loop_falls_and_littles_law_holds() -> None:
     closed = {"process": "closed_loop", "concurrency": 8, "think_time_s": 0}
-    before, after = (run(make(arrivals=closed, num_requests=200)) for make in (scenario, with_path))
+    before, after = (run(make(arrivals=closed, num_requests=200, finite=True)) for make in (scenario, with_path))
     rates = [result.summary["throughput"]["requests_per_s"] for result in (before, after)]
     assert rates[1] < rates[0]
     for result in (before, after):

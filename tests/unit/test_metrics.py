@@ -226,6 +226,7 @@ def terms(**changes: Any) -> Terms:
         "open_loop": True,
         "prefix_caching": False,
         "prefix_known": True,
+        "finite": True,
         "warmup": "none",
         "slo": {},
         "price_per_hour": None,
@@ -305,7 +306,16 @@ def test_warm_up_by_requests_and_seconds_leaves_out_and_says_so() -> None:
         assert outcome.requests["measured"].sum() == 3 - dropped
     later = summarise(record_of(*THREE), terms(warmup=("requests", 2.0))).summary
     assert later["ttft_ms"]["mean"] == pytest.approx(30)
-    assert later["throughput"]["requests_per_s"] == pytest.approx(1 / 0.090)
+    # The load is finite, so that rates are counted over the makespan whatever is measured.
+    assert later["throughput"]["requests_per_s"] == pytest.approx(3 / 0.120)
+    # Left to itself the window is the 20 ms from the second arrival to the third; of the first request 20 of 50 ms lie
+    # in it, of the second 10 of 20, and nothing of the third.
+    ongoing = summarise(record_of(*THREE), terms(warmup=("requests", 1.0), finite=False)).summary
+    assert ongoing["window_s"] == pytest.approx(0.020)
+    assert ongoing["throughput"]["requests_per_s"] == pytest.approx((20 / 50 + 10 / 20) / 0.020)
+    assert ongoing["throughput"]["output_tokens_per_s"] == pytest.approx((5 * 20 / 50 + 10 / 20) / 0.020)
+    assert ongoing["concurrency_mean"] == pytest.approx((20 + 10) / 20)
+    assert ongoing["makespan_throughput"] == later["throughput"]
 
 
 def test_cost_is_the_price_of_the_makespan() -> None:

@@ -1,0 +1,86 @@
+"""The measured window: the time over which rates are counted, and the share of each request that lies in it.
+
+It goes from the first measured arrival to the last arrival of the run. A finished request, measured or not, counts with
+the share of its stay (first scheduled to last token) that lies in the window, so that
+
+- the filling at the start and the emptying at the end of a run do not weigh, and more requests change no rate;
+- a batch that is delivered all at once makes no step: its members count where they were served;
+- a saturated run shows what is served, and one that is not the rate at which requests arrive.
+
+A finite load starts and ends empty and is meant to: there the window is the makespan, first arrival to last delivery,
+as it is where all requests arrive at one instant. Sums of whole requests are integers, and those of the parts are
+rounded once, so that they are the same everywhere. Imports numpy, `types`, `units` and its siblings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkit.metrics.exact import total
+from simkit.metrics.terms import Bools, ratio
+from simkit.types import Floats, Ints
+from simkit.units import NS_PER_S
+
+RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`start_ns` to `end_ns`; by request, the time of its stay that lies inside and its share of the stay (0 of those
+    that did not finish)."""
+
+    start_ns: int
+    end_ns: int
+    inside_ns: Ints
+    share: Floats
+
+    @property
+    def length_ns(self) -> int:
+        """0 when nobody finished: then nothing is served in any time."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def concurrency(self) -> float | None:
+        """Time average of the finished requests that were being served."""
+        return ratio(total(self.inside_ns), self.length_ns)
+
+    def per_s(self, amounts: Ints, chosen: Bools) -> float | None:
+        """`amounts` of the chosen requests a second, each by its share."""
+        whole, part = chosen & (self.share == 1.0), chosen & (self.share > 0.0) & (self.share < 1.0)
+        amount = total(amounts[whole]) + math.fsum((amounts[part] * self.share[part]).tolist())
+        return ratio(amount * NS_PER_S, self.length_ns)
+
+
+def makespan(table: Mapping[str, Ints], finished: Bools) -> Window:
+    """First arrival to last delivery: every finished request lies in it whole."""
+    if not finished.any():
+        return Window(0, 0, np.zeros(len(finished), dtype=np.int64), np.zeros(len(finished)))
+    start_ns, end_ns = int(table["arrival_ns"].min()), int(table["last_token_ns"][finished].max())
+    stay_ns = table["last_token_ns"] - table["first_scheduled_ns"]
+    return Window(start_ns, end_ns, np.where(finished, stay_ns, 0), finished.astype(np.float64))
+
+
+def measured_window(table: Mapping[str, Ints], finished: Bools, measured: Bools, *, finite: bool) -> Window:
+    """First measured arrival to last arrival; the makespan of a finite load, and where that time has no length."""
+    start_ns = int(table["arrival_ns"][measured].min()) if measured.any() else 0
+    end_ns = int(table["arrival_ns"].max()) if measured.any() else 0
+    if finite or end_ns == start_ns or not finished.any():
+        return makespan(table, finished if measured.any() else np.zeros_like(finished))
+    scheduled, last = table["first_scheduled_ns"], table["last_token_ns"]
+    inside_ns = np.maximum(np.minimum(last, end_ns) - np.maximum(scheduled, start_ns), 0)
+    inside_ns = np.where(finished, inside_ns, 0)
+    # Who is done at the instant of being scheduled lies in the window or outside, never in part.
+    at_once = finished & (last == scheduled) & (start_ns <= last) & (last <= end_ns)
+    share = np.where(at_once, 1.0, inside_ns / np.maximum(last - scheduled, 1))
+    return Window(start_ns, end_ns, inside_ns, share)
+
+
+def rates(table: Mapping[str, Ints], finished: Bools, window: Window) -> dict[str, float | None]:
+    """Requests and tokens a second."""
+    output = table["output_tokens"]
+    amounts = (np.ones_like(output), output, output + table["prompt_tokens"])
+    return {name: window.per_s(values, finished) for name, values in zip(RATES, amounts, strict=True)}
