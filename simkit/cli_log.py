@@ -73,7 +73,7 @@ def scenario_of(
         f"note: the log replaces workload.{', '.join(gone)} of {path}"
         + (f"; {', '.join(kept)} stay{'s' if len(kept) == 1 else ''}" if kept else "")
     ]
-    if before.warmup != "none" and chosen.warmup == "none":
+    if before.warmup not in ("auto", "none") and chosen.warmup == "auto":
         told.append(f"note: --warmup replaces warmup of {path}")
     if before.variants:
         told.append(f"note: variants of {path} are not run: {', '.join(before.variants)}")

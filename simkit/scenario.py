@@ -118,7 +118,7 @@ class Scenario(Strict):
     slo: Slo | None = None
     seed: Seed = 0
     replications: Replications = 1
-    warmup: Warmup = "none"
+    warmup: Warmup = "auto"
     variants: dict[Name, dict[str, Any]] = Field(default_factory=dict)
 
     _base_dir: Path | None = PrivateAttr(default=None)
@@ -128,7 +128,7 @@ class Scenario(Strict):
     def _check(self) -> Self:
         check_failures(self.failures, self.replicas)
         trace = self.workload.trace
-        if trace is not None and trace.warmup_s and self.warmup != "none":
+        if trace is not None and trace.warmup_s and self.warmup not in ("auto", "none"):
             where = ("workload", "trace", "warmup_s")
             raise conflict(("warmup",), f"none beside {'.'.join(where)}, which says what is not measured", "both")
         return self

@@ -27,7 +27,7 @@ from simkit.workload.build import Workload, build_workload
 from simkit.workload.servegen import ServeGenClients
 
 WARMUP_SHARE = 5
-"""Where a scenario leaves nothing out, one in so many requests is left out at the start: the engine starts empty."""
+"""Where a scenario leaves it to simkit, one in so many requests is left out at the start: the engine starts empty."""
 
 MEAN_OF = 2000
 """Requests whose lengths are averaged."""
@@ -133,8 +133,8 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
     if count is not None and can_grow and scenario.replicas != base_replicas:
         count = max(1, round(count * scenario.replicas / base_replicas))
         changes["workload.num_requests"] = count
-    # The warm-up window of a trace is one.
-    if scenario.warmup == "none" and not (workload.trace and workload.trace.warmup_s):
+    # A finite load is measured whole, and the warm-up window of a trace is one.
+    if scenario.warmup == "auto" and not workload.is_finite and not (workload.trace and workload.trace.warmup_s):
         if count is None and workload.trace is not None:
             count = sum(1 for _ in first_requests(scenario, None))
             if not workload.is_finite and is_same_every_time(scenario):

@@ -102,6 +102,8 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         "engine": engine,
         "latency": _latency(name, hardware["gpu"], assumed),
         "workload": load_of(row, assumed),
+        # A benchmark counts every request.
+        "warmup": "none",
     }
     given = {*(f"engine.{key}" for key in known), *(parse_set(text)[0] for text in sets)}
     if base is not None:

@@ -46,7 +46,7 @@ def test_two_replicas_meet_every_target_until_one_fails() -> None:
 def test_few_requests_are_sent_back_and_many_wait() -> None:
     summary = arm("two-lose-one").summary
     assert 15 < summary["num_requeued"] < 25
-    assert 0.68 < summary["slo"]["ttft_ms"]["p99"]["share_within"] < 0.72
+    assert 0.60 < summary["slo"]["ttft_ms"]["p99"]["share_within"] < 0.64
     assert (
         "replica 0 failed at 120 s for 180 s: 21 requests returned to the queue"
         in arm("two-lose-one").manifest["notes"]

@@ -58,7 +58,7 @@ def scenarios(draw: st.DrawFn) -> scenario.Scenario:
         replicas=draw(st.integers(1, 3)),
         router=draw(st.sampled_from(["round_robin", "least_outstanding"])),
         latency={"profile": draw(st.sampled_from(["unit", "unit", "roofline", "a100-sxm4-80gb"]))},
-        warmup=draw(st.sampled_from(["none", {"requests": 3}])),
+        warmup=draw(st.sampled_from(["none", "auto", {"requests": 3}])),
         seed=draw(st.integers(0, 3)),
     )
 

@@ -227,7 +227,7 @@ def long_runs(draw: st.DrawFn) -> scenario.Scenario:
         replicas=draw(st.integers(1, 3)),
         router=draw(st.sampled_from(["round_robin", "least_outstanding"])),
         latency={"profile": draw(st.sampled_from(["unit", "roofline", "a100-sxm4-80gb"]))},
-        warmup=draw(st.sampled_from(["none", "none", {"requests": 2}])),
+        warmup=draw(st.sampled_from(["none", "auto", {"requests": 2}])),
         seed=draw(st.integers(0, 3)),
     )
 

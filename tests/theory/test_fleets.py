@@ -85,7 +85,9 @@ def test_prefix_affinity_raises_the_hit_rate() -> None:
         "prefix": {"groups": 24, "tokens": 1600},
     }
     hits = {
-        router: api.run(build(engine, workload, replicas=4, router=router)).summary["prefix_cache_hit_rate"]
+        router: api.run(build(engine, workload, replicas=4, router=router, warmup="none")).summary[
+            "prefix_cache_hit_rate"
+        ]
         for router in ("round_robin", "least_outstanding", "prefix_affinity")
     }
     # Every group is computed once, all else is found.

@@ -39,6 +39,7 @@ def build(
         "engine": {"async_scheduling": False, "enable_prefix_caching": False, "max_model_len": 256} | (engine or {}),
         "workload": {"prompt_tokens": fixed(4), "arrivals": {"process": "all_at_once"}} | workload,
         "latency": {"profile": "unit"},
+        "warmup": "none",
     }
     return scenario.from_dict(data | top)
 

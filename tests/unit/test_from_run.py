@@ -32,6 +32,7 @@ from simkit.validation.run_numbers import MOST_GROUPS, numbers_of, requests_met
 TRUTH = {"fixed_us": 1500.0, "per_seq_us": 40.0, "first_token_us": 6000.0}
 SCENARIO = """\
 name: base
+warmup: none
 model: llama-3.1-8b
 hardware: {gpu: a100-sxm4-80gb}
 engine: {version: "0.19.1", async_scheduling: false, max_num_seqs: 64, max_model_len: 4096}

@@ -234,8 +234,8 @@ def test_paths_start_where_the_user_is(here: Path) -> None:
 def test_a_warm_up_window_takes_the_place_of_a_warm_up(here: Path) -> None:
     (here / "s.yaml").write_text(SCENARIO + "warmup: {requests: 2}\n")
     found = scenario.load_replay("s.yaml", {"path": "log.v1.csv", "start_s": 1, "warmup_s": 1}, {}, [])
-    assert found.warmup == "none"
-    assert scenario.load_replay("s.yaml", {"path": "log.v1.csv"}, {}, []).warmup != "none"
+    assert found.warmup == "auto"
+    assert scenario.load_replay("s.yaml", {"path": "log.v1.csv"}, {}, []).warmup != "auto"
     assert "note: --warmup replaces warmup of s.yaml" in quick("--start", "1", "--warmup", "1").stderr
 
 

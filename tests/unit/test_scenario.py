@@ -87,7 +87,7 @@ def test_to_dict_keeps_the_order_of_the_design_page_and_writes_defaults(write: A
     assert data["engine"]["gpu_memory_utilization"] == 0.92
     assert data["engine"]["block_size"] == 16
     assert data["latency"] == {"profile": "auto", "without": [], "host": None}
-    assert data["warmup"] == "none"
+    assert data["warmup"] == "auto"
 
 
 def test_an_integer_is_a_number_but_a_boolean_is_not(write: Any) -> None:
@@ -129,7 +129,7 @@ def test_relative_paths_start_at_the_file(write: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "none", "mser5", {"requests": 20}, {"seconds": 2.5},
+        "auto", "none", "mser5", {"requests": 20}, {"seconds": 2.5},
     ],
     ids=str,
 )  # fmt: skip
@@ -220,7 +220,7 @@ def test_a_trace_takes_the_place_of_arrivals_and_lengths(write: Any) -> None:
          "s.yaml:9: workload.priority.weights: expected 2 weights, one for each of values, got 1"),
         ("name: base", "name: ../../etc", "s.yaml:1: name: expected a name of letters, digits, '.', '_', '-' or spaces that starts with a letter or digit, got '../../etc'"),
         ("name: base", "name: base\nseed: 1.5", "s.yaml:2: seed: expected an integer >= 0 and < 2**63, got 1.5"),
-        ("name: base", "name: base\nwarmup: all", "s.yaml:2: warmup: expected none, mser5, {requests: N} or {seconds: S}, got 'all'"),
+        ("name: base", "name: base\nwarmup: all", "s.yaml:2: warmup: expected auto, none, mser5, {requests: N} or {seconds: S}, got 'all'"),
         ("name: base", "name: base\nslo: {ttft_ms: {p98: 5}}", "s.yaml:2: slo.ttft_ms.p98: expected one of mean, p50, p90, p95, p99, got 'p98'; did you mean 'p99'?"),
         ("name: base", "name: base\nname: again", "s.yaml:2: name: duplicate key"),
         ("name: base", "name: base\n3: x", "s.yaml:2: expected a text as key, got 3"),

@@ -639,8 +639,8 @@ def test_a_plan_scales_what_the_trace_says(tmp_path: Path) -> None:
         assert base_rate(faster) == pytest.approx(10)
         assert faster.workload.trace is not None
         assert getattr(faster.workload.trace, key) == pytest.approx(keys[key] * 10 / base)
-    assert for_trials(offered(start_s=1, warmup_s=1), 1).warmup == "none"
-    assert for_trials(offered(), 1).warmup != "none"
+    assert for_trials(offered(start_s=1, warmup_s=1), 1).warmup == "auto"
+    assert for_trials(offered(), 1).to_dict()["warmup"] == {"requests": 0}  # a fifth of 4
 
 
 # --- the last log -----------------------------------------------------------------------------------------------------
