@@ -47,6 +47,7 @@ def base(num_requests: int, rate_per_s: float, **engine: Any) -> Data:
             "output_tokens": fixed(256),
         },
         "latency": {"profile": "roofline"},
+        "warmup": "none",
     }
 
 
