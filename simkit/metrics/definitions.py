@@ -47,7 +47,7 @@ def summarise(record: Record, terms: Terms) -> Outcome:
     counted = finished & measured
     whole, window = makespan(table, finished), measured_window(table, finished, measured, finite=terms.finite)
     busy_ns = _busy_span_ns(table, record, whole.length_ns)
-    throughput, latencies = rates(table, finished, window), _latencies(record, table, counted, terms)
+    throughput, latencies = rates(table, finished, window), latencies_of(record, table, counted, terms)
     num_missing = int((measured & ~finished).sum()) + record.num_arrived - len(measured)
     growth = _growth(table, terms)
     summary: dict[str, Any] = {
@@ -98,7 +98,9 @@ def _busy_span_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
     return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
 
-def _latencies(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
+def latencies_of(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
+    """Statistics of each latency over the counted requests; gaps between tokens are pooled over the whole run."""
+
     def stats(metric: str) -> dict[str, Any]:
         return stats_ms(values_ns(table, metric)[counted & defined(table, metric)])
 

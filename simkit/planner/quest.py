@@ -36,6 +36,9 @@ MAX_GROWTHS = 5
 LEAST_REPLICATIONS = 5
 """With runs that were made longer because they had not levelled off."""
 
+MOST_AT_ONCE = 8.0
+"""How much longer runs become at once: a run that is far too short passes at rates that no longer one does."""
+
 MAX_REQUESTS = 200_000
 """Of one run that is made longer."""
 
@@ -126,7 +129,7 @@ def _capacity(quest: Quest, effort: Effort, setup: Setup) -> Answer:
         if missing == LONGER:
             # Twice the time of half the replications tells as much, and less of it is start.
             effort = replace(effort, replications=max(LEAST_REPLICATIONS, effort.replications // 2))
-        factor = min(most, _two_digits_up(factor * missing))
+        factor = min(most, _two_digits_up(factor * min(missing, MOST_AT_ONCE)))
         guesses = search.crossings_per_s or guesses
     return Answer(search.trials, factor, search.rising() if may_grow and effort.levels else None)
 

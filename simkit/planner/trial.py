@@ -18,7 +18,7 @@ from simkit.engine.run import Overload, RunFacts, simulate
 from simkit.errors import InputError
 from simkit.manifest import plain
 from simkit.metrics import record as rec
-from simkit.metrics.definitions import Outcome, summarise
+from simkit.metrics.definitions import Outcome, latencies_of, summarise
 from simkit.metrics.slo import slo_results
 from simkit.metrics.terms import Bools, Terms
 from simkit.parts import terms_of
@@ -267,8 +267,9 @@ def _without(
         rest = measured.copy()
         rest[part] = False
         counted = (table["status"] == rec.FINISHED) & rest
-        slo = plain(slo_results(facts.record, table, counted, rest, summary_terms))
-        found.append(tuple(_margin(term, {**summary, "slo": slo}) for term in asked))
+        latencies = latencies_of(facts.record, table, counted, summary_terms)
+        slo = slo_results(latencies, table, counted, int((rest & ~counted).sum()), summary_terms)
+        found.append(tuple(_margin(term, {**summary, **plain(latencies), "slo": plain(slo)}) for term in asked))
     return tuple(found)
 
 

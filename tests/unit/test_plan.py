@@ -44,6 +44,7 @@ latency: {profile: unit}
 slo: {ttft_ms: {p90: 10}, tpot_ms: {p99: 5}}
 """
 TWO = ("--axis", "engine.max_num_seqs=4,32")
+BATCH_OF_6 = ("--set", "workload.num_requests=6", "--set", "workload.finite=true")
 
 
 @pytest.fixture(autouse=True)
@@ -376,7 +377,7 @@ def test_what_has_no_answer_is_refused() -> None:
         "expected arrivals with a rate (poisson, gamma, constant, piecewise or a trace), got closed_loop"
     )
     assert "does not stream" in refused("--set", "engine.batching=static")
-    assert "expected a run long enough to see a limit" in refused("--set", "workload.num_requests=2", *TWO)
+    assert "expected a run long enough to see a limit" in refused(*BATCH_OF_6, *TWO)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +397,7 @@ def test_wrong_questions_are_one_line(args: tuple[str, ...], message: str) -> No
 
 
 def test_a_point_that_passes_at_every_rate_cannot_be_ranked() -> None:
-    line = refused("--axis", "engine.max_num_seqs=2,32", "--set", "workload.num_requests=6")
+    line = refused("--axis", "engine.max_num_seqs=2,32", *BATCH_OF_6)
     assert "expected a run long enough to see a limit" in line
     assert line.endswith("(max_num_seqs=32)")
 
@@ -420,7 +421,7 @@ def test_outages_at_fixed_times_have_no_place_in_a_plan() -> None:
 
 
 def test_nothing_is_left_behind_when_there_is_no_answer() -> None:
-    refused("--axis", "engine.max_num_seqs=32", "--set", "workload.num_requests=6", "--out", "plans/tiny")
+    refused("--axis", "engine.max_num_seqs=32", *BATCH_OF_6, "--out", "plans/tiny")
     assert list(Path("plans").iterdir()) == [] if Path("plans").exists() else True
 
 
