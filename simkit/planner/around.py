@@ -97,7 +97,7 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
 def _least_factor(chosen: Found) -> float:
     """How much longer than the scenario's runs must be for the time that requests stay at the capacity."""
     missing = [
-        run_length.missing_factor(trial.span_s / chosen.factor, (trial.numbers["e2e_ms.p99"] or 0.0) / 1000)
+        run_length.missing_factor(trial.span_s / chosen.factor, (trial.numbers.get("e2e_ms.p99") or 0.0) / 1000)
         for trial in chosen.at_capacity
     ]
     return min(chosen.factor, max(missing))

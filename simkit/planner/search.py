@@ -129,7 +129,7 @@ class Search:
         replication meets, or the lowest tried; the largest of them."""
         return max(
             (
-                run_length.missing_factor(trial.span_s, (trial.numbers["e2e_ms.p99"] or 0.0) / 1000)
+                run_length.missing_factor(trial.span_s, (trial.numbers.get("e2e_ms.p99") or 0.0) / 1000)
                 for trial in self._highest_met()
             ),
             default=1.0,
