@@ -73,7 +73,7 @@ def run(
         scenario = scenario.based_at(base_dir)
     count = scenario.replications
     ready = long_enough(set_up(scenario), _share(progress, 0, count), single_step=single_step)
-    rest = _parts(ready.setup, range(1, count), progress, single_step)
+    rest = _parts(ready.setup, range(1, ready.setup.scenario.replications), progress, single_step)
     return told_length(assemble(ready.setup, [ready.first, *rest]), ready.said)
 
 

@@ -17,7 +17,7 @@ from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.parts import Part, part_of, terms_of
-from simkit.scenario import GammaArrivals, PoissonArrivals, Workload
+from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
 
 PRECISION = 0.02
@@ -59,6 +59,8 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
     the rate of output tokens must be known to PRECISION. A queue that grows ends it: more of that tells nothing.
     Raises what `simulate` raises.
     """
+    if setup.scenario.replications > 1 and run_length.is_same_every_time(setup.scenario):
+        return _once(setup, progress, single_step)
     asked, factor, why = setup, 1.0, ""
     for growth in range(MAX_GROWTHS + 1):
         part, outcome, facts = _served(setup, progress, single_step)
@@ -75,6 +77,19 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
         factor, why = factor * missing, reason
         setup = replace(asked, scenario=run_length.longer(asked.scenario, factor))
     return LongEnough(setup, part, _said(asked, setup, why, rising if not part.summary["saturated"] else None))
+
+
+def _once(setup: Setup, progress: Progress | None, single_step: bool) -> LongEnough:
+    """One replication where the others would be the same run: numbers that cannot differ have no interval."""
+    asked = setup.scenario.replications
+    one = replace(setup, scenario=apply_sets(setup.scenario, {"replications": 1}, label="run length"))
+    ready = long_enough(one, progress, single_step=single_step)
+    text = f"1 replication instead of {asked}: each would be the same run, so there is no interval"
+    if ready.said is None:
+        workload = setup.scenario.workload
+        said = {"asked_requests": workload.num_requests, "asked_duration_s": workload.duration_s, "still_rising": None}
+        return replace(ready, said={**said, "text": text})
+    return replace(ready, said={**ready.said, "text": f"{text}; {ready.said['text']}"})
 
 
 def _may_grow(setup: Setup) -> bool:

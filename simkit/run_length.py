@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics.intervals import mean_and_deviation, one_sided_t_95
-from simkit.scenario import PiecewiseArrivals, Scenario, WarmupRequests, WarmupSeconds, apply_sets
+from simkit.scenario import (
+    AllAtOnce,
+    ConstantArrivals,
+    FixedLength,
+    ListLength,
+    PiecewiseArrivals,
+    Scenario,
+    WarmupRequests,
+    WarmupSeconds,
+    apply_sets,
+)
 from simkit.types import Ints
 
 FILL_TIMES = 5
@@ -45,6 +55,21 @@ def can_grow(scenario: Scenario) -> bool:
     return not (has_end or isinstance(workload.arrivals, PiecewiseArrivals))
 
 
+def is_same_every_time(scenario: Scenario) -> bool:
+    """Whether all replications are the same run: a log that is played as it stands, or arrivals and lengths that
+    nothing is drawn for."""
+    workload, engine = scenario.workload, scenario.engine
+    if workload.prefix or workload.reuse or workload.servegen:
+        return False
+    if (workload.priority and engine.policy == "priority") or (workload.tenants and engine.policy == "fair"):
+        return False
+    if workload.trace is not None:
+        return workload.trace.keep_share == 1 and workload.trace.spread_ties != "uniform"
+    fixed = (FixedLength, ListLength)
+    is_constant = isinstance(workload.arrivals, ConstantArrivals | AllAtOnce)
+    return is_constant and isinstance(workload.prompt_tokens, fixed) and isinstance(workload.output_tokens, fixed)
+
+
 def longer(scenario: Scenario, factor: float) -> Scenario:
     """The scenario with `factor` (>= 1) times the arrivals, its warm-up in proportion; a log is played again as often
     as that takes."""
@@ -68,10 +93,9 @@ def longer(scenario: Scenario, factor: float) -> Scenario:
 
 
 def same_length(scenario: Scenario, other: Scenario) -> Scenario:
-    """The scenario with as many arrivals, and the warm-up, of `other`, which is it made longer."""
-    if (workload := other.workload) == scenario.workload:
-        return scenario
-    changes: dict[str, Any] = {}
+    """The scenario with as many arrivals and replications, and the warm-up, of `other`, which is it made ready."""
+    workload = other.workload
+    changes: dict[str, Any] = {"replications": other.replications}
     if workload.trace is not None:
         changes["workload.trace.repeat"] = workload.trace.repeat
     elif workload.duration_s is not None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from simkit import run_length
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity
-from simkit.planner.offered import is_same_every_time
 from simkit.planner.plan_values import Confirmation, Found, Served
 from simkit.planner.quest import Quest
 from simkit.planner.search import STEPS_A_DOUBLING
@@ -70,7 +69,7 @@ def confirm(item: Found, asking: Asking, share: float) -> Found:
 def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: float) -> Served | Failure:
     """Long runs at a rate, each a question of its own, so that they are made side by side."""
     scenario = item.longer(times)
-    count = 1 if is_same_every_time(scenario) else RUNS
+    count = 1 if run_length.is_same_every_time(scenario) else RUNS
     quests = [
         Quest(
             f"{item.point.name} at {rate_per_s:g}/s for long",

@@ -11,16 +11,8 @@ from itertools import islice
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.scenario import (
-    AllAtOnce,
-    ClosedLoop,
-    ConstantArrivals,
-    FixedLength,
-    ListLength,
-    PiecewiseArrivals,
-    Scenario,
-    apply_sets,
-)
+from simkit.run_length import is_same_every_time
+from simkit.scenario import AllAtOnce, ClosedLoop, PiecewiseArrivals, Scenario, apply_sets
 from simkit.types import Request
 from simkit.units import NS_PER_S
 from simkit.workload.build import Workload, build_workload
@@ -150,21 +142,6 @@ def for_trials(scenario: Scenario, base_replicas: int) -> Scenario:
                 duration_s = _servegen(scenario).span_s
             changes["warmup"] = {"seconds": duration_s / WARMUP_SHARE}
     return apply_sets(scenario, changes, label="plan")
-
-
-def is_same_every_time(scenario: Scenario) -> bool:
-    """Whether all replications are the same run: a log that is played as it stands, or arrivals and lengths that
-    nothing is drawn for."""
-    workload, engine = scenario.workload, scenario.engine
-    if workload.prefix or workload.reuse or workload.servegen:
-        return False
-    if (workload.priority and engine.policy == "priority") or (workload.tenants and engine.policy == "fair"):
-        return False
-    if workload.trace is not None:
-        return workload.trace.keep_share == 1 and workload.trace.spread_ties != "uniform"
-    fixed = (FixedLength, ListLength)
-    is_constant = isinstance(workload.arrivals, ConstantArrivals | AllAtOnce)
-    return is_constant and isinstance(workload.prompt_tokens, fixed) and isinstance(workload.output_tokens, fixed)
 
 
 def lengths(scenario: Scenario, max_model_len: int) -> Lengths:

@@ -21,7 +21,7 @@ from simkit.errors import InputError, Interrupted
 from simkit.manifest import canonical_json, plain
 from simkit.planner import backends, kept
 from simkit.planner.bounds import guess_rate
-from simkit.planner.offered import Lengths, is_same_every_time, lengths
+from simkit.planner.offered import Lengths, lengths
 from simkit.planner.search import LONGER, Effort, Search
 from simkit.planner.study import Failure, Options, Say, guarded, located
 from simkit.planner.trial import Trial, run_trial, terms
@@ -116,7 +116,7 @@ def _capacity(quest: Quest, effort: Effort, setup: Setup) -> Answer:
     guesses, factor = quest.guesses_per_s, quest.factor
     if not guesses:
         guesses = (guess_rate(setup, quest.lengths or lengths(setup.scenario, setup.max_model_len)),)
-    if is_same_every_time(setup.scenario):
+    if run_length.is_same_every_time(setup.scenario):
         effort = replace(effort, replications=1)
     may_grow = quest.grows and run_length.can_grow(setup.scenario)
     most = max(factor, MAX_REQUESTS / (setup.scenario.workload.num_requests or MAX_REQUESTS / 2**MAX_GROWTHS))

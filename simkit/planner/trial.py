@@ -22,7 +22,7 @@ from simkit.metrics.definitions import Outcome, latencies_of, summarise
 from simkit.metrics.slo import slo_results
 from simkit.metrics.terms import Bools, Terms
 from simkit.parts import terms_of
-from simkit.planner.offered import at_rate, is_same_every_time
+from simkit.planner.offered import at_rate
 from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
 from simkit.types import Ints
 from simkit.units import ns_to_s
@@ -258,7 +258,7 @@ def _without(
     differ and tell more, and none of a run too short to be parted."""
     table = outcome.requests
     measured = table["measured"] != 0
-    if not is_same_every_time(setup.scenario) or measured.sum() < BLOCKS * LEAST_IN_BLOCK:
+    if not run_length.is_same_every_time(setup.scenario) or measured.sum() < BLOCKS * LEAST_IN_BLOCK:
         return ()
     places = np.flatnonzero(measured)
     places = places[np.argsort(table["arrival_ns"][places], kind="stable")]
