@@ -31,7 +31,8 @@ MAX_PRECISE_REQUESTS = 20_000
 MAX_REQUESTS = 200_000
 """Requests up to which a run is made longer for the system to fill."""
 
-MAX_GROWTHS = 4
+MAX_GROWTHS, MAX_RISING_GROWTHS = 4, 2
+"""How often a run is made longer, and how often of these because something still rises; what does so later is told."""
 
 LONGER = 2.0
 """How much longer a run is made that has not levelled off."""
@@ -69,7 +70,7 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
         rising = run_length.rising([_levels(outcome, facts)])
         if part.summary["saturated"]:
             break
-        missing, reason = _missing(setup, outcome, rising)
+        missing, reason = _missing(setup, outcome, rising if growth < MAX_RISING_GROWTHS else None)
         most = max(1.0, MAX_REQUESTS / max(1, len(outcome.requests["id"])))
         missing = min(missing, most)
         if missing <= 1 or growth == MAX_GROWTHS:

@@ -6,6 +6,7 @@ Imports advise, limits and plan_values; decides nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from simkit import run_length
@@ -75,6 +76,12 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.3g}"
 
 
+def _rate_down(per_s: float) -> str:
+    """The same of a rate that is promised: not rounded up."""
+    step = 10.0 ** max(0 if per_s >= 1000 else -99, math.floor(math.log10(per_s)) - 2)
+    return _rate(math.floor(per_s / step + 1e-9) * step)
+
+
 def _replicas(count: int) -> str:
     return f"{count:,} replica{'s' * (count != 1)}"
 
@@ -92,7 +99,7 @@ def _interval(found: Capacity) -> str:
     if found.interval == "none":
         return "no interval: every replication is the same run"
     of = f", from {len(found.without_per_s)} parts of the run" if found.interval == "parts" else ""
-    return f"95 % interval {_rate(found.low_per_s)} to {_rate(found.high_per_s)}{of}"
+    return f"95 % interval {_rate_down(found.low_per_s)} to {_rate(found.high_per_s)}{of}"
 
 
 def _how_long(item: Found) -> str:
@@ -107,7 +114,7 @@ def _how_long(item: Found) -> str:
     if item.rising is not None or held is None or served is None:
         return "while the system was still filling: not seen to be sustained"
     runs = f"{len(held.trials)} runs" if len(held.trials) > 1 else "a run"
-    text = f"sustained: {runs} {served.times:g} times as long held at {_rate(held.rate_per_s)}"
+    text = f"sustained: {runs} {served.times:g} times as long held at {_rate_down(held.rate_per_s)}"
     if served.moved:
         text += f" (the search alone had said {_rate(served.before.estimate_per_s)}, which did not hold)"
     return text
