@@ -105,8 +105,7 @@ def _interval(found: Capacity) -> str:
 def _how_long(item: Found) -> str:
     """For how long the rate can go on, as far as that was seen."""
     workload, served = item.scenario.workload, item.confirmation
-    last = None if served is None else served.served[-1]
-    held = next((one for one in reversed(served.served) if one.held), last) if served is not None else None
+    held = None if served is None else served.held
     if workload.is_finite:
         return f"for a batch of {workload.num_requests:,} requests" if workload.num_requests else "for a finite load"
     if not run_length.can_grow(item.point.scenario):

@@ -57,6 +57,11 @@ class Confirmation:
         """Whether the answer had to move."""
         return not self.served[0].held
 
+    @property
+    def held(self) -> Served | None:
+        """The rate that the answer rests on: the highest that held, None where none did."""
+        return max((one for one in self.served if one.held), key=lambda one: one.rate_per_s, default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -114,7 +119,7 @@ class Found:
         lower end of the interval held for much longer."""
         if self.capacity is None or self.rising is not None or not run_length.can_grow(self.point.scenario):
             return False
-        return self.confirmation is not None and self.confirmation.served[-1].held
+        return self.confirmation is not None and self.confirmation.held is not None
 
     @property
     def per_gpu_per_s(self) -> float:

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
+from simkit import run_length
 from simkit.planner import advise, capacity, limits, offered, trial
 from simkit.report import plan_choice, plan_front, plan_page, plan_words
 from simkit.report.plan_markdown import plan_markdown
@@ -51,6 +52,39 @@ def money(rate: float, gpus: int) -> dict[str, Any]:
     }
 
 
+def length(**changes: Any) -> dict[str, Any]:
+    return {
+        "num_requests": 2000,
+        "duration_s": None,
+        "trace": None,
+        "times_played": None,
+        "finite": False,
+        "factor": 1.0,
+        "span_s": 250.0,
+        "e2e_p99_s": 20.0,
+        "warmup": {"requests": 400},
+        "measured_requests": 1600,
+        "too_few": False,
+    } | changes
+
+
+def served(rate: float, held: int, runs: int = 4, *, together: bool = True) -> dict[str, Any]:
+    return {
+        "rate_per_s": rate,
+        "runs": runs,
+        "held": held,
+        "together": together,
+        "measured_requests": 16_000 * runs,
+        "span_s": 2500.0,
+        "gave_up": 0,
+    }
+
+
+def confirmation(estimate: float, *then: dict[str, Any]) -> dict[str, Any]:
+    first = served(0.9 * estimate, 1 if then else 4, together=False)
+    return {"times": 10.0, "moved": bool(then), "before": found(estimate), "served": [first, *then]}
+
+
 def point(slots: int, estimate: float | None, limit: str = "slots", **settings: Any) -> dict[str, Any]:
     name = ",".join(
         [f"max_num_seqs={slots}", *(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())]
@@ -78,6 +112,10 @@ def point(slots: int, estimate: float | None, limit: str = "slots", **settings: 
         "limit": None
         if estimate is None
         else {"name": limit, "term": "ttft_ms.p99", "evidence": evidence, "text": text},
+        "sustained": None if estimate is None else True,
+        "rising": None,
+        "run_length": length(),
+        "confirmation": None if estimate is None else confirmation(estimate),
         "cost": None if estimate is None else money(estimate, 1),
         "trials": 20,
     }
@@ -143,14 +181,7 @@ def content(**changes: Any) -> dict[str, Any]:
             "latency_source": "profile a100 (calibrated)",
             "profile": {"name": "a100", "hash": "cafe" * 16},
             "not_simulated": [],
-            "run_length": {
-                "num_requests": 2000,
-                "duration_s": None,
-                "trace": None,
-                "warmup": {"requests": 400},
-                "measured_requests": 1600,
-                "too_few": False,
-            },
+            "run_length": length(),
             "slo": [
                 {"metric": "ttft_ms", "stat": "p99", "target_ms": 500.0},
                 {"metric": "tpot_ms", "stat": "p99", "target_ms": 50.0},
@@ -416,25 +447,83 @@ def test_a_low_rate_that_fails_below_the_capacity_is_no_secret() -> None:
     assert "low rates miss it" not in printed(content())
 
 
-def test_a_run_too_short_for_its_queue_to_grow_is_labelled() -> None:
+HELD = (
+    "Served again at {} requests/s, 4 runs of fresh customers 10 times as long as those of the search (64,000 measured "
+    "requests): every objective held."
+)
+
+
+def labels(plan: Mapping[str, Any]) -> dict[str, plan_words.Badge]:
+    return {badge.label: badge for badge in plan_words.badges(plan)}
+
+
+def test_an_answer_that_was_served_again_says_so() -> None:
+    for text in everywhere(content()):
+        assert text.count(HELD.format("7.20")) == 2  # beside the answer, and with the chance to pass
+        assert "requests arrive for 250 s, 12.5 times the p99 of E2E." in text
+    assert labels(content())["sustained"].kind == "good"
+    assert not {"moved", "not levelled off", "finite load"} & set(labels(content()))
+
+
+def test_an_answer_that_moved_says_from_where_and_ends_with_the_rate_that_it_rests_on() -> None:
+    """Seven rates: the fall ends at 4 requests/s, and of those between it and 6 the highest that held is 5."""
     plan = content()
-    plan["curve"][2]["numbers"]["throughput.requests_per_s"]["mean"] = 4.9
+    rates = [(6.9, 0), (6.6, 0), (6.0, 3), (4.0, 4), (5.0, 4), (5.5, 2)]
+    plan["recommended"]["confirmation"] = confirmation(8.0, *(served(rate, held) for rate, held in rates))
     for text in everywhere(plan):
-        assert "short run" in text
-        assert "At 7.00 requests/s only 4.90 are finished" in text
-    assert "short run" not in printed(content())
+        assert (
+            "The search alone said 8.00 requests/s (95 % interval 7.20 to 8.80); at 7.20 requests/s 1 of 4 long runs "
+            "held, so the answer moved." in text
+        )
+        assert "3 of 4 held, all together would." in text
+        assert HELD.format("4.00") in text
+    assert labels(plan)["moved"].kind == "warn"
+    assert labels(plan)["sustained"].text == HELD.format("5.00")
+    assert plan_words.confirm_texts(plan["recommended"])[-1] == HELD.format("5.00")
+    assert len(plan_words.confirm_texts(plan["recommended"])) == 7
+
+
+def test_a_load_with_an_end_is_never_called_sustained() -> None:
+    batch = content(run_length=length(finite=True, num_requests=500))
+    batch["recommended"] |= {"sustained": False, "run_length": batch["run_length"]}
+    batch["recommended"]["confirmation"] |= {"times": 1.0, "served": [served(7.2, 1, 1)]}
+    for text in everywhere(batch):
+        assert "The load is a batch of 500 requests, from an empty engine to an empty one" in text
+        assert "1 run of the same customers again as long as those of the search" in text
+    assert {"sustained", "not levelled off"}.isdisjoint(labels(batch))
+    course = content()
+    course["recommended"]["sustained"] = False
+    assert "The load has an end of its own" in labels(course)["finite load"].text
+
+
+def test_a_system_that_still_fills_is_never_called_sustained() -> None:
+    for name, words in plan_words.FILLS.items():
+        plan = content()
+        plan["recommended"] |= {"sustained": False, "rising": name}
+        for text in everywhere(plan):
+            assert f"{words} still rose at the end of the longest runs" in text
+        assert {"sustained", "finite load"}.isdisjoint(labels(plan))
+    assert set(plan_words.FILLS) == set(run_length.SERIES)
+
+
+def test_an_interval_from_parts_of_a_run_is_not_one_of_replications() -> None:
+    plan = content()
+    plan["recommended"]["capacity"] |= {"interval": "parts", "replications": 1}
+    assert all("8.00 requests/s (95 % interval 7.20 to 8.80, from parts of the run)" in t for t in everywhere(plan))
+    plan["recommended"]["capacity"] |= {"interval": "none"}
+    for text in everywhere(plan):
+        assert "8.00 requests/s (no interval: every replication is the same run)" in text
 
 
 def test_calibration_and_extrapolation_are_labelled() -> None:
-    labels = {badge.label: badge for badge in plan_words.badges(content())}
-    assert labels["calibrated"].kind == "good"
-    assert "14.0 % of GPU time at 7.00 requests/s" in labels["extrapolated"].text
+    assert labels(content())["calibrated"].kind == "good"
+    assert "14.0 % of GPU time at 7.00 requests/s" in labels(content())["extrapolated"].text
     covered = content()
     for each in covered["curve"]:
         each["numbers"]["gpu.extrapolated.share"] = {"mean": 0.01, "ci95": 0.0}
     assert "extrapolated" not in {badge.label for badge in plan_words.badges(covered)}
     rough = plan_words.badges(content(latency_source="roofline of a100 (uncalibrated)", not_simulated=["engine.x"]))
-    assert [badge.label for badge in rough] == ["uncalibrated", "not simulated"]
+    assert [badge.label for badge in rough] == ["uncalibrated", "sustained", "not simulated"]
 
 
 def test_every_figure_has_units_and_a_legend() -> None:
