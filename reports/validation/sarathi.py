@@ -120,11 +120,11 @@ def search(asked: list[tuple[Scenario, Effort]], options: Options) -> list[Found
     ]
     found = []
     every = pursue_all(quests, options, lambda done, whole: None)
-    for scenario, (_, effort), trials in zip(ready, asked, every, strict=True):
-        assert not isinstance(trials, Failure), trials
-        result = capacity(curves(trials), terms(scenario), effort.resolution)
+    for scenario, (_, effort), answer in zip(ready, asked, every, strict=True):
+        assert not isinstance(answer, Failure), answer
+        result = capacity(curves(answer.trials), terms(scenario), effort.resolution)
         assert result is not None, "every rate passes, or none"
-        found.append(Found(result, trials))
+        found.append(Found(result, answer.trials))
     return found
 
 

@@ -71,19 +71,20 @@ def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
     made = make_points(asked, {"engine.max_num_seqs": [point["max_num_seqs"]]})[0][0]
     first = make_points(asked, {"engine.max_num_seqs": [numbers["points"][0]["max_num_seqs"]]})[0][0]
     sizes = lengths(first.scenario, first.setup.max_model_len)
-    quest = Quest(made.name, made.scenario, base_rate(asked), (), sizes, COARSE)
-    trials = pursue(quest)
-    assert not isinstance(trials, Failure)
-    found = found_from(made, trials, COARSE)
+    quest = Quest(made.name, made.scenario, base_rate(asked), (), sizes, COARSE, grows=True)
+    answer = pursue(quest)
+    assert not isinstance(answer, Failure)
+    found = found_from(made, answer, COARSE)
     assert found.capacity is not None
     assert json.loads(json.dumps(plain(to_json(found.capacity)))) == point["capacity"]
 
     row = numbers["curve"][0]
     chosen = make_points(asked, {"engine.max_num_seqs": [numbers["recommended"]["max_num_seqs"]]})[0][0]
     looked = pursue(
-        Quest("", chosen.scenario, base_rate(asked), rates_per_s=(row["rate_per_s"],), replications=row["replications"])
-    )
+        Quest("", chosen.scenario, base_rate(asked), rates_per_s=(row["rate_per_s"],),
+              replications=row["replications"], factor=numbers["run_length"].get("factor", 1.0))
+    )  # fmt: skip
     assert not isinstance(looked, Failure)
     for path, value in row["numbers"].items():
-        each = [trial.numbers[path] for trial in looked]
+        each = [trial.numbers[path] for trial in looked.trials]
         assert value["mean"] == (None if None in each else sum(each) / len(each)), path

@@ -53,9 +53,9 @@ def found(data: dict[str, Any], effort: Effort, guess_per_s: float, **sets: Any)
     base = scenario.from_dict(data)
     changed = apply_sets(base, {key.replace("__", "."): value for key, value in sets.items()})
     ready = for_trials(changed, base.replicas)
-    trials = pursue(Quest("point", ready, base_rate(base), (guess_per_s,), effort=effort))
-    assert not isinstance(trials, Failure), trials
-    result = capacity(curves(trials), terms(ready), effort.resolution)
+    answer = pursue(Quest("point", ready, base_rate(base), (guess_per_s,), effort=effort))
+    assert not isinstance(answer, Failure), answer
+    result = capacity(curves(answer.trials), terms(ready), effort.resolution)
     assert result is not None
     return result
 
