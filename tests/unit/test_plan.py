@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import cli, scenario
 from simkit.engine.build import set_up
+from simkit.engine.run import simulate
 from simkit.errors import InputError, Interrupted
-from simkit.planner import around, quest
+from simkit.parts import part_of
+from simkit.planner import around, confirm, quest
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
 from simkit.planner.bounds import grid
@@ -54,13 +56,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TIMES, RUNS = confirm.TIMES, confirm.RUNS
+SHARES, VARIATIONS, DIAGNOSED = around.LOOK_SHARES, around._variations, around._diagnosed
+
+
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer replications: most of these tests ask what is said, not how sure it is."""
+    """Fewer replications, fewer neighbours, no doctor: most of these tests ask what is said, not how sure it is."""
+    monkeypatch.setattr(around, "_variations", lambda chosen, base: VARIATIONS(chosen, base)[1:2])
+    monkeypatch.setattr(around, "_diagnosed", lambda chosen, asking: None)
     for module in (planner, around):
         monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=4))
     monkeypatch.setattr(planner, "FINE", Effort(replications=3, gap=2))
     monkeypatch.setattr(around, "LOOK_REPLICATIONS", 1)
+    monkeypatch.setattr(around, "LONG_LOOK_REPLICATIONS", 1)
+    monkeypatch.setattr(around, "LOOK_SHARES", (0.5, 1.0))
+    monkeypatch.setattr(confirm, "TIMES", 2.0)
+    monkeypatch.setattr(confirm, "RUNS", 2)
+
+
+@pytest.fixture
+def whole_answer(monkeypatch: pytest.MonkeyPatch, little_effort: None) -> None:
+    """With what `little_effort` leaves out: the answer is served again for as long as it is for users, and so on."""
+    monkeypatch.setattr(around, "_variations", VARIATIONS)
+    monkeypatch.setattr(around, "LOOK_SHARES", SHARES)
+    monkeypatch.setattr(around, "_diagnosed", DIAGNOSED)
+    monkeypatch.setattr(confirm, "TIMES", TIMES)
+    monkeypatch.setattr(confirm, "RUNS", RUNS)
 
 
 def load(*sets: str) -> scenario.Scenario:
@@ -107,6 +129,12 @@ def test_more_slots_carry_more_and_the_plan_says_so() -> None:
     low = many["capacity"]["low_per_s"]
     assert (fleet["replicas"] - 1) * low < 5000 <= fleet["replicas"] * low
     assert fleet["gpus"] == fleet["replicas"] + 2
+
+
+def served(*sets: str) -> dict[str, Any]:
+    """The summary of one replication, as long as it is asked to be."""
+    setup = set_up(load(*sets))
+    return dict(part_of(setup, 0, simulate(setup, 0)).summary)
 
 
 @cache
@@ -202,25 +230,27 @@ def test_the_plan_of_a_target_tells_the_choice_and_counts_gpus_by_the_replica() 
 def test_neighbouring_settings_leave_room_beside_the_memory_budget(gpu: str, higher: list[float]) -> None:
     base = load(f"hardware.gpu={gpu}", "engine.num_gpu_blocks=null", "engine.gpu_memory_utilization=0.9")
     (point,), *_ = make_points(base, {"engine.max_num_seqs": [256]})
-    found = around._variations(SimpleNamespace(point=point), base)  # type: ignore[arg-type]
+    found = VARIATIONS(SimpleNamespace(point=point), base)  # type: ignore[arg-type]
     shares = [item.settings.get("engine.gpu_memory_utilization", 0.0) for item in found]
     assert [share for share in shares if share > 0.9] == higher
 
 
 def test_capacity_lies_where_runs_begin_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner's word, kept with other seeds than its own, at the effort that it spends."""
+    """The planner's word, kept with other seeds than its own, at the effort that it spends, in runs as long."""
     monkeypatch.setattr(planner, "FINE", FINE)
-    found = content("--axis", "engine.max_num_seqs=32")
-    capacity = found["recommended"]["capacity"]
+    found = json.loads(simkit_("--axis", "engine.max_num_seqs=32", "--json", "--no-report").stdout)
+    capacity, length = found["recommended"]["capacity"], found["run_length"]
+    assert capacity["replications"] == FINE.replications
 
     def met(rate: float, seed: int) -> dict[str, list[float]]:
         sets = [
             "engine.max_num_seqs=32",
             f"workload.arrivals.rate_per_s={rate}",
-            "warmup={requests: 12}",
+            f"workload.num_requests={length['num_requests']}",
+            f"warmup={{requests: {length['warmup']['requests']}}}",
             f"seed={seed}",
         ]
-        slo = api.run(load(*sets)).summary["slo"]
+        slo = served(*sets)["slo"]
         return {
             f"{metric}.{key}": value["share_within"] for metric, values in slo.items() for key, value in values.items()
         }
@@ -271,10 +301,16 @@ def test_the_command_line_is_what_was_planned() -> None:
 
 def test_a_few_requests_are_marked_too_few() -> None:
     result = asked(*TWO)
-    assert json.loads(result.stdout)["run_length"]["too_few"] is True
-    assert "note: too few: a p99 from 48 measured requests a replication" in result.stderr
+    found = json.loads(result.stdout)["run_length"]
+    assert found["too_few"] is True
+    # Runs are made longer for the system to fill, and for nothing else.
+    assert found["num_requests"] == 60 * found["factor"] > 60
+    measured = found["measured_requests"]
+    assert measured == 0.8 * found["num_requests"] < 1000
+    assert f"note: too few: a p99 from {measured} measured requests a replication" in result.stderr
 
 
+@pytest.mark.usefixtures("whole_answer")
 def test_a_plan_directory_holds_the_answer_for_programs_and_people() -> None:
     assert simkit_(*TWO).exit_code == 0
     folder = Path("runs/tiny-plan")
@@ -288,8 +324,23 @@ def test_a_plan_directory_holds_the_answer_for_programs_and_people() -> None:
     rows = list(csv.DictReader((folder / "plan.csv").open()))
     assert [row["engine.max_num_seqs"] for row in rows] == ["4", "32"]
     assert [row["recommended"] for row in rows] == ["false", "true"]
-    answer = json.loads((folder / "plan.json").read_bytes())["answer"]
-    assert answer in (folder / "report.md").read_text()
+    found = json.loads((folder / "plan.json").read_bytes())
+    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    assert found["answer"] in markdown
+    assert found["doctor"]["findings"] is not None
+    assert len(found["sensitivity"]) == 6
+    assert len(found["curve"]) == len(SHARES) + 3
+    low = found["recommended"]["confirmation"]["served"][-1]["rate_per_s"]
+    assert f"sustained: 4 runs 10 times as long held at {low:,.0f}" in found["answer"]
+    said = "4 runs of fresh customers 10 times as long as those of the search"
+    assert said in markdown
+    assert said in page
+    assert [point["confirmation"] is None for point in found["points"]] == [True, False]
+    assert [point["run_length"]["num_requests"] for point in found["points"]] == [
+        60 * point["run_length"]["factor"] for point in found["points"]
+    ]
+    assert found["run_length"] == found["recommended"]["run_length"]
+    assert found["run_length"]["factor"] > 1
     few = ("--axis", "engine.max_num_seqs=4", "--set", "workload.num_requests=30", "--no-report")
     assert simkit_(*few).exit_code == 0  # and an earlier plan may be replaced
 
@@ -534,15 +585,15 @@ def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trial_is_the_run_of_the_scenario_at_that_rate() -> None:
     ready = for_trials(load("engine.max_num_seqs=8"), 1)
     trial = run_trial(set_up(ready), 300.0, base_rate(ready), 0)
-    summary = api.run(
-        load("engine.max_num_seqs=8", "workload.arrivals.rate_per_s=300", "warmup={requests: 12}")
-    ).summary
+    summary = served("engine.max_num_seqs=8", "workload.arrivals.rate_per_s=300", "warmup={requests: 12}")
     assert trial.numbers["ttft_ms.p99"] == summary["ttft_ms"]["p99"]
     assert trial.numbers["throughput.requests_per_s"] == summary["throughput"]["requests_per_s"]
     shares = [
         summary["slo"]["ttft_ms"]["p90"]["share_within"] - 0.9,
         summary["slo"]["tpot_ms"]["p99"]["share_within"] - 0.99,
+        0.5,
     ]
+    assert summary["saturated"] is False
     assert trial.margins == pytest.approx(shares)
 
 
@@ -609,8 +660,8 @@ def test_a_fleet_is_judged_over_as_long_a_time_as_one() -> None:
     assert seconds.to_dict()["warmup"] == {"seconds": 10.0}
 
 
-def test_without_an_objective_that_bounds_the_queue_a_growing_one_is_refused() -> None:
-    assert [term.name for term in terms(load())] == ["ttft_ms.p90", "tpot_ms.p99"]
+def test_a_growing_queue_is_refused_whatever_the_objectives_bound() -> None:
+    assert [term.name for term in terms(load())] == ["ttft_ms.p90", "tpot_ms.p99", "queue.stable"]
     only_tpot = load("slo={tpot_ms: {p99: 50}}")
     assert [term.name for term in terms(only_tpot)] == ["tpot_ms.p99", "queue.stable"]
 
