@@ -23,6 +23,10 @@ from simkit.units import ns_to_s
 PRECISION = 0.02
 """Half width of the 95 % interval that the rate of output tokens, and so their cost, is to have."""
 
+PRECISE_ROOM = 1.05
+"""A run that is made longer for its precision gets so much more than is missing, for the spread of the lengths is
+known better then, and may be greater: a run should not be simulated again for one per cent."""
+
 NORMAL_95 = 1.96
 
 MAX_PRECISE_REQUESTS = 20_000
@@ -142,7 +146,9 @@ def _precision_factor(setup: Setup, outcome: Outcome) -> float:
     squares = _gap_cv(setup) ** 2 + spread
     needed = (NORMAL_95 / PRECISION) ** 2 * squares / setup.scenario.replications
     sent = len(table["id"])
-    return max(1.0, min(needed * sent / measured, MAX_PRECISE_REQUESTS) / sent)
+    if needed <= measured:
+        return 1.0
+    return max(1.0, min(PRECISE_ROOM * needed * sent / measured, MAX_PRECISE_REQUESTS) / sent)
 
 
 def _gap_cv(setup: Setup) -> float:
@@ -160,7 +166,7 @@ def _said(asked: Setup, setup: Setup, why: str, rising: str | None) -> dict[str,
     before, after = asked.scenario.workload, setup.scenario.workload
     text = ""
     if setup is not asked:
-        text = f"{_amount(after)} instead of {_amount(before)}, so that {why}"
+        text = f"{_amounts(after, before)}, so that {why}"
     if rising is not None:
         text += f"{'; ' if text else ''}{FILLS[rising]} still rise at the end: no steady state was seen"
     return {
@@ -171,7 +177,7 @@ def _said(asked: Setup, setup: Setup, why: str, rising: str | None) -> dict[str,
     }
 
 
-def _amount(workload: Workload) -> str:
-    if workload.num_requests is not None:
-        return f"{workload.num_requests:,} requests"
-    return f"{workload.duration_s:,.6g} s"
+def _amounts(after: Workload, before: Workload) -> str:
+    if after.num_requests is not None:
+        return f"{after.num_requests:,} requests instead of {before.num_requests:,}"
+    return f"{after.duration_s:,.6g} s instead of {before.duration_s:,.6g} s"

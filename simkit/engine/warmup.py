@@ -63,7 +63,7 @@ def _auto(setup: Setup, workload: Workload) -> WarmUp:
     if workload.concurrency is None:
         first_ns, last_ns = workload.arrival_span_ns()
         fifth_ns = -((first_ns - last_ns) // WARMUP_SHARE)
-        return WarmUp(("ns", first_ns + fifth_ns), f"a fifth of {ns_to_s(last_ns - first_ns):,.3g} s of arrivals")
+        return WarmUp(("ns", first_ns + fifth_ns), f"a fifth of {_seconds(last_ns - first_ns)} of arrivals")
     if workload.num_requests is not None:
         later = workload.num_requests - workload.concurrency
         if later <= 0:
@@ -72,3 +72,9 @@ def _auto(setup: Setup, workload: Workload) -> WarmUp:
         return WarmUp(("requests", left_out), "the first of each client and a fifth of the others")
     assert workload.duration_ns is not None, "a closed loop has a number of requests or a duration"
     return WarmUp(("ns", workload.duration_ns // WARMUP_SHARE), "a fifth of the duration")
+
+
+def _seconds(duration_ns: int) -> str:
+    """Of three digits, and never as a power of ten: a run may last for weeks."""
+    seconds = ns_to_s(duration_ns)
+    return f"{seconds:,.0f} s" if seconds >= 1000 else f"{seconds:.3g} s"
