@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import as_asked
 
-from simkit.api import Result, run
+from simkit.api import Result
 from simkit.planner import doctor
 from simkit.scenario import apply_sets, load
 
@@ -20,7 +21,7 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 def arm(scenario: str, variant: str) -> Result:
     """The result of one variant of a scenario file."""
     loaded = load(SCENARIOS / f"{scenario}.yaml")
-    return run(apply_sets(loaded, loaded.variants[variant]))
+    return as_asked(apply_sets(loaded, loaded.variants[variant]))
 
 
 def arms(scenario: str) -> Callable[[str], Result]:
@@ -369,7 +370,7 @@ def test_the_cured_arm_is_healthy(scenario: str, variant: str) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_first_scenario_only_has_room_left(seed: int) -> None:
-    result = run(load(SCENARIOS / "llama3-8b-a100.yaml", [f"seed={seed}"]))
+    result = as_asked(load(SCENARIOS / "llama3-8b-a100.yaml", [f"seed={seed}"]))
     assert [finding["rule"] for finding in doctor.examine(None, result)["findings"]] == ["room-left"]
 
 
@@ -379,7 +380,7 @@ def test_the_pitfall_does_not_hang_on_one_seed(
     scenario: str, variant: str, rule: str, settings: dict[str, Any], seed: int
 ) -> None:
     loaded = load(SCENARIOS / f"{scenario}.yaml", [f"seed={seed}"])
-    found = doctor.examine(None, run(apply_sets(loaded, loaded.variants[variant])))["findings"]
+    found = doctor.examine(None, as_asked(apply_sets(loaded, loaded.variants[variant])))["findings"]
     assert rule in [finding["rule"] for finding in found]
 
 
@@ -387,7 +388,7 @@ def test_the_pitfall_does_not_hang_on_one_seed(
 @pytest.mark.parametrize("seed", [0, 3])
 def test_mild_pressure_is_as_mild_as_in_a_real_run(seed: int) -> None:
     """A real run of 19,801 requests: 7.4 % preempted, at most 4 times, 98.5 % of preempting steps took one victim."""
-    result = run(load(SCENARIOS / "mild-pressure.yaml", [f"seed={seed}"]))
+    result = as_asked(load(SCENARIOS / "mild-pressure.yaml", [f"seed={seed}"]))
     assert 0.05 <= preempted_share(result) <= 0.10
     assert result.requests.num_preemptions.max() <= 4
     victims = result.steps.num_preemptions[result.steps.num_preemptions > 0]

@@ -31,6 +31,7 @@ hardware: {gpu: a100-sxm4-80gb}
 engine: {max_num_seqs: 4, max_model_len: 128, num_gpu_blocks: 20}
 workload:
   num_requests: 40
+  finite: true
   arrivals: {process: poisson, rate_per_s: 40}
   prompt_tokens: {dist: uniform, low: 5, high: 140}
   output_tokens: {dist: uniform, low: 1, high: 60}

@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
+from served import as_asked
 
 from simkit import api, scenario
 from simkit.errors import CheckError
@@ -36,7 +37,7 @@ def build(engine: dict[str, Any], workload: dict[str, Any], **top: Any) -> scena
 def outcome(drawn: scenario.Scenario, *, single_step: bool) -> api.Result | str:
     """The result, or what is said of a livelock; any other broken invariant is raised."""
     try:
-        return api.run(drawn, single_step=single_step)
+        return as_asked(drawn, single_step=single_step)
     except CheckError as error:
         if not str(error).startswith("no progress: "):
             raise

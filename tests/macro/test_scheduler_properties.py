@@ -15,8 +15,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from served import as_asked
 
-from simkit import api, scenario
+from simkit import scenario
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
@@ -332,7 +333,7 @@ def runs(draw: st.DrawFn, *, ample: bool) -> dict[str, Any]:
 
 def served(data: dict[str, Any], **engine: Any) -> list[tuple[int, int]]:
     """(id, output tokens) of every request, all of them finished."""
-    result = api.run(scenario.from_dict(data | {"engine": data["engine"] | engine}))
+    result = as_asked(scenario.from_dict(data | {"engine": data["engine"] | engine}))
     counts = result.summary["num_requests"]
     assert counts["finished"] == counts["arrived"] == data["workload"]["num_requests"]
     frame = result.requests
@@ -371,7 +372,7 @@ def test_with_ample_memory_nobody_is_preempted_and_preemption_settings_do_not_ma
     results = []
     for preemption in ("recompute", "swap", "auto"):
         engine = data["engine"] | {"preemption": preemption, "host_pool_gib": 1.0}
-        results.append(api.run(scenario.from_dict(data | {"engine": engine})))
+        results.append(as_asked(scenario.from_dict(data | {"engine": engine})))
         assert results[-1].summary["num_preemptions"] == 0
     for name in ("requests", "steps", "slots"):
         assert results[0].tables[name].equals(results[1].tables[name])

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from simkit import api, scenario
+from simkit.engine.build import set_up
 from simkit.types import Floats
 
 REPLICATIONS = 8
@@ -82,7 +83,7 @@ def simulate(engine: dict[str, Any], workload: dict[str, Any], **top: Any) -> Me
         "replications": REPLICATIONS,
         "seed": 20,
     }
-    frame = api.run(scenario.from_dict(data | top)).requests
+    frame = api.run_set_up(set_up(scenario.from_dict(data | top))).requests
     frame = frame[frame["id"] >= WARMUP]
     delay = (frame["first_scheduled_ns"] - frame["arrival_ns"]) / 1e6
     service = (frame["last_token_ns"] - frame["first_scheduled_ns"]) / 1e6
@@ -205,4 +206,4 @@ def saturated(batching: str) -> Saturated:
         },
         "latency": {"profile": "unit"},
     }
-    return Saturated(batching, 16 / 0.001, api.run(scenario.from_dict(data)).summary)
+    return Saturated(batching, 16 / 0.001, api.run_set_up(set_up(scenario.from_dict(data))).summary)

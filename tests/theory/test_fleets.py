@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from served import as_asked
 
 from simkit import api, scenario
 
@@ -44,12 +45,12 @@ def test_with_round_robin_a_replica_is_one_engine_with_every_second_request() ->
             "output_tokens": {"dist": "list", "values": outputs[first::step]},
         }
 
-    both = api.run(build(engine, workload(240, 20.0, 0, 1), replicas=2))
+    both = as_asked(build(engine, workload(240, 20.0, 0, 1), replicas=2))
     assert both.summary["num_preemptions"] > 0
     shift_ns = 50_000_000
     first_arrival = both.requests["arrival_ns"].min()
     for replica in (0, 1):
-        alone = api.run(build(engine, workload(120, 10.0, replica, 2)))
+        alone = as_asked(build(engine, workload(120, 10.0, replica, 2)))
         moved = first_arrival + replica * shift_ns - alone.requests["arrival_ns"].min()
         found, expected = columns(both, replica), columns(alone, 0)
         for name, mine, theirs in zip(STAMPS, found, expected, strict=True):
@@ -65,7 +66,7 @@ def test_least_outstanding_looks_at_every_replica() -> None:
         "prompt_tokens": {"dist": "fixed", "value": 10},
         "output_tokens": {"dist": "exponential", "mean": 80},
     }
-    requests = api.run(build({"max_num_seqs": 1}, workload, replicas=3, router="least_outstanding")).requests
+    requests = as_asked(build({"max_num_seqs": 1}, workload, replicas=3, router="least_outstanding")).requests
     arrival, left = requests["arrival_ns"].to_numpy(np.int64), requests["last_token_ns"].to_numpy(np.int64)
     replica = requests["replica"].to_numpy(np.int64)
     for i in range(len(arrival)):
@@ -85,7 +86,7 @@ def test_prefix_affinity_raises_the_hit_rate() -> None:
         "prefix": {"groups": 24, "tokens": 1600},
     }
     hits = {
-        router: api.run(build(engine, workload, replicas=4, router=router, warmup="none")).summary[
+        router: as_asked(build(engine, workload, replicas=4, router=router, warmup="none")).summary[
             "prefix_cache_hit_rate"
         ]
         for router in ("round_robin", "least_outstanding", "prefix_affinity")
@@ -104,11 +105,11 @@ def test_replicas_add_up_and_their_imbalance_shows() -> None:
         "output_tokens": {"dist": "list", "values": [400, 20]},
     }
     for router, least_ratio, most_ratio in (("round_robin", 19.9, 20.1), ("least_outstanding", 0.6, 1.6)):
-        summary = api.run(build({}, workload, replicas=2, router=router, replications=2)).summary
+        summary = as_asked(build({}, workload, replicas=2, router=router, replications=2)).summary
         replicas = summary["replicas"]
         assert [part["index"] for part in replicas] == [0, 1]
         assert sum(part["requests"] for part in replicas) == summary["num_requests"]["finished"]
         assert least_ratio < replicas[0]["output_tokens"] / replicas[1]["output_tokens"] < most_ratio
         assert sum(part["busy"] for part in replicas) / 2 == pytest.approx(summary["gpu"]["busy"], rel=1e-12)
         assert replicas[1]["busy_ci95"] > 0
-    assert "replicas" not in api.run(build({}, workload)).summary
+    assert "replicas" not in as_asked(build({}, workload)).summary

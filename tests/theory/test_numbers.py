@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import as_asked
 
 from simkit import api, scenario
 
@@ -18,7 +19,7 @@ ARMS = [(batching, kv) for batching in ("static", "dynamic", "continuous") for k
 def shipped(name: str, **changes: Any) -> api.Result:
     """A shipped scenario, changed; `engine__max_num_seqs=8` stands for the dotted key."""
     keys = {key.replace("__", "."): value for key, value in changes.items()}
-    return api.run(scenario.apply_sets(scenario.load(SCENARIOS / f"{name}.yaml"), keys))
+    return as_asked(scenario.apply_sets(scenario.load(SCENARIOS / f"{name}.yaml"), keys))
 
 
 # --- eight requests ---------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def generation(
     }
     if outputs == "uniform":
         changes["workload.output_tokens"] = base.variants["uniform-static"]["workload.output_tokens"]
-    return api.run(scenario.apply_sets(base, changes)).summary
+    return as_asked(scenario.apply_sets(base, changes)).summary
 
 
 def rate(summary: Any) -> float:

@@ -8,8 +8,9 @@ import pytest
 from queues import QUEUES, TWO_SERVERS, Queue, md1, mm2, saturated, simulate
 from scipy import stats
 from sections import section
+from served import as_asked
 
-from simkit import api, scenario
+from simkit import scenario
 
 
 @pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: queue.__name__)
@@ -73,12 +74,12 @@ def test_overload_is_served_at_capacity_and_labelled() -> None:
         },
         "latency": {"profile": "unit"},
     }
-    summary = api.run(scenario.from_dict(data)).summary
+    summary = as_asked(scenario.from_dict(data)).summary
     assert summary["throughput"]["output_tokens_per_s"] == pytest.approx(16 / 0.001, rel=0.02)
     assert summary["saturated"]
     calm = scenario.from_dict(data)
     calm = scenario.apply_sets(calm, {"workload.arrivals.rate_per_s": 0.6 * 16 / 0.040})
-    assert not api.run(calm).summary["saturated"]
+    assert not as_asked(calm).summary["saturated"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -104,7 +105,7 @@ def test_littles_law_between_steps_and_requests(batching: str, asynchronous: boo
         },
         "latency": {"profile": "roofline"},
     }
-    result = api.run(scenario.from_dict(data))
+    result = as_asked(scenario.from_dict(data))
     steps, requests, slots = result.steps, result.requests, result.slots
     held = int((steps["running"] * (steps["t_end_ns"] - steps["t_start_ns"])).sum())
     stays = int((slots["released_ns"] - slots["admitted_ns"]).sum())

@@ -15,8 +15,9 @@ import hypothesis.strategies as st
 import pytest
 from ears import Ear
 from hypothesis import HealthCheck, given, settings
+from served import as_asked
 
-from simkit import api, scenario
+from simkit import scenario
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
 from simkit.batching.plan import StepPlan
 from simkit.engine import build as engine_build
@@ -466,5 +467,5 @@ def test_books_balance_inside_a_run(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_build, "PagedAllocator", CheckedPaged)
         patch.setattr(engine_build, "CountedAllocator", CheckedCounted)
-        summary = api.run(drawn).summary
+        summary = as_asked(drawn).summary
     assert summary["num_requests"]["finished"] == 12

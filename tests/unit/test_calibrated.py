@@ -393,6 +393,7 @@ def scenario(**more: Any) -> Any:
         "engine": {"max_num_seqs": 8, "max_model_len": 4096},
         "workload": {
             "num_requests": 20,
+            "finite": True,
             "arrivals": {"process": "poisson", "rate_per_s": 20},
             "prompt_tokens": {"dist": "fixed", "value": 300},
             "output_tokens": {"dist": "fixed", "value": 20},

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from served import as_asked
 
-from simkit import api, scenario
+from simkit import scenario
 from simkit.errors import InputError
 
 
@@ -37,13 +38,13 @@ def test_paused_samples_share_a_block_that_is_not_full(
     arrivals = {"process": "poisson", "rate_per_s": 100.0}
     workload = {"num_requests": 20, "arrivals": arrivals, "prompt_tokens": fixed(prompt), "output_tokens": fixed(7)}
     drawn = build(engine, workload | {"samples": samples})
-    result = api.run(drawn)
+    result = as_asked(drawn)
     assert result.summary["num_requests"]["finished"] == 20
     steps = result.steps
     held = steps["kv_used_tokens"] + steps["kv_reserved_tokens"] + steps["kv_internal_tokens"]
     assert (held == steps["kv_allocated_tokens"]).all()
     assert (steps[["kv_used_tokens", "kv_reserved_tokens", "kv_internal_tokens"]] >= 0).all(axis=None)
-    single = api.run(drawn, single_step=True)
+    single = as_asked(drawn, single_step=True)
     assert all(result.tables[name].equals(single.tables[name]) for name in result.tables)
 
 
@@ -54,7 +55,7 @@ def test_throughput_is_over_the_makespan_also_when_the_first_is_rejected() -> No
         "prompt_tokens": {"dist": "list", "values": [2000, 100]},
         "output_tokens": fixed(100),
     }
-    summary = api.run(build({"max_model_len": 1024}, workload, slo={"e2e_ms": {"p99": 1e6}})).summary
+    summary = as_asked(build({"max_model_len": 1024}, workload, slo={"e2e_ms": {"p99": 1e6}})).summary
     assert summary["num_requests"] | {"rejected": 1, "finished": 1} == summary["num_requests"]
     assert summary["throughput"]["requests_per_s"] == pytest.approx(1 / summary["makespan_s"])
     assert summary["goodput_per_s"] == summary["throughput"]["requests_per_s"]
@@ -77,7 +78,7 @@ def test_every_preemption_is_in_the_table_of_steps(asynchronous: bool) -> None:
         "prompt_tokens": fixed(15),
         "output_tokens": fixed(19),
     }
-    result = api.run(build(engine, workload))
+    result = as_asked(build(engine, workload))
     assert result.summary["num_preemptions"] > 0
     assert result.steps["num_preemptions"].sum() == result.summary["num_preemptions"]
     assert result.requests["num_preemptions"].sum() == result.summary["num_preemptions"]
@@ -95,7 +96,7 @@ def test_overload_is_seen_whoever_is_served_first(policy: str, rate: float, satu
         "priority": {"values": [0, 1], "weights": [1, 1]},
         "tenants": {"count": 3},
     }
-    summary = api.run(build({"max_num_seqs": 4, "policy": policy, "max_model_len": 2048}, workload)).summary
+    summary = as_asked(build({"max_num_seqs": 4, "policy": policy, "max_model_len": 2048}, workload)).summary
     assert summary["saturated"] is saturated
     assert (summary["saturation_reason"] is not None) is saturated
 
@@ -114,14 +115,14 @@ def test_start_up_refuses_whatever_the_step_times(
     base = {"num_requests": 1, "arrivals": {"process": "all_at_once"}}
     base |= {"prompt_tokens": fixed(4), "output_tokens": fixed(4)}
     with pytest.raises(InputError, match=said):
-        api.run(build(engine, base | workload, hardware={"gpu": gpu}))
+        as_asked(build(engine, base | workload, hardware={"gpu": gpu}))
 
 
 def test_a_service_objective_shows_share_and_value() -> None:
     workload = {"num_requests": 50, "arrivals": {"process": "all_at_once"}}
     workload |= {"prompt_tokens": fixed(4), "output_tokens": fixed(10)}
     slo = {"ttft_ms": {"p50": 1e6, "p99": 0.5, "mean": 1e6}, "tpot_ms": {"p90": 1.5}}
-    summary = api.run(build({"max_num_seqs": 4}, workload, slo=slo)).summary
+    summary = as_asked(build({"max_num_seqs": 4}, workload, slo=slo)).summary
     ttft = summary["slo"]["ttft_ms"]
     assert [ttft[key]["met"] for key in ("p50", "p99", "mean")] == [True, False, True]
     assert ttft["p99"]["value_ms"] == pytest.approx(summary["ttft_ms"]["p99"])

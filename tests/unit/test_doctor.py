@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import as_asked
 from typer.testing import CliRunner
 
 from simkit import api, cli, scenario
@@ -37,7 +38,7 @@ def build(**more: Any) -> scenario.Scenario:
 
 
 def saved(folder: Path, **more: Any) -> Path:
-    return api.write(api.run(build(**more)), folder, report=False)
+    return api.write(as_asked(build(**more)), folder, report=False)
 
 
 def simkit(cwd: Path, *arguments: str) -> Any:
@@ -80,10 +81,10 @@ def test_json_and_files_hold_the_same_and_do_not_depend_on_jobs(patient: Path, t
 
 
 def test_the_numbers_are_those_of_a_run_with_the_setting(patient: Path) -> None:
-    result = api.run(build())
+    result = as_asked(build())
     found = doctor.examine(doctor.rebuild(result.manifest, "m"), result)
     settings = found["findings"][0]["advice"]["settings"]
-    again = api.run(scenario.apply_sets(build(), settings)).summary
+    again = as_asked(scenario.apply_sets(build(), settings)).summary
     after = found["findings"][0]["proof"]["after"]
     assert {key: verdict.look_up(again, key) for key in after} == after
 
@@ -94,7 +95,7 @@ def test_without_proof_nothing_is_run(patient: Path, monkeypatch: pytest.MonkeyP
     assert "engine.max_num_seqs=16: not proven: no re-run was made" in done.stdout
     assert "before and after" not in done.stdout
     monkeypatch.setattr("simkit.planner.doctor.run_study", lambda *_, **__: pytest.fail("something was run"))
-    (finding,) = doctor.examine(None, api.run(build()))["findings"]
+    (finding,) = doctor.examine(None, as_asked(build()))["findings"]
     assert finding["proof"] is None
     assert finding["advice"]["settings"] == {"engine.max_num_seqs": 8}
 
@@ -184,16 +185,16 @@ def test_a_log_that_is_gone_is_named_and_can_be_pointed_to(tmp_path: Path) -> No
 # --- rebuilding and judging -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("batching", ["static", "dynamic", "continuous"])
 def test_the_scenario_of_a_manifest_is_the_one_that_was_run(batching: str) -> None:
-    result = api.run(build(engine={"batching": batching}))
+    result = as_asked(build(engine={"batching": batching}))
     rebuilt = doctor.rebuild(json.loads(json.dumps(result.manifest)), "m")
-    assert api.run(rebuilt).manifest["run_id"] == result.manifest["run_id"]
+    assert as_asked(rebuilt).manifest["run_id"] == result.manifest["run_id"]
     other = scenario.apply_sets(rebuilt, {"engine.batching": "continuous", "engine.max_num_seqs": 2})
     assert other.engine.max_num_active_seqs is None, "follows max_num_seqs"
-    assert api.run(other).manifest["scenario"]["engine"]["stream"] is True, "follows batching"
+    assert as_asked(other).manifest["scenario"]["engine"]["stream"] is True, "follows batching"
 
 
 def test_a_run_of_other_step_times_is_made_again_first() -> None:
-    result = api.run(build())
+    result = as_asked(build())
     result.manifest["run_id"] = "of an older version"
     found = doctor.examine(doctor.rebuild(result.manifest, "m"), result)
     assert found["remade"]
@@ -274,7 +275,7 @@ def test_advice_that_the_engine_refuses_is_a_verdict(monkeypatch: pytest.MonkeyP
 
     choices = ({"engine.max_num_seqs": 8}, {"engine.max_model_len": 10**9})
     monkeypatch.setattr(remedies, "more_slots", lambda _: Advice("Try.", choices))
-    result = api.run(build())
+    result = as_asked(build())
     (finding,) = doctor.examine(doctor.rebuild(result.manifest, "m"), result)["findings"]
     assert finding["advice"]["settings"] == {"engine.max_num_seqs": 8}
     assert finding["also_tried"][0]["proof"]["verdict"].startswith("cannot be run: ")
@@ -282,7 +283,7 @@ def test_advice_that_the_engine_refuses_is_a_verdict(monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_that_is_gone_is_an_error_of_the_caller() -> None:
-    result = api.run(build())
+    result = as_asked(build())
     result.manifest["scenario"]["latency"]["profile"] = "gone/profile.json"
     with pytest.raises(InputError, match="or give --base-dir"):
         doctor.examine(doctor.rebuild(result.manifest, "m"), result)

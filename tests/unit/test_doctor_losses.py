@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
+from served import as_asked
 from typer.testing import CliRunner
 
 from simkit import api, cli, scenario
@@ -45,7 +46,7 @@ def build(**sets: Any) -> scenario.Scenario:
 def examined(prove: bool = False, **sets: Any) -> dict[str, dict[str, Any]]:
     """What the doctor says, by rule and in its order."""
     drawn = build(**sets)
-    found = doctor.examine(drawn if prove else None, api.run(drawn))["findings"]
+    found = doctor.examine(drawn if prove else None, as_asked(drawn))["findings"]
     return {finding["rule"]: finding for finding in found}
 
 
@@ -244,7 +245,7 @@ def drawn_sets(draw: st.DrawFn) -> dict[str, Any]:
 @given(drawn_sets())
 def test_every_number_is_on_the_side_of_the_threshold_beside_it(sets: dict[str, Any]) -> None:
     try:
-        result = api.run(scenario.apply_sets(scenario.from_dict(BASE), sets))
+        result = as_asked(scenario.apply_sets(scenario.from_dict(BASE), sets))
     except (CheckError, InputError):
         reject()
     findings = diagnose(doctor.facts_of(result))
@@ -312,7 +313,7 @@ def lacks(key: str) -> Callable[[Path], object]:
 def test_a_run_that_is_damaged_is_refused_in_one_line(
     tmp_path: Path, damage: Callable[[Path], object], said: str
 ) -> None:
-    api.write(api.run(build(workload__num_requests=20, replications=2)), tmp_path / "run", report=False)
+    api.write(as_asked(build(workload__num_requests=20, replications=2)), tmp_path / "run", report=False)
     assert simkit(tmp_path, "doctor", "run", "--no-proof").exit_code == 0
     damage(tmp_path / "run")
     done = simkit(tmp_path, "doctor", "run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from served import as_asked
 
 from simkit import api
 from simkit.engine.build import set_up
@@ -44,8 +45,8 @@ def with_path(sets: dict[str, Any] | None = None, **workload: Any) -> Scenario:
 
 def run(asked: Scenario) -> Result:
     """A run whose steps were priced many at once, the same as one by one; its invariants were checked on the way."""
-    result = api.run(asked)
-    single = api.run(asked, single_step=True)
+    result = as_asked(asked)
+    single = as_asked(asked, single_step=True)
     assert all(result.tables[name].equals(single.tables[name]) for name in result.tables)
     assert result.summary == single.summary
     return result
@@ -156,10 +157,10 @@ def test_a_path_holds_with_failures_queues_samples_and_durations(more: dict[str,
 
 
 def test_a_path_that_is_switched_off_takes_no_time() -> None:
-    plain, off = api.run(scenario()), api.run(with_path({"latency.without": ["first_token"]}))
+    plain, off = as_asked(scenario()), as_asked(with_path({"latency.without": ["first_token"]}))
     assert all(plain.tables[name].equals(off.tables[name]) for name in plain.tables)
     assert off.manifest["latency_effects"]["first_token"] == "off"
-    assert api.run(with_path()).manifest["latency_effects"]["first_token"] == "scenario"
+    assert as_asked(with_path()).manifest["latency_effects"]["first_token"] == "scenario"
 
 
 # What is found again after a preemption.
@@ -200,7 +201,7 @@ def test_without_a_prefix_cache_there_is_no_such_effect(sets: dict[str, Any]) ->
 
 
 def test_every_effect_has_a_source_in_the_manifest_and_in_the_report(tmp_path: Any) -> None:
-    result = api.run(scenario({"latency.without": ["host"], "latency.host.per_seq_us": 3}))
+    result = as_asked(scenario({"latency.without": ["host"], "latency.host.per_seq_us": 3}))
     sources = result.manifest["latency_effects"]
     assert set(sources) == set(EFFECTS)
     assert sources["host"] == "off"

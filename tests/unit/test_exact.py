@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from served import as_asked
 
-from simkit import api, scenario
+from simkit import scenario
 from simkit.errors import InputError
 from simkit.metrics.exact import dot, rounded_total, total
 from simkit.metrics.histogram import DurationHistogram
@@ -39,7 +40,7 @@ def unit(engine: dict[str, Any], workload: dict[str, Any]) -> dict[str, Any]:
         "workload": {"prompt_tokens": {"dist": "fixed", "value": 5}, **workload},
         "latency": {"profile": "unit"},
     }
-    return api.run(scenario.from_dict(data)).summary
+    return as_asked(scenario.from_dict(data)).summary
 
 
 def test_a_closed_loop_that_thinks_for_ages_is_refused() -> None:

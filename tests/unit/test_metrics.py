@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from served import as_asked
 
 from simkit import api, scenario
 from simkit.errors import CheckError
@@ -377,7 +378,7 @@ def tiny(engine: dict[str, Any], outputs: list[int], **top: Any) -> api.Result:
         },
         "latency": {"profile": "unit"},
     }
-    return api.run(scenario.from_dict(data | top))
+    return as_asked(scenario.from_dict(data | top))
 
 
 @pytest.mark.parametrize("allocator", ["paged", "contiguous"])
@@ -448,7 +449,7 @@ def test_external_fragmentation_by_hand() -> None:
 def test_replications_are_independent_and_averaged() -> None:
     data = tiny({}, [10, 50, 20]).manifest["scenario"] | {"replications": 3}
     data["workload"] |= {"arrivals": {"process": "poisson", "rate_per_s": 50.0}, "num_requests": 20}
-    result = api.run(scenario.from_dict(data))
+    result = as_asked(scenario.from_dict(data))
     values = [summary["ttft_ms"]["mean"] for summary in result.replications]
     assert len(set(values)) == 3
     assert result.summary["ttft_ms"]["mean"] == pytest.approx(np.mean(values))

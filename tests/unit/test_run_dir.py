@@ -43,6 +43,7 @@ def build(engine: dict[str, Any] | None = None, **top: Any) -> scenario.Scenario
         | (engine or {}),
         "workload": {
             "num_requests": 40,
+            "finite": True,
             "arrivals": {"process": "poisson", "rate_per_s": 40.0},
             "prompt_tokens": {"dist": "uniform", "low": 5, "high": 140},
             "output_tokens": {"dist": "uniform", "low": 1, "high": 60},

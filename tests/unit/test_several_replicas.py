@@ -18,6 +18,7 @@ hardware: {gpu: a100-sxm4-80gb}
 engine: {max_model_len: 256, num_gpu_blocks: 129}
 workload:
   num_requests: 30
+  finite: true
   arrivals: {process: poisson, rate_per_s: 100}
   prompt_tokens: {dist: fixed, value: 20}
   output_tokens: {dist: fixed, value: 10}

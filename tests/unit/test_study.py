@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import as_asked
 from typer.testing import CliRunner
 
 from simkit import api, cli, scenario
@@ -32,6 +33,7 @@ hardware: {gpu: a100-sxm4-80gb}
 engine: {max_num_seqs: 4, max_model_len: 128, num_gpu_blocks: 12, async_scheduling: false}
 workload:
   num_requests: 12
+  finite: true
   arrivals: {process: poisson, rate_per_s: 40}
   prompt_tokens: {dist: uniform, low: 5, high: 140}
   output_tokens: {dist: uniform, low: 1, high: 40}
@@ -65,9 +67,9 @@ def test_parts_in_any_order_give_the_bytes_of_a_run(tmp_path: Path) -> None:
     drawn = build(replications=3)
     setup = set_up(drawn)
     made = [make_part(setup, replication) for replication in (2, 0, 1)]
-    assert written(assemble(setup, made), tmp_path / "a") == written(api.run(drawn), tmp_path / "b")
+    assert written(assemble(setup, made), tmp_path / "a") == written(as_asked(drawn), tmp_path / "b")
     assert [part.slots is None for part in made] == [True, False, True]
-    frame = api.run(drawn).requests
+    frame = as_asked(drawn).requests
     assert frame["replication"].tolist() == [0] * 12 + [1] * 12 + [2] * 12
     with pytest.raises(AssertionError, match="one part a replication"):
         assemble(setup, made[:2])

@@ -25,6 +25,7 @@ hardware: {gpu: a100-sxm4-80gb}
 engine: {max_num_seqs: 4, max_model_len: 64}
 workload:
   num_requests: 6
+  finite: true
   arrivals: {process: poisson, rate_per_s: 6}
   prompt_tokens: {dist: uniform, low: 5, high: 20}
   output_tokens: {dist: uniform, low: 1, high: 9}

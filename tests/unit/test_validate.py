@@ -35,6 +35,7 @@ hardware: {gpu: a100-sxm4-80gb}
 engine: {max_num_seqs: 4, max_model_len: 512, async_scheduling: false}
 workload:
   num_requests: 40
+  finite: true
   arrivals: {process: poisson, rate_per_s: 100}
   prompt_tokens: {dist: uniform, low: 4, high: 60}
   output_tokens: {dist: uniform, low: 1, high: 60}

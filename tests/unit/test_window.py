@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from served import as_asked
 from typer.testing import CliRunner
 
 from simkit import api, cli, scenario
@@ -52,7 +53,7 @@ def requests_per_s(summary: dict[str, Any]) -> float:
 @pytest.mark.parametrize("batching", ["continuous", "dynamic"])
 @pytest.mark.parametrize("num_requests", [1000, 20_000])
 def test_below_saturation_throughput_is_the_rate_of_arrival(num_requests: int, batching: str) -> None:
-    result = api.run(
+    result = as_asked(
         build(num_requests, poisson(0.6 if batching == "continuous" else 0.4), engine={"batching": batching})
     )
     assert not result.summary["saturated"]
@@ -63,7 +64,7 @@ def test_below_saturation_throughput_is_the_rate_of_arrival(num_requests: int, b
 
 
 def test_a_saturated_run_shows_what_is_served_however_long_it_is() -> None:
-    short, long = (api.run(build(count, poisson(1.5))).summary for count in (2000, 6000))
+    short, long = (as_asked(build(count, poisson(1.5))).summary for count in (2000, 6000))
     assert short["saturated"]
     assert requests_per_s(short) == pytest.approx(requests_per_s(long), rel=0.02)
     for summary in (short, long):
@@ -77,7 +78,7 @@ def test_batches_that_are_delivered_at_once_make_no_steps() -> None:
     lengths = {"output_tokens": {"dist": "fixed", "value": 1000}}
     found = [
         requests_per_s(
-            api.run(build(count, {"process": "constant", "rate_per_s": 120}, engine=engine, workload=lengths)).summary
+            as_asked(build(count, {"process": "constant", "rate_per_s": 120}, engine=engine, workload=lengths)).summary
         )
         for count in (1900, 1950, 2000)
     ]
@@ -100,7 +101,7 @@ SCENES: dict[str, Any] = {
 def test_the_rates_can_be_computed_from_the_table_of_requests(name: str, tmp_path: Path) -> None:
     """The formulas of the README, in floating point and without simkit."""
     asked = SCENES[name]
-    api.write(api.run(asked), tmp_path / "run", report=False)
+    api.write(as_asked(asked), tmp_path / "run", report=False)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     table = pq.read_table(tmp_path / "run" / "requests.parquet").to_pandas()
     done = table[table["status"] == "finished"]
@@ -153,7 +154,7 @@ def test_auto_leaves_out_the_first_fifth_of_the_time_of_arrivals(
 ) -> None:
     latency = {"profile": "a100-sxm4-80gb", "host": {"first_token_us": first_token_us}}
     asked = build(400, arrivals, workload=bound, latency=latency, hardware={"gpu": "a100-sxm4-80gb"})
-    result = api.run(asked)
+    result = as_asked(asked)
     arrival = result.requests["arrival_ns"]
     cut = arrival.min() + (arrival.max() - arrival.min()) / 5
     assert (result.requests["measured"] == (arrival >= cut)).all()
@@ -170,16 +171,16 @@ def test_auto_leaves_out_the_first_fifth_of_the_time_of_arrivals(
 
 def test_auto_in_a_closed_loop_leaves_out_how_it_fills() -> None:
     loop = {"process": "closed_loop", "concurrency": 20}
-    measured = api.run(build(120, loop)).requests["measured"]
+    measured = as_asked(build(120, loop)).requests["measured"]
     assert (~measured).sum() == 20 + (120 - 20) // 5
-    lasting = api.run(build(120, loop, workload={"num_requests": None, "duration_s": 1.0})).requests
+    lasting = as_asked(build(120, loop, workload={"num_requests": None, "duration_s": 1.0})).requests
     assert (lasting["measured"] == (lasting["arrival_ns"] >= NS_PER_S // 5)).all()
-    assert api.run(build(20, loop)).requests["measured"].all()
+    assert as_asked(build(20, loop)).requests["measured"].all()
 
 
 def test_auto_leaves_nothing_out_of_a_finite_load_or_a_log(tmp_path: Path) -> None:
     def why(asked: Any) -> tuple[int, str]:
-        warmup = api.run(asked).manifest["warmup"]
+        warmup = as_asked(asked).manifest["warmup"]
         assert warmup["method"] == "auto"
         return warmup["dropped_requests"], warmup["why"]
 
@@ -232,7 +233,7 @@ def with_answers(*lengths: int, **more: Any) -> Any:
 
 def test_an_objective_is_judged_by_the_numbers_of_the_summary() -> None:
     """Three of four answers have one token and no TPOT; the others have 1 ms a token."""
-    summary = api.run(with_answers(1, 1, 1, 20)).summary
+    summary = as_asked(with_answers(1, 1, 1, 20)).summary
     assert summary["tpot_ms"]["mean"] == 1.0
     found = summary["slo"]["tpot_ms"]
     assert {key: (value["value_ms"], value["share_within"], value["met"]) for key, value in found.items()} == {
@@ -247,7 +248,7 @@ def test_who_is_turned_away_misses_and_who_has_no_tpot_does_not_count() -> None:
     """Of 16 at one instant, 8 are refused; of the 8 that are served 4 have a TPOT, and all of those are within."""
     outputs = {"output_tokens": {"dist": "list", "values": [1, 20]}, "queue_limit": 8}
     slo = {"tpot_ms": {"p50": 1.0}, "ttft_ms": {"p50": 1000.0}}
-    summary = api.run(build(16, {"process": "all_at_once"}, workload=outputs, slo=slo)).summary
+    summary = as_asked(build(16, {"process": "all_at_once"}, workload=outputs, slo=slo)).summary
     assert (summary["num_requests"]["finished"], summary["num_requests"]["refused"]) == (8, 8)
     assert summary["slo"]["tpot_ms"]["p50"]["share_within"] == 4 / (4 + 8)
     assert summary["slo"]["ttft_ms"]["p50"]["share_within"] == 8 / 16
@@ -255,7 +256,7 @@ def test_who_is_turned_away_misses_and_who_has_no_tpot_does_not_count() -> None:
 
 def test_an_objective_that_nobody_has_is_neither_met_nor_missed_and_passes_in_a_plan() -> None:
     asked = with_answers(1)
-    summary = api.run(asked).summary
+    summary = as_asked(asked).summary
     for found in summary["slo"]["tpot_ms"].values():
         assert (found["share_within"], found["value_ms"], found["met"]) == (None, None, None)
     assert summary["goodput_per_s"] == requests_per_s(summary)
@@ -279,6 +280,6 @@ def test_an_objective_is_met_in_all_replications_or_it_is_not_known() -> None:
 
 def test_where_nothing_finishes_an_objective_fails_in_a_plan() -> None:
     asked = with_answers(20, timeout_s=0.0005)
-    assert api.run(asked).summary["num_requests"]["finished"] == 0
+    assert as_asked(asked).summary["num_requests"]["finished"] == 0
     margins = run_trial(set_up(asked), 20.0, 0.5 * CAPACITY, 0).margins
     assert margins[:3] == (-1.0, -0.9, -0.99)
