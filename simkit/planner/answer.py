@@ -115,7 +115,9 @@ def _how_long(item: Found) -> str:
     runs = f"{len(held.trials)} runs" if len(held.trials) > 1 else "a run"
     text = f"sustained: {runs} {served.times:g} times as long held at {_rate_down(held.rate_per_s)}"
     if served.moved:
-        text += f" (the search alone had said {_rate(served.before.estimate_per_s)}, which did not hold)"
+        first = served.served[0]
+        text += f" (the search alone began at {_rate_down(first.rate_per_s)}, where {first.num_held} of "
+        text += f"{len(first.trials)} held)"
     return text
 
 

@@ -1,4 +1,5 @@
-"""An answer is served again before it is told: at the lower end of its interval, much longer, with fresh customers.
+"""An answer is served again before it is told: at the lower end of its interval and at its estimate, much longer, with
+fresh customers.
 
 Owns how often, how long, and where the answer moves when it does not hold. Runs of the search can end before a memory
 or a queue has filled that fills once in many; a rate that a user will serve for days must not rest on that.
@@ -7,15 +8,17 @@ or a queue has filled that fills once in many; a rate that a user will serve for
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from simkit import run_length
 from simkit.planner.asking import Asking
-from simkit.planner.capacity import Capacity
+from simkit.planner.capacity import Capacity, curves, pooled_crossing
 from simkit.planner.plan_values import Confirmation, Found, Served
 from simkit.planner.quest import Quest
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.study import Failure
+from simkit.planner.trial import Term, terms
 
 TIMES = 10.0
 """How much longer than the runs of the search."""
@@ -34,36 +37,49 @@ MAX_SERVED = 12
 def confirm(item: Found, asking: Asking, share: float) -> Found:
     """The point with its capacity as long runs leave it; without one where no rate holds.
 
-    When the lower end of the interval does not hold, lower rates are served, each twice as far away, until one does,
-    then rates between the two. The interval then begins at the rate that held. It ends, and the estimate lies, no
-    higher than where all long runs together miss an objective.
+    The lower end must hold. When it does not, lower rates are served, each twice as far away, until one does, then
+    rates between the two; the interval then begins at the rate that held. The estimate must hold for all long runs
+    together. When it does not, it moves to where they cross an objective, and the interval ends no higher than the
+    lowest rate that they miss together.
     """
     before = item.capacity
     assert before is not None
     times = TIMES if run_length.can_grow(item.point.scenario) else 1.0
     served: list[Served] = []
-    rate, stride = _typed(before.low_per_s), 1
-    held: float | None = None
-    missed: float | None = None
-    while len(served) < MAX_SERVED:
-        found = _serve(item, rate, times, asking, share if not served else 0.0)
+
+    def holds(rate_per_s: float) -> bool | None:
+        """Whether it does; None where it could not be served."""
+        found = _serve(item, rate_per_s, times, asking, 0.0 if served else share)
         if isinstance(found, Failure):
-            break
+            return None
         served.append(found)
-        if found.held:
-            held = rate
-        else:
-            missed = rate
+        return found.held
+
+    held = _highest_held(_typed(before.low_per_s), holds)
+    if not served:
+        return item
+    if held is not None and all(one.together for one in served):
+        holds(_typed(before.estimate_per_s))
+    capacity = None if held is None else _moved(before, held, served, terms(item.point.scenario))
+    return replace(item, capacity=capacity, confirmation=Confirmation(times, before, tuple(served)))
+
+
+def _highest_held(first_per_s: float, holds: Callable[[float], bool | None]) -> float | None:
+    """The first rate where it holds, else a lower one that does, next to one that does not; None where none does."""
+    held: float | None = None
+    missed, rate, stride = math.inf, first_per_s, 1
+    for _ in range(MAX_SERVED):
+        verdict = holds(rate)
+        if verdict is None:
+            break
+        held, missed = (rate, missed) if verdict else (held, rate)
         if held is None:
             rate, stride = _typed(rate * 2 ** (-stride / STEPS_A_DOUBLING)), 2 * stride
-        elif missed is None or STEPS_A_DOUBLING * math.log2(missed / held) <= LARGEST_GAP + 0.1:
+        elif missed == math.inf or STEPS_A_DOUBLING * math.log2(missed / held) <= LARGEST_GAP + 0.1:
             break
         else:
             rate = _typed(math.sqrt(held * missed))
-    if not served:
-        return item
-    capacity = None if held is None else _moved(before, held, served)
-    return replace(item, capacity=capacity, confirmation=Confirmation(times, before, tuple(served)))
+    return held
 
 
 def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: float) -> Served | Failure:
@@ -88,18 +104,14 @@ def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: 
     return Served(rate_per_s, tuple(answer.trials[0] for answer in answers if not isinstance(answer, Failure)))
 
 
-def _moved(before: Capacity, held_per_s: float, served: list[Served]) -> Capacity:
+def _moved(before: Capacity, held_per_s: float, served: list[Served], asked: Sequence[Term]) -> Capacity:
     """The capacity of which `held_per_s` held."""
-    if len(served) == 1:
-        return before
+    low = before.low_per_s if served[0].held else held_per_s
     too_much = min((one.rate_per_s for one in served if not one.together), default=math.inf)
-    estimate = min(before.estimate_per_s, max(held_per_s, math.sqrt(held_per_s * too_much)))
-    return replace(
-        before,
-        low_per_s=held_per_s,
-        estimate_per_s=estimate,
-        high_per_s=max(estimate, min(before.high_per_s, too_much)),
-    )
+    crossed, _ = pooled_crossing(curves(trial for one in served for trial in one.trials), asked)
+    estimate = max(low, min(before.estimate_per_s, crossed))
+    high = max(estimate, min(before.high_per_s, too_much))
+    return replace(before, low_per_s=low, estimate_per_s=estimate, high_per_s=high)
 
 
 def _typed(rate_per_s: float) -> float:

@@ -191,7 +191,8 @@ def confirm_texts(point: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     times = confirmed["times"]
     how = f"{times:g} times as long as those of the search" if times > 1 else "as long as those of the search"
-    missed, held = [], []
+    missed: list[str] = []
+    held: list[str] = []
     for one in sorted(confirmed["served"], key=lambda one: -one["rate_per_s"]):
         runs = "1 run" if one["runs"] == 1 else f"{one['runs']} runs"
         who = "the same customers again" if one["runs"] == 1 else "fresh customers"
