@@ -61,7 +61,11 @@ def confirm(item: Found, asking: Asking, share: float) -> Found:
     if held is not None and all(one.together for one in served):
         holds(_typed(before.estimate_per_s))
     capacity = None if held is None else _moved(before, held, served, terms(item.point.scenario))
-    return replace(item, capacity=capacity, confirmation=Confirmation(times, before, tuple(served)))
+    lowest = min(served, key=lambda one: one.rate_per_s)
+    # The long runs know better than those of the search whether something still fills.
+    rising = run_length.rising([trial.levels for trial in lowest.trials]) if times > 1 else item.rising
+    confirmation = Confirmation(times, before, tuple(served))
+    return replace(item, capacity=capacity, rising=rising, confirmation=confirmation)
 
 
 def _highest_held(first_per_s: float, holds: Callable[[float], bool | None]) -> float | None:

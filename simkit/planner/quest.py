@@ -30,8 +30,9 @@ from simkit.scenario import Scenario
 _PREFIX = "plan-"
 
 
-MAX_GROWTHS = 5
-"""How often runs are made longer. Each time they at least double but for the first, whose factor is measured."""
+MAX_GROWTHS, MAX_RISING_GROWTHS = 5, 2
+"""How often runs are made longer, and how often of these because something still rises: at the very rate at which a
+queue begins to grow something always does."""
 
 LEAST_REPLICATIONS = 5
 """With runs that were made longer because they had not levelled off."""
@@ -120,11 +121,13 @@ def _capacity(quest: Quest, effort: Effort, setup: Setup) -> Answer:
         effort = replace(effort, replications=1)
     may_grow = quest.grows and run_length.can_grow(setup.scenario)
     most = max(factor, MAX_REQUESTS / (setup.scenario.workload.num_requests or MAX_REQUESTS / 2**MAX_GROWTHS))
+    rises = 0
     for attempt in range(MAX_GROWTHS + 1):
         grows = may_grow and attempt < MAX_GROWTHS and factor < most
         search = _search(quest, setup, factor)
         missing = search.run(guesses, effort, grows=grows)
-        if missing <= 1 or not grows:
+        rises += missing == LONGER
+        if missing <= 1 or not grows or rises > MAX_RISING_GROWTHS:
             break
         if missing == LONGER:
             # Twice the time of half the replications tells as much, and less of it is start.
