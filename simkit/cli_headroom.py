@@ -29,9 +29,20 @@ def with_headroom(
 
     if not is_asked(scenario):
         return result
-    found = headroom(scenario, result.summary, progress)
+    found = headroom(scenario, result.summary, _ran(result, scenario), progress)
     told = {**plain(found), "text": found.text}
     return replace(result, summary={**result.summary, "headroom": told})
+
+
+def _ran(result: Result, scenario: Scenario) -> Scenario | None:
+    """The scenario as long as the run was, None where it was as long as asked for."""
+    if not result.manifest.get("run_length"):
+        return None
+    from simkit import scenario as schema
+
+    ran = result.manifest["scenario"]
+    changes = {f"workload.{key}": ran["workload"][key] for key in ("num_requests", "duration_s")}
+    return schema.apply_sets(scenario, {**changes, "warmup": ran["warmup"]}, label="run length")
 
 
 def say(summary: Mapping[str, Any]) -> None:

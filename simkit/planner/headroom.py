@@ -1,7 +1,8 @@
 """How far a run is from missing its objectives: the rate up to which it holds them, and whether fewer replicas would.
 
-Every trial is one simulation of the run's own customers, with the warm-up of a plan, so that both find the same limit.
-One replication: "about", never an interval. Imports search, trial, offered, and the engine's set-up.
+Every trial is one simulation of the run's own customers, with the warm-up of a plan and no more of them than it takes
+to see a limit, so that both find the same one. One replication: "about", never an interval. Imports search, trial,
+offered, bounds, run_length, and the engine's set-up.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simkit import run_length
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.planner.offered import base_rate, for_trials
+from simkit.planner.bounds import guess_rate
+from simkit.planner.offered import base_rate, for_trials, lengths
 from simkit.planner.search import Effort, Search
-from simkit.planner.trial import Term, Trial, run_trial, terms
-from simkit.scenario import PiecewiseArrivals, Scenario, WarmupSeconds, apply_sets
+from simkit.planner.trial import QUEUE, Trial, run_trial, terms
+from simkit.scenario import PiecewiseArrivals, Scenario, WarmupSeconds, Workload, apply_sets
 
 EFFORT = Effort(replications=1, gap=4)
 OWN = 0.015
@@ -31,6 +34,10 @@ MOST_TIMES = 8
 """Where a higher rate means more customers, rates go up to so many times the run's own, or to `LONG` requests."""
 FEW_FOR_REPLICAS = 2
 """Of the few trials, those kept for fewer replicas."""
+FARTHEST_GUESS = 4.0
+"""The first rate that is tried is no further (a ratio) from the run's own."""
+ENOUGH = 6000
+"""Requests of a trial, where it takes no more for the system to fill: what a run has beyond them is for its means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +45,14 @@ class Headroom:
     """What trials showed of a run at `rate_per_s`. `reason`: why nothing is known, and then the rest is None.
 
     `holds_to_per_s` is the highest rate that passed below all that failed, None where none did; `limit_seen` says
-    whether any failed. `grows`: there the queue grows. `fewest_replicas` is the smallest number that met the objectives
-    at the run's own rate, None where that was not looked for.
+    whether any failed. `fewest_replicas` is the smallest number that met the objectives at the run's own rate, None
+    where that was not looked for.
     """
 
     rate_per_s: float
     meets: bool | None = None
     holds_to_per_s: float | None = None
     limit_seen: bool | None = None
-    grows: bool | None = None
     replicas: int = 1
     fewest_replicas: int | None = None
     trials: int = 0
@@ -66,8 +72,6 @@ class Headroom:
             return f"headroom: {but} rate that was tried"
         times = self.holds_to_per_s / self.rate_per_s
         rate = f"about {_digits(self.holds_to_per_s)} requests/s ({_digits(times)} x this rate)"
-        if self.grows:
-            rate += ", where the queue grows, so that a longer run holds less"
         if self.meets and times >= 1:
             if not self.limit_seen:
                 rate += " and further: a longer run shows where it ends"
@@ -98,11 +102,20 @@ def is_asked(scenario: Scenario) -> bool:
         return False
 
 
-def headroom(scenario: Scenario, summary: Mapping[str, Any], progress: Progress | None = None) -> Headroom:
-    """The headroom of a run that `is_asked`, from its summary. Raises no error of a trial."""
+def headroom(
+    scenario: Scenario, summary: Mapping[str, Any], ran: Scenario | None = None, progress: Progress | None = None
+) -> Headroom:
+    """The headroom of a run that `is_asked`, from its summary; `ran` is the scenario made as long as the run was, where
+    it went on beyond what was asked for. Raises no error of a trial."""
     base_per_s = base_rate(scenario)
     found = Headroom(base_per_s, meets=_meets(summary), replicas=scenario.replicas)
-    trials = _Trials(scenario, base_per_s, summary["num_requests"]["arrived"], progress)
+    num_requests = summary["num_requests"]["arrived"]
+    if ran is not None:
+        num_requests *= _amount(scenario.workload) / _amount(ran.workload)
+        longer = as_long(scenario, ran, base_per_s, (summary["e2e_ms"]["p99"] or 0.0) / 1000)
+        num_requests *= _amount(longer.workload) / _amount(scenario.workload)
+        scenario = longer
+    trials = _Trials(scenario, base_per_s, num_requests, progress)
     try:
         own = _own(scenario, base_per_s)
         setup = set_up(own)
@@ -120,6 +133,23 @@ def headroom(scenario: Scenario, summary: Mapping[str, Any], progress: Progress 
 def _meets(summary: Mapping[str, Any]) -> bool:
     """Whether the run itself met its objectives, as it says."""
     return all(result["met"] for values in (summary["slo"] or {}).values() for result in values.values())
+
+
+def as_long(scenario: Scenario, ran: Scenario, base_per_s: float, e2e_p99_s: float) -> Scenario:
+    """The scenario made as long as the run was, but no longer than the system needs to fill (or ENOUGH requests, or as
+    it was asked for): that a run knows its means better moves no limit."""
+    asked, whole = _amount(scenario.workload), _amount(ran.workload)
+    per_s = 1.0 if scenario.workload.num_requests is None else base_per_s
+    fill = asked * run_length.missing_factor(asked / per_s, e2e_p99_s)
+    most = max(asked, fill, ENOUGH * per_s / base_per_s)
+    return run_length.same_length(scenario, ran) if whole <= most else run_length.longer(scenario, most / asked)
+
+
+def _amount(workload: Workload) -> float:
+    """Requests, or seconds where a time is given."""
+    found = workload.num_requests if workload.num_requests is not None else workload.duration_s
+    assert found is not None, "a synthetic workload has a number of requests or a duration"
+    return found
 
 
 class _Enough(Exception):
@@ -147,9 +177,21 @@ class _Trials:
                 self._progress(self.done / (self.done + 2), f"headroom: simulation {self.done + 1}")
             self.done += 1
             rate = self._base_per_s if is_own(rate_per_s, self._base_per_s) else rate_per_s
-            return replace(run_trial(setup, rate, self._base_per_s, replication), rate_per_s=rate_per_s)
+            trial = run_trial(setup, rate, self._base_per_s, replication)
+            return replace(_while_filling(trial, setup.scenario), rate_per_s=rate_per_s)
 
         return made
+
+
+def _while_filling(trial: Trial, scenario: Scenario) -> Trial:
+    """The trial, one that fails where it only passes while the system is still filling. A log and a profile of rates
+    rise and fall by themselves."""
+    if not run_length.can_grow(scenario) or scenario.workload.trace is not None or not trial.levels:
+        return trial
+    if trial.passes and run_length.rising([trial.levels]) is not None:
+        margins = zip(terms(scenario), trial.margins, strict=True)
+        return replace(trial, margins=tuple(-0.5 if term == QUEUE else margin for term, margin in margins))
+    return trial
 
 
 def is_own(rate_per_s: float, base_per_s: float) -> bool:
@@ -183,14 +225,13 @@ def _check(setup: Setup) -> None:
 
 def _with_limit(found: Headroom, setup: Setup, trials: _Trials) -> Headroom:
     """The rate up to which the objectives hold."""
-    asked: tuple[Term, ...] = terms(setup.scenario)
     kept = FEW_FOR_REPLICAS if trials.most == FEW_TRIALS and found.replicas > 1 else 0
-    search = Search(trials.attempt(setup, trials.most - kept), asked)
+    search = Search(trials.attempt(setup, trials.most - kept), terms(setup.scenario))
     with contextlib.suppress(_Enough):
-        search.run((found.rate_per_s,), EFFORT)
-    failed = [trial.rate_per_s for trial in search.trials if not _passes(trial)]
+        search.run((_guess(found, setup),), EFFORT)
+    failed = [trial.rate_per_s for trial in search.trials if not trial.passes]
     least = min(failed, default=math.inf)
-    passed = [trial for trial in search.trials if _passes(trial) and trial.rate_per_s < least]
+    passed = [trial for trial in search.trials if trial.passes and trial.rate_per_s < least]
     best = max(passed, key=lambda trial: trial.rate_per_s, default=None)
     if best is None:
         return replace(found, limit_seen=True)
@@ -199,12 +240,18 @@ def _with_limit(found: Headroom, setup: Setup, trials: _Trials) -> Headroom:
         found,
         holds_to_per_s=found.rate_per_s if own else best.rate_per_s,
         limit_seen=bool(failed),
-        grows=bool(best.numbers["saturated"]),
     )
 
 
-def _passes(trial: Trial) -> bool:
-    return min(trial.margins) >= 0
+def _guess(found: Headroom, setup: Setup) -> float:
+    """Where the search begins: where arithmetic expects the limit, but not too far from the run's own rate."""
+    own = found.rate_per_s
+    least = own if found.meets else own / FARTHEST_GUESS
+    try:
+        guess = guess_rate(setup, lengths(setup.scenario, setup.max_model_len))
+    except InputError:
+        return own  # no prompt fits: trials say so
+    return min(max(guess, least), own * FARTHEST_GUESS)
 
 
 def _fewest(found: Headroom, own: Scenario, trials: _Trials) -> int | None:
@@ -216,7 +263,7 @@ def _fewest(found: Headroom, own: Scenario, trials: _Trials) -> int | None:
 
     def meets(replicas: int) -> bool:
         setup = set_up(apply_sets(own, {"replicas": replicas}, label="headroom"))
-        return _passes(trials.attempt(setup, trials.most)(found.rate_per_s, 0))
+        return trials.attempt(setup, trials.most)(found.rate_per_s, 0).passes
 
     most = found.replicas
     guess = max(1, min(most - 1, math.ceil(most * found.rate_per_s / found.holds_to_per_s)))
