@@ -218,7 +218,8 @@ def _given_up(
     num_arrived: int,
 ) -> tuple[float, ...]:
     """Margins of a run that was stopped: whoever waits or was still to come is late, gaps between tokens are those of
-    the requests that finished, and the queue grows."""
+    the requests that finished (of none, where it was stopped within its warm-up: then nobody missed them), and the
+    queue grows."""
     table = outcome.requests
     done = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
     share_of = int(done.sum()) / _most_measured(setup, rate_per_s)
@@ -228,7 +229,9 @@ def _given_up(
             margin = -0.5
         elif term.metric in ("ttft_ms", "e2e_ms"):
             margin = min(margin, -0.5 if term.allowed is None else share_of - 1 + term.allowed)
-        elif term.allowed is not None and done.any():
+        elif not done.any():
+            margin = 1.0 if term.allowed is None else term.allowed
+        elif term.allowed is not None:
             lost = max(0, num_arrived - len(table["id"])) + int((table["status"] != rec.FINISHED).sum())
             margin = min(
                 term.allowed, (margin + 1 - term.allowed) * (done.sum() + lost) / done.sum() - 1 + term.allowed
