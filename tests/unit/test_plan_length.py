@@ -42,7 +42,7 @@ def arrived(answer: Answer) -> set[float | None]:
 # --- as long as it takes ----------------------------------------------------------------------------------------------
 def test_a_run_far_too_short_for_its_answers_grows_until_it_finds_what_a_long_one_finds() -> None:
     """At 130/s 60 requests come within 0.5 s; answers take up to 300 steps of 1 ms, five times which are 1.5 s."""
-    effort = Effort(replications=6, gap=1, levels=True)
+    effort = Effort(replications=6, gap=2, levels=True)
     grown, found = searched(effort=effort)
     assert grown.factor >= 3
     assert arrived(grown) == {60 * grown.factor}
