@@ -23,6 +23,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAX_REQUESTS = 60
 """Customers that the commands are run with here, unless they have fewer; in full they take up to half a minute."""
 
+FEW = f"--no-headroom --set workload.num_requests={MAX_REQUESTS} --set workload.finite=true"
+"""Options of `simkit run` by which it serves that many and no more."""
+
 TOLERANCE = 0.02
 """Of the numbers printed in the README: another processor may round a logarithm otherwise, no more than that."""
 
@@ -78,9 +81,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shell(init, directory)
     (fit,) = (line for line in COMMANDS if line.startswith("simkit trace fit"))
     simkit(fit, directory)
-    simkit(
-        f"simkit run scenarios/llama3-8b-a100.yaml --set workload.num_requests={MAX_REQUESTS} --no-report", directory
-    )
+    simkit(f"simkit run scenarios/llama3-8b-a100.yaml --no-report {FEW}", directory)
     return directory
 
 
@@ -95,8 +96,10 @@ def test_every_command_is_mentioned(home: Path) -> None:
 def test_the_command_runs(command: str, home: Path) -> None:
     extra = ""
     own_size = "eight-requests" in command or "--workload" in command
-    if command.startswith(("simkit run", "simkit compare", "simkit sweep")) and not own_size:
+    if command.startswith(("simkit compare", "simkit sweep")) and not own_size:
         extra += f" --set workload.num_requests={MAX_REQUESTS}"
+    if "simkit run" in command:
+        extra += " --no-headroom" if own_size else f" {FEW}"
     if command.startswith("simkit plan"):
         extra += " --set workload.num_requests=120 --axis engine.max_num_seqs=32 --no-report"
     if command.startswith(("simkit compare", "simkit run", "simkit replay", "simkit validate")):

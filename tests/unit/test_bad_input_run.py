@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simkit import api, cli, parts, scenario
+from simkit import api, cli, long_enough, parts, scenario
 from simkit.errors import InputError
 from simkit.manifest import canonical_json, is_run_dir
 
@@ -241,7 +241,7 @@ def test_an_interrupt_in_the_middle_of_a_run_reaches_the_caller() -> None:
 def test_ctrl_c_leaves_no_directory_that_looks_finished(
     moment: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = api if moment == "_write_run" else parts
+    module = {"simulate": long_enough, "summarise": parts, "_write_run": api}[moment]
     real = getattr(module, moment)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ def test_an_interrupted_rerun_keeps_the_earlier_run(
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts, "simulate", interrupted)
+    monkeypatch.setattr(long_enough, "simulate", interrupted)
     assert command(data(seed=1), "--out", "out")[0] == 130
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 

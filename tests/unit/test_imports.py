@@ -79,14 +79,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "console": {"errors"},
     # One replication, and the replications of a run put together: what api and planner share.
     "parts": {"engine", "manifest", "metrics"},
+    # How long a run must last: rules, which a plan needs as well, and a run that follows them.
+    "run_length": {"types", "metrics", "scenario"},
+    "long_enough": {"run_length", "units", "parts", "engine", "metrics", "scenario"},
     # The report to write one; the planner's result only as a type.
-    "api": {"parts", "engine", "errors", "manifest", "scenario", "report", "planner"},
+    "api": {"parts", "long_enough", "engine", "errors", "manifest", "scenario", "report", "planner"},
     # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
     # Start-up logs name models and GPUs.
     "planner": {
         *VALUES,
         *SPECS,
         "parts",
+        "run_length",
         "diagnosis",
         "engine",
         "manifest",

@@ -83,10 +83,23 @@ def test_the_installed_wheel_lists_and_runs(installed: Path, tmp_path: Path) -> 
         "--set",
         "workload.num_requests=20",
         "--set",
+        "workload.finite=true",
+        "--set",
         "workload.prompt_tokens={dist: empirical, preset: azure-2023-conv}",
     )
     printed = python(
-        installed, tmp_path, "-m", "simkit", "run", "mine.yaml", "--out", "run", "--json", "--quiet", *sets
+        installed,
+        tmp_path,
+        "-m",
+        "simkit",
+        "run",
+        "mine.yaml",
+        "--out",
+        "run",
+        "--json",
+        "--quiet",
+        "--no-headroom",
+        *sets,
     )
     assert json.loads(printed)["num_requests"]["finished"] == 20
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
