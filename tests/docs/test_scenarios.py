@@ -34,6 +34,12 @@ def cap(path: Path) -> list[str]:
     return [] if num_requests is None else ["--set", f"workload.num_requests={min(MAX_REQUESTS, num_requests)}"]
 
 
+def as_few(path: Path) -> list[str]:
+    """Further options of `run`, which would serve as many as its numbers need."""
+    has_end = scenario.load(path).workload.trace is not None
+    return ["--no-headroom", *([] if has_end else ["--set", "workload.finite=true"])]
+
+
 def test_the_scenarios_that_were_promised_are_here() -> None:
     assert {path.stem for path in SCENARIOS} >= SHIPPED
 
@@ -48,7 +54,9 @@ def test_its_name_is_its_files_and_it_explains_itself(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
-    done = simkit(tmp_path, "run", str(path), "--no-report", "--quiet", "--json", "--out", "run", *cap(path))
+    done = simkit(
+        tmp_path, "run", str(path), "--no-report", "--quiet", "--json", "--out", "run", *cap(path), *as_few(path)
+    )
     counts = json.loads(done.stdout)["num_requests"]
     assert done.stderr == ""
     assert done.stdout.encode() == (tmp_path / "run" / "summary.json").read_bytes()

@@ -31,6 +31,7 @@ engine:
   async_scheduling: {asynchronous}
 workload:
   num_requests: 3
+  finite: true
   arrivals: {arrivals}
   prompt_tokens: {{dist: fixed, value: 2300}}
   output_tokens: {{dist: fixed, value: 4}}
