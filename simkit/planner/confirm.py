@@ -63,7 +63,8 @@ def confirm(item: Found, asking: Asking, share: float) -> Found:
     capacity = None if held is None else _moved(before, held, served, terms(item.point.scenario))
     lowest = min(served, key=lambda one: one.rate_per_s)
     # The long runs know better than those of the search whether something still fills.
-    rising = run_length.rising([trial.levels for trial in lowest.trials]) if times > 1 else item.rising
+    seen = [trial.levels for trial in lowest.trials if trial.levels]
+    rising = run_length.rising(seen) if times > 1 else item.rising
     confirmation = Confirmation(times, before, tuple(served))
     return replace(item, capacity=capacity, rising=rising, confirmation=confirmation)
 

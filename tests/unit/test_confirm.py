@@ -57,7 +57,7 @@ class Serving(Asking):
             return Failure("check", "no progress")
         limit = self.holds_to[quest.name.partition(" ")[0]] * (1.02 - 0.01 * index)
         margin = min(0.1, 3 * (limit / rate - 1))
-        return Answer((Trial(rate, quest.first, 1000, (margin,), {}, {}),))
+        return Answer((Trial(rate, quest.first, 1000, (margin, 0.01, 0.5), {}, {}),))
 
 
 def capacity_of(item: Found) -> Capacity:
@@ -71,15 +71,31 @@ def test_an_answer_that_holds_at_once_does_not_move() -> None:
     assert after.capacity == before.capacity
     assert after.confirmation is not None
     assert not after.confirmation.moved
-    (served,) = after.confirmation.served
-    low = capacity_of(before).low_per_s
-    assert 0.999 * low < served.rate_per_s <= low
+    low, estimate = capacity_of(before).low_per_s, capacity_of(before).estimate_per_s
+    for served, rate in zip(after.confirmation.served, (low, estimate), strict=True):
+        assert 0.999 * rate < served.rate_per_s <= rate
     assert after.is_sustained
     # Four runs of customers of their own, ten times as long as those of the search, which were twice as long.
     assert confirm.TIMES == 10.0
-    assert [quest.first for quest in asking.asked] == [1000, 1001, 1002, 1003]
+    assert [quest.first for quest in asking.asked] == 2 * [1000, 1001, 1002, 1003]
     assert {quest.replications for quest in asking.asked} == {1}
     assert {quest.scenario.workload.num_requests for quest in asking.asked} == {60 * 2 * 10}
+
+
+def test_an_estimate_that_long_runs_miss_moves_to_where_they_cross() -> None:
+    before = found(MANY)
+    low, estimate, high = (getattr(capacity_of(before), name) for name in ("low_per_s", "estimate_per_s", "high_per_s"))
+    limit = math.sqrt(low * estimate)
+    assert 0.99 * limit > low
+    assert 1.005 * limit < estimate
+    after = confirm.confirm(before, Serving({MANY: limit}), 0.1)
+    value = capacity_of(after)
+    assert value.low_per_s == low
+    assert value.estimate_per_s == pytest.approx(1.005 * limit, rel=0.005)
+    assert value.estimate_per_s < value.high_per_s <= min(high, estimate)
+    assert after.confirmation is not None
+    assert not after.confirmation.moved
+    assert after.is_sustained
 
 
 @pytest.mark.parametrize("holds_to", [9.0, 8.0, 6.5, 3.0, 0.1])
