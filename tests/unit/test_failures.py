@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from served import as_asked
 
 from simkit import api, scenario
 from simkit.engine.build import set_up
@@ -262,7 +263,7 @@ def test_an_outage_of_an_idle_replica_changes_nobody(tmp_path: Path) -> None:
 
 
 def test_notes_add_up_over_replications() -> None:
-    result = api.run(build([outage(0, 4.5, 10)], TEN_TOKENS, replications=3))
+    result = as_asked(build([outage(0, 4.5, 10)], TEN_TOKENS, replications=3))
     assert result.manifest["notes"] == [
         "replica 0 failed at 0.0045 s for 0.01 s: 3 requests returned to the queue in 3 replications"
     ]

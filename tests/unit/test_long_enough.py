@@ -66,7 +66,7 @@ def command(content: Mapping[str, Any], folder: Path, *options: str) -> list[str
     """What `simkit run` prints; its run directory is the folder `out`."""
     (folder / "tiny.yaml").write_text(yaml.safe_dump(dict(content)))
     line = ["run", str(folder / "tiny.yaml"), "--out", str(folder / "out"), "--no-report", "--quiet", *options]
-    done = CliRunner().invoke(cli.app, line)
+    done = CliRunner().invoke(cli.app, line, env={"COLUMNS": "100"})
     assert done.exit_code == 0, done.stderr
     assert done.stderr == ""
     return str(done.stdout).splitlines()
@@ -221,3 +221,13 @@ def test_replications_of_the_command_are_those_of_the_function(tmp_path: Path) -
     assert (tmp_path / "out" / "summary.json").read_bytes() == canonical_json(result.summary)
     counts = result.requests.groupby("replication").size()
     assert counts[0] == counts[1] > 60
+
+
+def test_replications_that_would_be_the_same_run_are_one_for_both(tmp_path: Path) -> None:
+    content = long_answers(replications=3)
+    result = run(content)
+    printed = command(content, tmp_path, "--jobs", "1")
+    assert len(result.replications) == 1
+    assert any("1 replication instead of 3" in line for line in printed)
+    assert said(tmp_path) == result.manifest["run_length"]
+    assert (tmp_path / "out" / "summary.json").read_bytes() == canonical_json(result.summary)
