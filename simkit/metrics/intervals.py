@@ -47,6 +47,15 @@ def normal_quantile_95(mean: float, deviation: float, quantile: float, count: in
     return mean - far * deviation / root, mean - near * deviation / root
 
 
+def jackknife_error(values: Sequence[float]) -> float:
+    """Standard error of an estimate whose values with each of n parts left out are these.
+
+    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11.
+    """
+    mean = math.fsum(values) / len(values)
+    return math.sqrt((len(values) - 1) / len(values) * math.fsum((value - mean) ** 2 for value in values))
+
+
 def _variance(values: Sequence[float]) -> float:
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from simkit.metrics.intervals import mean_and_deviation, normal_quantile_95, student_t_95
+from simkit.metrics.intervals import jackknife_error, mean_and_deviation, normal_quantile_95, student_t_95
 from simkit.planner.trial import Term, Trial
 
 SOFT_SPREAD = 1.2
@@ -163,7 +163,7 @@ def _capacity_of_one(curve: Curve, terms: Sequence[Term], resolution: float) -> 
     without = tuple(min(max(rate, first), last) for rate in crossings_without(curve, terms))
     half = math.log(resolution) / 2
     if without:
-        half += student_t_95(len(without) - 1) * _jackknife_error([math.log(rate) for rate in without])
+        half += student_t_95(len(without) - 1) * jackknife_error([math.log(rate) for rate in without])
     return Capacity(
         estimate_per_s=pooled,
         low_per_s=pooled * math.exp(-half),
@@ -177,12 +177,6 @@ def _capacity_of_one(curve: Curve, terms: Sequence[Term], resolution: float) -> 
         interval="parts" if without else "none",
         without_per_s=without,
     )
-
-
-def _jackknife_error(values: Sequence[float]) -> float:
-    """Standard error of an estimate whose values with one of n parts left out are these."""
-    mean = math.fsum(values) / len(values)
-    return math.sqrt((len(values) - 1) / len(values) * math.fsum((value - mean) ** 2 for value in values))
 
 
 LEAST_DEVIATION = 1e-6
@@ -269,7 +263,7 @@ def ratio(one: Capacity, other: Capacity, resolution: float) -> Ratio:
         if len(one.without_per_s) == len(other.without_per_s) > 1:
             logs = [math.log(a / b) for a, b in zip(one.without_per_s, other.without_per_s, strict=True)]
             grid = math.log(resolution) / math.sqrt(12)
-            half = student_t_95(len(logs) - 1) * math.hypot(_jackknife_error(logs), grid)
+            half = student_t_95(len(logs) - 1) * math.hypot(jackknife_error(logs), grid)
         return Ratio(estimate, estimate * math.exp(-half), estimate * math.exp(half))
     count = min(one.replications, other.replications)
     pairs = zip(one.crossings_per_s[:count], other.crossings_per_s[:count], strict=True)

@@ -5,7 +5,6 @@ Owns the margins of an SLO and how the time in which requests wait is told apart
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +22,9 @@ from simkit.metrics.slo import slo_results
 from simkit.metrics.terms import Bools, Terms
 from simkit.parts import terms_of
 from simkit.planner.offered import at_rate
-from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
+from simkit.planner.overload import most_in_system, most_measured
+from simkit.planner.waits import waits
+from simkit.scenario import Scenario
 from simkit.types import Ints
 from simkit.units import ns_to_s
 
@@ -38,12 +39,6 @@ NUMBERS = (
     "prefix_cache_hit_rate", "num_requests.arrived", "num_requests.finished", "num_requests.rejected", "saturated",
 )  # fmt: skip
 """Numbers of a summary that a trial keeps, by their path."""
-
-WAITS = ("waiting", "slots", "kv", "budget", "turn", "full", "peak_running", "peak_kv", "tail_queued")
-"""What `_waits` tells."""
-
-FULL_BUDGET = 0.95
-"""Share of the token budget from which on a step counts as full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +74,7 @@ class Trial:
     """What one replication at one rate showed. `margins` has a value a term: >= 0 where the run meets it.
 
     For a percentile it is the share of measured requests within the target minus the share that must be; for a mean
-    or a gap between tokens 1 - value / target. `waits` are shares of the time after warm-up (see `_waits`). Requests
+    or a gap between tokens 1 - value / target. `waits` are shares of the time after warm-up (see `waits`). Requests
     arrived for `span_s`; `levels` are those of `run_length.levels`. `without` has the margins with one of BLOCKS
     consecutive parts of the measured requests left out, each in turn, where replications are all the same. A run that
     `gave_up` was stopped with a queue that no time limit of the SLO allows; those that were to come count as missed.
@@ -142,7 +137,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
     setup = replace(setup, scenario=at_rate(setup.scenario, rate_per_s, base_per_s))
     gave_up = False
     try:
-        facts = simulate(setup, replication, max_in_system=_most_in_system(setup, rate_per_s))
+        facts = simulate(setup, replication, max_in_system=most_in_system(setup, rate_per_s))
     except Overload as overload:
         facts, gave_up = overload.facts, True
     summary_terms = terms_of(setup, facts)
@@ -160,10 +155,10 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
     return Trial(
         rate_per_s=rate_per_s,
         replication=replication,
-        num_measured=_most_measured(setup, rate_per_s) if gave_up else int(measured.sum()),
+        num_measured=most_measured(setup, rate_per_s) if gave_up else int(measured.sum()),
         margins=margins,
         numbers={path: _number(summary, path) for path in NUMBERS},
-        waits=_waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
+        waits=waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
         span_s=ns_to_s(until_ns - int(outcome.requests["arrival_ns"].min())) if measured.any() else 0.0,
         levels=run_length.levels(facts.record.spans.to_dict(), since_ns, until_ns),
         without=() if gave_up else _without(asked, summary, outcome, facts, summary_terms, setup),
@@ -172,43 +167,6 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
 
 
 # --- runs that are given up -------------------------------------------------------------------------------------------
-WAIT_FACTOR = 4.0
-"""A queue that takes so many times the largest time limit to serve holds more requests than may be late."""
-
-QUEUE_SHARE, FREE_QUEUE_SHARE, LEAST_QUEUE = 0.02, 0.1, 64
-"""Of the run's requests, those that may wait at once: with a limit on TTFT or E2E, without one, and at least."""
-
-
-def _most_in_system(setup: Setup, rate_per_s: float) -> int | None:
-    """Requests in the system from which on the run is overload: all slots taken (twice over where a batch forms while
-    another is served), and a queue behind them."""
-    scenario = setup.scenario
-    if scenario.slo is None or not run_length.can_grow(scenario) or scenario.workload.trace is not None:
-        return None
-    slo = scenario.slo.model_dump(exclude_none=True)
-    limits_ms = [value for metric in ("ttft_ms", "e2e_ms") for value in slo.get(metric, {}).values()]
-    share = QUEUE_SHARE if limits_ms else FREE_QUEUE_SHARE
-    queue = max(share * _num_requests(setup, rate_per_s), WAIT_FACTOR * rate_per_s * max(limits_ms, default=0) / 1000)
-    slots = setup.max_num_active_seqs * scenario.replicas * (1 if scenario.engine.batching == "continuous" else 2)
-    return slots + max(LEAST_QUEUE, math.ceil(queue))
-
-
-def _num_requests(setup: Setup, rate_per_s: float) -> float:
-    workload = setup.scenario.workload
-    return workload.num_requests or rate_per_s * (workload.duration_s or 0.0)
-
-
-def _most_measured(setup: Setup, rate_per_s: float) -> int:
-    """Requests that the whole run would have measured."""
-    warmup = setup.scenario.warmup
-    left_out = 0.0
-    if isinstance(warmup, WarmupRequests):
-        left_out = warmup.requests
-    elif isinstance(warmup, WarmupSeconds):
-        left_out = rate_per_s * warmup.seconds
-    return max(1, round(_num_requests(setup, rate_per_s) - left_out))
-
-
 def _given_up(
     asked: tuple[Term, ...],
     margins: tuple[float, ...],
@@ -222,7 +180,7 @@ def _given_up(
     queue grows."""
     table = outcome.requests
     done = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
-    share_of = int(done.sum()) / _most_measured(setup, rate_per_s)
+    share_of = int(done.sum()) / most_measured(setup, rate_per_s)
     found = []
     for term, margin in zip(asked, margins, strict=True):
         if term == QUEUE:
@@ -306,48 +264,3 @@ def _number(summary: Mapping[str, Any], path: str) -> float | None:
     for part in path.split("."):
         found = None if found is None else found.get(part)
     return None if found is None else float(found)
-
-
-def _waits(facts: RunFacts, outcome: Outcome, setup: Setup) -> dict[str, float]:
-    """Shares of the time from the first measured arrival on, all replicas together: what a waiting request waits for.
-
-    `waiting`: somebody waits; of this `slots`: all slots are taken; else `kv`: free memory is less than a mean prompt;
-    else `budget`: the step is full of tokens; else `turn`: for the next step. `full`: a step is full of tokens,
-    whether or not somebody waits. `peak_running` and `peak_kv` are no shares of time but the most sequences of a
-    replica, and the largest share of its memory. `tail_queued`: of the TTFT of the slowest 1 % of requests, the share
-    that passed before they were first scheduled.
-    """
-    spans = facts.record.spans.to_dict()
-    engine = setup.scenario.engine
-    requests = outcome.requests
-    measured = requests["measured"] != 0
-    since = int(requests["arrival_ns"][measured].min()) if measured.any() else 0
-    if not len(spans["t_end_ns"]):
-        return dict.fromkeys(WAITS, 0.0)
-    time = np.maximum(spans["t_end_ns"] - np.maximum(spans["t_start_ns"], since), 0)
-    whole = max(1, (int(spans["t_end_ns"].max()) - since) * setup.scenario.replicas)
-    prompt = float(requests["prompt_tokens"].mean())
-    tokens = spans["num_decode"] + spans["prefill_tokens"] / np.maximum(spans["num_steps"], 1)
-    waiting = spans["waiting"] > 0
-    slots = waiting & (spans["running"] >= setup.max_num_active_seqs)
-    memory = waiting & ~slots & (spans["kv_free_tokens"] < prompt + engine.block_size)
-    full = tokens >= FULL_BUDGET * (engine.max_num_batched_tokens or np.inf)
-    budget = waiting & ~slots & ~memory & full
-    turn = waiting & ~slots & ~memory & ~budget
-    kinds = {"waiting": waiting, "slots": slots, "kv": memory, "budget": budget, "turn": turn, "full": full}
-    shares = {name: int(time[kind].sum()) / whole for name, kind in kinds.items()}
-    peak_kv = int(spans["kv_allocated_tokens"].max()) / max(1, setup.capacity_tokens)
-    peaks = {"peak_running": float(spans["running"].max()), "peak_kv": peak_kv}
-    return {**shares, **peaks, "tail_queued": _tail_queued(requests)}
-
-
-def _tail_queued(requests: Mapping[str, Ints]) -> float:
-    counted = (requests["measured"] != 0) & (requests["first_token_ns"] >= 0)
-    if not counted.any():
-        return 0.0
-    arrival, scheduled, first = (
-        requests[name][counted] for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns")
-    )
-    ttft = first - arrival
-    slow = ttft >= np.percentile(ttft, 99)
-    return int((scheduled - arrival)[slow].sum()) / max(1, int(ttft[slow].sum()))

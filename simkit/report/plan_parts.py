@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.report import plan_choice, plan_doctor, plan_sheets, plan_words
+from simkit.report import plan_choice, plan_confirm, plan_doctor, plan_sheets, plan_words
 from simkit.report.numbers import count, plain
 from simkit.report.plan_data import METRICS, Content, rates_text, word
 from simkit.report.plan_sheets import Sheet
@@ -74,7 +74,7 @@ def _around(content: Content) -> list[Part]:
             "Chance to pass",
             (
                 f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
-                *plan_words.confirm_texts(content["recommended"]),
+                *plan_confirm.confirm_texts(content["recommended"]),
             ),
             _sheets(plan_sheets.chance(content)),
         )

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from simkit import run_length
-from simkit.planner import advise, capacity, limits, offered, trial
-from simkit.report import plan_choice, plan_front, plan_page, plan_words
+from simkit.planner import advise, capacity, limits, offered, waits
+from simkit.report import plan_choice, plan_confirm, plan_front, plan_page, plan_words
 from simkit.report.plan_markdown import plan_markdown
 from simkit.report.plan_page import render_plan
 from simkit.report.plan_tables import continued, plan_tables
@@ -479,8 +479,8 @@ def test_an_answer_that_moved_says_from_where_and_ends_with_the_rate_that_it_res
         assert HELD.format("4.00") in text
     assert labels(plan)["moved"].kind == "warn"
     assert labels(plan)["sustained"].text == HELD.format("5.00")
-    assert plan_words.confirm_texts(plan["recommended"])[-1] == HELD.format("5.00")
-    assert len(plan_words.confirm_texts(plan["recommended"])) == 7
+    assert plan_confirm.confirm_texts(plan["recommended"])[-1] == HELD.format("5.00")
+    assert len(plan_confirm.confirm_texts(plan["recommended"])) == 7
 
 
 def test_a_load_with_an_end_is_never_called_sustained() -> None:
@@ -497,13 +497,13 @@ def test_a_load_with_an_end_is_never_called_sustained() -> None:
 
 
 def test_a_system_that_still_fills_is_never_called_sustained() -> None:
-    for name, words in plan_words.FILLS.items():
+    for name, words in plan_confirm.FILLS.items():
         plan = content()
         plan["recommended"] |= {"sustained": False, "rising": name}
         for text in everywhere(plan):
             assert f"{words} still rose at the end of the longest runs" in text
         assert {"sustained", "finite load"}.isdisjoint(labels(plan))
-    assert set(plan_words.FILLS) == set(run_length.SERIES)
+    assert set(plan_confirm.FILLS) == set(run_length.SERIES)
 
 
 def test_an_interval_from_parts_of_a_run_is_not_one_of_replications() -> None:
@@ -613,7 +613,7 @@ def test_definitions_quote_the_planners_thresholds() -> None:
     assert f"at least {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: slots"]
     assert f"less than {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: compute"]
     assert f"less than {100 * limits.TAIL_QUEUED:.0f} %" in said["Limit: TTFT, E2E"]
-    assert f"at least {100 * trial.FULL_BUDGET:.0f} %" in said["Limit: token budget"]
+    assert f"at least {100 * waits.FULL_BUDGET:.0f} %" in said["Limit: token budget"]
     defined = " ".join(name for name in said if name.startswith("Limit"))
     assert all(name in defined for name in limits.NAMES)
 
@@ -621,7 +621,7 @@ def test_definitions_quote_the_planners_thresholds() -> None:
 def test_every_key_of_the_planners_evidence_has_words() -> None:
     from simkit.report.plan_sheets import EVIDENCE
 
-    assert set(trial.WAITS) <= set(EVIDENCE)
+    assert set(waits.WAITS) <= set(EVIDENCE)
 
 
 def test_same_content_same_bytes_in_another_process() -> None:

@@ -1,0 +1,63 @@
+"""What waiting requests wait for: shares of the time of a run, told apart by what is taken. Owns the thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from simkit.engine.build import Setup
+from simkit.engine.run import RunFacts
+from simkit.metrics.definitions import Outcome
+from simkit.types import Ints
+
+WAITS = ("waiting", "slots", "kv", "budget", "turn", "full", "peak_running", "peak_kv", "tail_queued")
+"""What `waits` tells."""
+
+FULL_BUDGET = 0.95
+"""Share of the token budget from which on a step counts as full."""
+
+
+def waits(facts: RunFacts, outcome: Outcome, setup: Setup) -> dict[str, float]:
+    """Shares of the time from the first measured arrival on, all replicas together: what a waiting request waits for.
+
+    `waiting`: somebody waits; of this `slots`: all slots are taken; else `kv`: free memory is less than a mean prompt;
+    else `budget`: the step is full of tokens; else `turn`: for the next step. `full`: a step is full of tokens,
+    whether or not somebody waits. `peak_running` and `peak_kv` are no shares of time but the most sequences of a
+    replica, and the largest share of its memory. `tail_queued`: of the TTFT of the slowest 1 % of requests, the share
+    that passed before they were first scheduled.
+    """
+    spans = facts.record.spans.to_dict()
+    engine = setup.scenario.engine
+    requests = outcome.requests
+    measured = requests["measured"] != 0
+    since = int(requests["arrival_ns"][measured].min()) if measured.any() else 0
+    if not len(spans["t_end_ns"]):
+        return dict.fromkeys(WAITS, 0.0)
+    time = np.maximum(spans["t_end_ns"] - np.maximum(spans["t_start_ns"], since), 0)
+    whole = max(1, (int(spans["t_end_ns"].max()) - since) * setup.scenario.replicas)
+    prompt = float(requests["prompt_tokens"].mean())
+    tokens = spans["num_decode"] + spans["prefill_tokens"] / np.maximum(spans["num_steps"], 1)
+    waiting = spans["waiting"] > 0
+    slots = waiting & (spans["running"] >= setup.max_num_active_seqs)
+    memory = waiting & ~slots & (spans["kv_free_tokens"] < prompt + engine.block_size)
+    full = tokens >= FULL_BUDGET * (engine.max_num_batched_tokens or np.inf)
+    budget = waiting & ~slots & ~memory & full
+    turn = waiting & ~slots & ~memory & ~budget
+    kinds = {"waiting": waiting, "slots": slots, "kv": memory, "budget": budget, "turn": turn, "full": full}
+    shares = {name: int(time[kind].sum()) / whole for name, kind in kinds.items()}
+    peak_kv = int(spans["kv_allocated_tokens"].max()) / max(1, setup.capacity_tokens)
+    peaks = {"peak_running": float(spans["running"].max()), "peak_kv": peak_kv}
+    return {**shares, **peaks, "tail_queued": _tail_queued(requests)}
+
+
+def _tail_queued(requests: Mapping[str, Ints]) -> float:
+    counted = (requests["measured"] != 0) & (requests["first_token_ns"] >= 0)
+    if not counted.any():
+        return 0.0
+    arrival, scheduled, first = (
+        requests[name][counted] for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns")
+    )
+    ttft = first - arrival
+    slow = ttft >= np.percentile(ttft, 99)
+    return int((scheduled - arrival)[slow].sum()) / max(1, int(ttft[slow].sum()))
