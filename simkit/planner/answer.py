@@ -78,7 +78,7 @@ def _rate(per_s: float) -> str:
 
 def _rate_down(per_s: float) -> str:
     """The same of a rate that is promised: not rounded up."""
-    step = 10.0 ** max(0 if per_s >= 1000 else -99, math.floor(math.log10(per_s)) - 2)
+    step = 1.0 if per_s >= 1000 else 10.0 ** (math.floor(math.log10(per_s)) - 2)
     return _rate(math.floor(per_s / step + 1e-9) * step)
 
 

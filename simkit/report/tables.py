@@ -89,6 +89,8 @@ def _slo_lines(summary: Mapping[str, Any]) -> list[str]:
             given = f"{percent(share)} of requests" if share is not None else f"{plain(value)} ms" if value else "-"
             name = metric.removesuffix("_ms").upper()
             lines.append(f"slo: {name} {key} <= {result['target_ms']:g} ms {verdict} ({given})")
+    if lines and summary.get("saturated"):
+        lines.append("slo: the queue grows, so this rate cannot be sustained, whatever a run of this length meets")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shlex
 from dataclasses import replace
 from functools import cache
@@ -330,8 +331,9 @@ def test_a_plan_directory_holds_the_answer_for_programs_and_people() -> None:
     assert found["doctor"]["findings"] is not None
     assert len(found["sensitivity"]) == 6
     assert len(found["curve"]) == len(SHARES) + 3
-    low = found["recommended"]["confirmation"]["served"][-1]["rate_per_s"]
-    assert f"sustained: 4 runs 10 times as long held at {low:,.0f}" in found["answer"]
+    served = found["recommended"]["confirmation"]["served"]
+    low = max(one["rate_per_s"] for one in served if one["held"] == one["runs"])
+    assert f"sustained: 4 runs 10 times as long held at {math.floor(low):,}" in found["answer"]
     said = "4 runs of fresh customers 10 times as long as those of the search"
     assert said in markdown
     assert said in page

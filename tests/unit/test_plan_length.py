@@ -188,7 +188,7 @@ def test_a_hopeless_trial_is_given_up_and_misses_what_a_whole_one_misses(
     names = [term.name for term in terms(load(*sets))]
     negative = {name for name, margin in zip(names, given_up.margins, strict=True) if margin < 0}
     assert set(missed) <= negative
-    monkeypatch.setattr(trials, "_most_in_system", lambda setup, rate_per_s: None)
+    monkeypatch.setattr(trials, "most_in_system", lambda setup, rate_per_s: None)
     whole = at(1600.0, *sets)
     assert not whole.gave_up
     assert negative == {name for name, margin in zip(names, whole.margins, strict=True) if margin < 0}
