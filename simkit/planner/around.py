@@ -56,6 +56,8 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     assert chosen.capacity is not None
     scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
     replications = LOOK_REPLICATIONS if chosen.factor < 2 else LONG_LOOK_REPLICATIONS
+    if run_length.is_same_every_time(scenario):
+        replications = 1
     seen = {float(f"{share * capacity_per_s:.4g}") for share in LOOK_SHARES} | {*load_rates(result, chosen).values()}
     quests = [
         Quest(f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=replications)

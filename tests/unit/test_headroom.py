@@ -62,8 +62,8 @@ def test_a_run_ends_with_the_rate_up_to_which_it_holds() -> None:
     assert 400 / room.EFFORT.resolution <= found["holds_to_per_s"] <= 400
     assert found["meets"] is True
     assert found["trials"] <= 8
-    # What it says is so: a run at that rate meets the objective, one 10 % above does not, or its queue grows.
-    for rate, met in ((found["holds_to_per_s"], True), (1.1 * found["holds_to_per_s"], False)):
+    # What it says is so: a run at that rate meets the objective, one 20 % above does not, or its queue grows.
+    for rate, met in ((found["holds_to_per_s"], True), (1.2 * found["holds_to_per_s"], False)):
         run(f"workload.arrivals.rate_per_s={rate}", "warmup={requests: 20}", options=("--no-headroom",))
         summary = json.loads(Path("runs/tiny/summary.json").read_bytes())
         assert (summary["slo"]["ttft_ms"]["p90"]["met"] and not summary["saturated"]) is met
