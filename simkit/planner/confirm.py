@@ -61,11 +61,11 @@ def confirm(item: Found, asking: Asking, share: float) -> Found:
     if held is not None and all(one.together for one in served):
         holds(_typed(before.estimate_per_s))
     capacity = None if held is None else _moved(before, held, served, terms(item.point.scenario))
-    lowest = min(served, key=lambda one: one.rate_per_s)
-    # The long runs know better than those of the search whether something still fills.
-    seen = [trial.levels for trial in lowest.trials if trial.levels]
-    rising = run_length.rising(seen) if times > 1 else item.rising
-    confirmation = Confirmation(times, before, tuple(served))
+    confirmation, rising = Confirmation(times, before, tuple(served)), item.rising
+    if held is not None and times > 1:
+        # The long runs know better than those of the search whether something still fills.
+        trials = [trial for one in served if one.rate_per_s == held for trial in one.trials]
+        rising = run_length.rising([trial.levels for trial in trials if trial.levels])
     return replace(item, capacity=capacity, rising=rising, confirmation=confirmation)
 
 
