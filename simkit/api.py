@@ -71,8 +71,13 @@ def run(
     """
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)
-    count = scenario.replications
-    ready = long_enough(set_up(scenario), _share(progress, 0, count), single_step=single_step)
+    return run_long_enough(set_up(scenario), progress=progress, single_step=single_step)
+
+
+def run_long_enough(setup: Setup, *, progress: Progress | None = None, single_step: bool = False) -> Result:
+    """`run` of a scenario that is set up already."""
+    count = setup.scenario.replications
+    ready = long_enough(setup, _share(progress, 0, count), single_step=single_step)
     rest = _parts(ready.setup, range(1, ready.setup.scenario.replications), progress, single_step)
     return told_length(assemble(ready.setup, [ready.first, *rest]), ready.said)
 

@@ -135,4 +135,4 @@ def _run(setup: Setup, quiet: bool) -> Result:
     from simkit import api
 
     with console.progress(quiet) as progress:
-        return api.run_set_up(setup, progress=progress)
+        return api.run_long_enough(setup, progress=progress)

@@ -29,6 +29,9 @@ known better then, and may be greater: a run should not be simulated again for o
 
 NORMAL_95 = 1.96
 
+FEWEST = 100.0
+"""Requests of a run in which fewer than two were answered, where fewer were sent."""
+
 MAX_PRECISE_REQUESTS = 20_000
 """Requests of which more are not sent for the sake of precision alone."""
 
@@ -141,7 +144,8 @@ def _precision_factor(setup: Setup, outcome: Outcome) -> float:
     outputs = table["output_tokens"][table["status"] == rec.FINISHED].astype(np.float64)
     measured = int((table["measured"] != 0).sum())
     if len(outputs) < 2 or not measured:
-        return 1.0
+        # A single answer says nothing of how they spread.
+        return max(1.0, FEWEST / max(1, len(table["id"])))
     spread = float(outputs.var()) / float(outputs.mean()) ** 2
     squares = _gap_cv(setup) ** 2 + spread
     needed = (NORMAL_95 / PRECISION) ** 2 * squares / setup.scenario.replications
@@ -167,6 +171,8 @@ def _said(asked: Setup, setup: Setup, why: str, rising: str | None) -> dict[str,
     text = ""
     if setup is not asked:
         text = f"{_amounts(after, before)}, so that {why}"
+        if not isinstance(asked.scenario.warmup, str):
+            text += "; the warm-up is longer in proportion"
     if rising is not None:
         text += f"{'; ' if text else ''}{FILLS[rising]} still rise at the end: no steady state was seen"
     return {

@@ -62,7 +62,7 @@ class RunFacts:
 class Overload(Exception):
     """A run that was given up because more requests were in the system than it was allowed.
 
-    `facts` hold what had left by then; everybody else is unfinished. The last steps may be missing.
+    `facts` hold what had left by then; everybody else is unfinished.
     """
 
     def __init__(self, facts: RunFacts) -> None:
@@ -92,6 +92,7 @@ def simulate(
         try:
             system.run()
         except _TooMany:
+            system.close()
             raise Overload(system.facts()) from None
         check_run(system.record, unfinished=system.num_in_system)
         return system.facts()
@@ -242,6 +243,10 @@ class _System:
         self._source.start()
         with _no_garbage():
             self._clock.run()
+        self.close()
+
+    def close(self) -> None:
+        """Let everybody hand over what was noted."""
         if self._outages is not None:
             self._outages.close()
         for replica in self._replicas:

@@ -32,7 +32,8 @@ def notes(result: Plan) -> list[str]:
         if chosen.confirmation is None:
             found.append("the answer could not be served again for longer: see the failed points")
         sent, rejected = (chosen.mean_at_capacity(f"num_requests.{kind}") for kind in ("arrived", "rejected"))
-        lost = sum(trial.waits["lost"] for trial in chosen.at_capacity) / len(chosen.at_capacity)
+        whole = [trial for trial in chosen.at_capacity if not trial.gave_up] or chosen.at_capacity
+        lost = sum(trial.waits["lost"] for trial in whole) / len(whole)
         if rejected:
             share = 100 * rejected / sent
             found.append(f"{share:.2g} % of requests can never be served and are rejected; rates count them")

@@ -23,7 +23,7 @@ from simkit.planner.search import Effort, Search
 from simkit.planner.trial import QUEUE, Trial, run_trial, terms
 from simkit.scenario import PiecewiseArrivals, Scenario, WarmupSeconds, Workload, apply_sets
 
-EFFORT = Effort(replications=1, gap=4)
+EFFORT = Effort(replications=1, gap=2)
 OWN = 0.015
 """Rates so near to the run's own (a ratio) stand for it: they are nearer than neighbours that are tried."""
 
@@ -80,7 +80,7 @@ class Headroom:
             return f"headroom: misses its objectives already; would hold at {rate}"
         # The run counts its start, which trials leave out.
         verdict = "meets" if self.meets else "misses"
-        return f"headroom: {verdict} its objectives just about; with the start left out it holds to {rate}"
+        return f"headroom: {verdict} its objectives just about; of the rates tried the highest that held is {rate}"
 
     def _fewer(self) -> str:
         """What fewer replicas would do."""
@@ -94,7 +94,7 @@ class Headroom:
 
 def is_asked(scenario: Scenario) -> bool:
     """Whether a run has headroom: objectives, and open arrivals at a rate that could be another."""
-    if not terms(scenario) or scenario.workload.is_finite:
+    if scenario.workload.is_finite or all(term.target_ms is None for term in terms(scenario)):
         return False
     try:
         return base_rate(scenario) > 0
@@ -110,7 +110,7 @@ def headroom(
     base_per_s = base_rate(scenario)
     found = Headroom(base_per_s, meets=_meets(summary), replicas=scenario.replicas)
     num_requests = summary["num_requests"]["arrived"]
-    if ran is not None:
+    if ran is not None and scenario.workload.trace is None:
         num_requests *= _amount(scenario.workload) / _amount(ran.workload)
         longer = as_long(scenario, ran, base_per_s, (summary["e2e_ms"]["p99"] or 0.0) / 1000)
         num_requests *= _amount(longer.workload) / _amount(scenario.workload)
@@ -132,7 +132,7 @@ def headroom(
 
 def _meets(summary: Mapping[str, Any]) -> bool:
     """Whether the run itself met its objectives, as it says."""
-    return all(result["met"] for values in (summary["slo"] or {}).values() for result in values.values())
+    return all(result["met"] is not False for values in (summary["slo"] or {}).values() for result in values.values())
 
 
 def as_long(scenario: Scenario, ran: Scenario, base_per_s: float, e2e_p99_s: float) -> Scenario:
@@ -207,6 +207,9 @@ def _own(scenario: Scenario, base_per_s: float) -> Scenario:
     if isinstance(warmup, WarmupSeconds) and not _grows_with_rate(scenario) and workload.servegen is None:
         changes = {"warmup": {"requests": round(warmup.seconds * base_per_s)}}
         scenario = apply_sets(scenario, changes, label="headroom")
+    if isinstance(warmup, str) and not workload.trace:
+        # Whether a run measures its start or not, the rate that can be sustained is the same.
+        scenario = apply_sets(scenario, {"warmup": "auto"}, label="headroom")
     return for_trials(scenario, scenario.replicas)
 
 

@@ -109,8 +109,8 @@ class Found:
         return tuple(found)
 
     def mean_at_capacity(self, path: str) -> float:
-        """Mean of a number there; 0 where a trial has none."""
-        trials = self.at_capacity
+        """Mean of a number there, of runs that were not given up if any was not; 0 where a trial has none."""
+        trials = [trial for trial in self.at_capacity if not trial.gave_up] or self.at_capacity
         return sum(trial.numbers[path] or 0.0 for trial in trials) / len(trials)
 
     @property

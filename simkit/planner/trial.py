@@ -215,18 +215,23 @@ def _without(
     summary_terms: Terms,
     setup: Setup,
 ) -> tuple[tuple[float, ...], ...]:
-    """Margins without each of BLOCKS parts of the measured requests, in order of arrival; none where replications
+    """Margins without each of BLOCKS consecutive parts of the run, or of the log that it plays; none where replications
     differ and tell more, and none of a run too short to be parted."""
     table = outcome.requests
     measured = table["measured"] != 0
-    if not run_length.is_same_every_time(setup.scenario) or measured.sum() < BLOCKS * LEAST_IN_BLOCK:
+    if not run_length.is_same_every_time(setup.scenario):
         return ()
-    places = np.flatnonzero(measured)
-    places = places[np.argsort(table["arrival_ns"][places], kind="stable")]
+    # A log that is played several times has its parts in each of them.
+    trace = setup.scenario.workload.trace
+    once = len(measured) // (1 if trace is None else trace.repeat)
+    if min(once, int(measured.sum())) < BLOCKS * LEAST_IN_BLOCK:
+        return ()
+    place = np.empty(len(measured), dtype=np.int64)
+    place[np.argsort(table["arrival_ns"], kind="stable")] = np.arange(len(measured))
+    part_of = (place % once) * BLOCKS // once
     found = []
-    for part in np.array_split(places, BLOCKS):
-        rest = measured.copy()
-        rest[part] = False
+    for part in range(BLOCKS):
+        rest = measured & (part_of != part)
         counted = (table["status"] == rec.FINISHED) & rest
         latencies = latencies_of(facts.record, table, counted, summary_terms)
         slo = slo_results(latencies, table, counted, int((rest & ~counted).sum()), summary_terms)

@@ -26,6 +26,14 @@ def plain(value: Any) -> str:
     return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
 
 
+def plain_down(value: float | None) -> str:
+    """A number that is promised, of three digits: not rounded up."""
+    if value is None or not math.isfinite(value) or value <= 0:
+        return plain(value)
+    step = 1.0 if value >= 100 else 10.0 ** (math.floor(math.log10(value)) - 2)
+    return plain(math.floor(value / step + 1e-9) * step)
+
+
 def count(value: Any) -> str:
     """A number of things; means over replications may have a fraction."""
     return plain(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simkit.report.headline import Badge
-from simkit.report.numbers import count, plain
+from simkit.report.numbers import count, plain_down
 from simkit.report.plan_data import rates_text
 
 
@@ -35,15 +35,19 @@ FILLS = {
 def finite_text(length: Mapping[str, Any]) -> str:
     """What the load is, where it has an end of its own."""
     if length.get("finite"):
-        return f"The load is a batch of {count(length['num_requests'])} requests, from an empty engine to an empty one"
-    return "The load has an end of its own, and is served from an empty engine to an empty one"
+        if length.get("num_requests"):
+            return (
+                f"The load is a batch of {count(length['num_requests'])} requests, from an empty engine to an empty one"
+            )
+        return "The load is finite, from an empty engine to an empty one"
+    return "The course of arrivals has an end of its own"
 
 
 def moved_text(confirmed: Mapping[str, Any]) -> str:
     """What the first answer was, and what became of it."""
     first = confirmed["served"][0]
     return (
-        f"The search alone said {rates_text(confirmed['before'])}; at {plain(first['rate_per_s'])} requests/s "
+        f"The search alone said {rates_text(confirmed['before'])}; at {plain_down(first['rate_per_s'])} requests/s "
         f"{first['held']} of {first['runs']} long runs held, so the answer moved."
     )
 
@@ -64,7 +68,7 @@ def confirm_texts(point: Mapping[str, Any]) -> tuple[str, ...]:
         if one["held"] < one["runs"] and one["together"]:
             verdict += ", all together would"
         (held if one["held"] == one["runs"] else missed).append(
-            f"Served again at {plain(one['rate_per_s'])} requests/s, {runs} of {who} {how} "
+            f"Served again at {plain_down(one['rate_per_s'])} requests/s, {runs} of {who} {how} "
             f"({count(one['measured_requests'])} measured requests): {verdict}."
         )
     # The answer is the highest rate that held: lower ones only led to it.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from simkit.report.numbers import MISSING, plain
+from simkit.report.numbers import MISSING, plain, plain_down
 
 Content = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -95,7 +95,7 @@ def rates_text(found: Mapping[str, Any] | None) -> str:
         why = "every replication is the same run" if same else "that takes two replications"
         return f"{text} (no interval: {why})"
     of = ", from parts of the run" if found.get("interval") == "parts" else ""
-    return f"{text} (95 % interval {plain(low)} to {plain(high)}{of})"
+    return f"{text} (95 % interval {plain_down(low)} to {plain(high)}{of})"
 
 
 def ends(found: Mapping[str, Any] | None) -> tuple[float | None, float | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.report.numbers import MISSING, count, percent, plain
+from simkit.report.numbers import MISSING, count, percent, plain, plain_down
 from simkit.report.plan_data import (
     Content,
     ends,
@@ -87,7 +87,7 @@ def points(content: Content) -> Sheet:
     intervals = [ends(row["capacity"]) for row in rows]
     groups: list[tuple[Column, ...]] = [
         (
-            column("low\n[1/s]", [plain(low) for low, _ in intervals]),
+            column("low\n[1/s]", [plain_down(low) for low, _ in intervals]),
             column("capacity\n[1/s]", [plain(known(item.get("estimate_per_s"))) for item in found]),
             column("high\n[1/s]", [plain(high) for _, high in intervals]),
         ),

@@ -57,7 +57,7 @@ def provenance(runs: Sequence[Run]) -> Provenance:
             for facts in _distinct(runs, title, key)
         ),
         scenarios=tuple((run.name, _differences(first, flatten(run.scenario)), _yaml(run)) for run in runs),
-        warmups=tuple((run.name, describe_warmup(run.manifest.get("warmup"))) for run in runs),
+        warmups=tuple((run.name, _length(run) + describe_warmup(run.manifest.get("warmup"))) for run in runs),
         notes=_notes(runs),
     )
 
@@ -71,6 +71,12 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _length(run: Run) -> str:
+    """What was made of the length that was asked for."""
+    said = run.manifest.get("run_length")
+    return f"{said['text']}; " if isinstance(said, Mapping) and said.get("text") else ""
 
 
 def describe_warmup(warmup: Any) -> str:

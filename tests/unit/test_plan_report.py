@@ -493,7 +493,7 @@ def test_a_load_with_an_end_is_never_called_sustained() -> None:
     assert {"sustained", "not levelled off"}.isdisjoint(labels(batch))
     course = content()
     course["recommended"]["sustained"] = False
-    assert "The load has an end of its own" in labels(course)["finite load"].text
+    assert "The course of arrivals has an end of its own" in labels(course)["finite load"].text
 
 
 def test_a_system_that_still_fills_is_never_called_sustained() -> None:
