@@ -246,3 +246,33 @@ def test_a_replay_ends_with_it_as_well() -> None:
 def test_a_warm_up_in_seconds_stays_the_same_share_of_the_run() -> None:
     base = scenario.load("tiny.yaml", ["warmup={seconds: 0.1}"])
     assert room._own(base, 200.0).to_dict()["warmup"] == {"requests": 20}
+
+
+def test_a_log_with_replications_is_served_once_and_has_headroom() -> None:
+    rows = "\n".join(f"{second}.0,20,20" for second in range(60))
+    Path("log.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}\n")
+    text = TEXT[: TEXT.index("workload:")] + TEXT[TEXT.index("latency:") :] + "workload: {trace: {path: log.csv}}\n"
+    Path("tiny.yaml").write_text(text)
+    result = run("replications=3")
+    assert "run length: 1 replication instead of 3: each would be the same run" in result.stdout
+    assert last(result).startswith("headroom: holds to about ")
+
+
+def test_an_objective_that_no_request_has_is_not_missed() -> None:
+    line = last(run("workload.output_tokens.value=1", "slo.tpot_ms={p99: 5}"))
+    assert line.startswith("headroom: holds to about ")
+
+
+def test_a_run_that_does_not_measure_its_start_holds_as_much_as_one_that_does() -> None:
+    def holds(warmup: str) -> float:
+        run(f"warmup={warmup}", "workload.arrivals={process: poisson, rate_per_s: 200}")
+        found = told()
+        assert found is not None
+        return float(found["holds_to_per_s"])
+
+    assert holds("none") == holds("mser5") == holds("auto")
+
+
+def test_objectives_of_nothing_leave_nothing_to_hold() -> None:
+    result = run("slo={}")
+    assert "headroom" not in result.stdout

@@ -196,6 +196,10 @@ def test_a_hopeless_trial_is_given_up_and_misses_what_a_whole_one_misses(
     assert ends[0] is not None
     assert ends[1] is not None
     assert ends[0] < ends[1] / 3  # and so much cheaper
+    # What was seen until then is handed over: slots and memory were in use.
+    assert given_up.numbers["kv.utilization"] > 0.5 * whole.numbers["kv.utilization"] > 0
+    assert given_up.waits["peak_running"] == whole.waits["peak_running"] > 0
+    assert given_up.waits["slots"] > 0.5
     # It stands for as many requests as a whole one, where replications are taken together.
     assert given_up.num_measured == pytest.approx(whole.num_measured, rel=0.05)
 
@@ -214,3 +218,12 @@ def test_a_load_with_an_end_is_never_given_up() -> None:
         trial = at(1600.0, *sets)
         assert not trial.gave_up
         assert trial.numbers["num_requests.arrived"] == 2000
+
+
+def test_a_log_of_few_rows_is_too_short_for_an_interval_however_often_it_is_played(tmp_path: Path) -> None:
+    rows = "\n".join(f"{0.003 * row},20,{10 + row}" for row in range(40))
+    Path("log.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}\n")
+    workload = "workload={trace: {path: log.csv, repeat: 20}}"
+    trial = at(100.0, workload, "warmup={requests: 40}")
+    assert trial.num_measured >= 700
+    assert trial.without == ()
