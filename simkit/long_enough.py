@@ -41,9 +41,6 @@ MAX_REQUESTS = 200_000
 MAX_GROWTHS, MAX_RISING_GROWTHS = 4, 2
 """How often a run is made longer, and how often of these because something still rises; what does so later is told."""
 
-LONGER = 2.0
-"""How much longer a run is made that has not levelled off."""
-
 FILLS = {
     "in_system": "requests in the system",
     "running": "running sequences",
@@ -106,7 +103,8 @@ def _may_grow(setup: Setup) -> bool:
 
 def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, Outcome, RunFacts]:
     facts = simulate(setup, 0, progress, single_step=single_step)
-    return part_of(setup, 0, facts), summarise(facts.record, terms_of(setup, facts)), facts
+    outcome = summarise(facts.record, terms_of(setup, facts))
+    return part_of(setup, 0, facts, outcome), outcome, facts
 
 
 def _levels(outcome: Outcome, facts: RunFacts) -> dict[str, tuple[float, ...]]:
@@ -128,7 +126,7 @@ def _missing(setup: Setup, outcome: Outcome, rising: str | None) -> tuple[float,
     fills = run_length.missing_factor(span_s, stay_s)
     reasons = [
         (fills, f"arrivals last {run_length.FILL_TIMES} times the p99 of E2E"),
-        (LONGER if rising else 1.0, f"{FILLS.get(rising or '', '')} have levelled off"),
+        (run_length.LONGER if rising else 1.0, f"{FILLS.get(rising or '', '')} have levelled off"),
         (_precision_factor(setup, outcome), f"the rate of tokens is known to {100 * PRECISION:g} %"),
     ]
     return max(reasons, key=lambda pair: pair[0])

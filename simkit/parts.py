@@ -89,9 +89,9 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
     return part_of(setup, replication, simulate(setup, replication, progress, single_step=single_step))
 
 
-def part_of(setup: Setup, replication: int, facts: RunFacts) -> Part:
-    """What a replication whose facts are known leaves behind."""
-    outcome = summarise(facts.record, terms_of(setup, facts))
+def part_of(setup: Setup, replication: int, facts: RunFacts, outcome: Outcome | None = None) -> Part:
+    """What a replication whose facts are known leaves behind; `outcome` is its summary where that is made already."""
+    outcome = outcome or summarise(facts.record, terms_of(setup, facts))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.

@@ -34,6 +34,9 @@ FILL_TIMES = 5
 ROOM = 1.3
 """A run that is made longer gets so much more than is missing, for a fuller system makes requests stay longer."""
 
+LONGER = 2.0
+"""How much longer a run is made that has not levelled off."""
+
 BATCHES = 8
 """Parts of the measured time whose means are compared."""
 

@@ -22,7 +22,7 @@ from simkit.manifest import canonical_json, plain
 from simkit.planner import backends, kept
 from simkit.planner.bounds import guess_rate
 from simkit.planner.offered import Lengths, lengths
-from simkit.planner.search import LONGER, Effort, Search
+from simkit.planner.search import Effort, Search
 from simkit.planner.study import Failure, Options, Say, guarded, located
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.scenario import Scenario
@@ -126,10 +126,10 @@ def _capacity(quest: Quest, effort: Effort, setup: Setup) -> Answer:
         grows = may_grow and attempt < MAX_GROWTHS and factor < most
         search = _search(quest, setup, factor)
         missing = search.run(guesses, effort, grows=grows)
-        rises += missing == LONGER
+        rises += missing == run_length.LONGER
         if missing <= 1 or not grows or rises > MAX_RISING_GROWTHS:
             break
-        if missing == LONGER:
+        if missing == run_length.LONGER:
             # Twice the time of half the replications tells as much, and less of it is start.
             effort = replace(effort, replications=max(LEAST_REPLICATIONS, effort.replications // 2))
         factor = min(most, _two_digits_up(factor * min(missing, MOST_AT_ONCE)))

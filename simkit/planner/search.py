@@ -25,9 +25,6 @@ DOUBLINGS_DOWN, DOUBLINGS_UP = 14, 5
 MAX_ROUNDS = 6
 """How often the neighbourhood of the estimate is filled; it settles in two or three."""
 
-LONGER = 2.0
-"""How much longer a run is made that has not levelled off."""
-
 REACH_STRIDE, MAX_REACHES = 4, 10
 """Grid steps further out, and how often, for parts of a run whose crossing lies outside the rates tried."""
 
@@ -122,7 +119,7 @@ class Search:
             self._reach()
         if self.missing_factor() > 1:
             return self.missing_factor()
-        return LONGER if effort.levels and self.rising() else 1.0
+        return run_length.LONGER if effort.levels and self.rising() else 1.0
 
     def missing_factor(self) -> float:
         """By how much runs are too short for the time that long requests stay, at the highest rate that each
