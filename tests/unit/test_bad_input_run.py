@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simkit import api, cli, long_enough, parts, scenario
+from simkit import api, cli, long_enough, scenario
 from simkit.errors import InputError
 from simkit.manifest import canonical_json, is_run_dir
 
@@ -241,7 +241,7 @@ def test_an_interrupt_in_the_middle_of_a_run_reaches_the_caller() -> None:
 def test_ctrl_c_leaves_no_directory_that_looks_finished(
     moment: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = {"simulate": long_enough, "summarise": parts, "_write_run": api}[moment]
+    module = {"simulate": long_enough, "summarise": long_enough, "_write_run": api}[moment]
     real = getattr(module, moment)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
