@@ -1,7 +1,7 @@
 """The commands whose output is fingerprinted, in groups that are run each in a folder of its own.
 
 Runs are small, not few: what matters is that every kind of page, table, file and sentence is made once. Those that
-users get wrong are in `mistakes`.
+users get wrong are in `mistakes` and `mistakes_files`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from command import Command, commands
 from corpus_logs import READ
 from mistakes import MISTAKES
+from mistakes_files import FILE_MISTAKES
 
 _SCENARIOS = sorted((Path(__file__).resolve().parents[2] / "scenarios").glob("*.yaml"))
 _HALF = len(_SCENARIOS) // 2
@@ -109,7 +110,8 @@ _RUNS = {
     "doctor-replica-lost": "doctor out/replica-lost --no-proof",
     "doctor-swapped": "doctor out/swapped --jobs 1",
     "doctor-rejected": "doctor out/all-rejected --no-proof",
-    "doctor-compare": "doctor out/nowhere",
+    "doctor-onto-file": "doctor out/static --out tiny.yaml",
+    "doctor-onto-run": "doctor out/static --out out/static",
 }
 
 _STUDIES = {
@@ -225,4 +227,5 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "logs": commands(_LOGS),
     "words": commands(_WORDS),
     **{group: commands(lines) for group, lines in MISTAKES.items()},
+    "file-mistakes": commands(FILE_MISTAKES),
 }

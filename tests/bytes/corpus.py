@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from corpus_logs import LOGS
+from mistakes_files import FILES as ODD
 
 TINY = """\
 name: tiny
@@ -32,6 +33,7 @@ _SCENARIOS = {
     "workload:\n  num_requests: 20\n  arrivals: {process: poisson, rate_per_s: 2}\n"
     "  prompt_tokens: {dist: fixed, value: 100}\n  output_tokens: {dist: fixed, value: 20}\n"
     "slo: {ttft_ms: {p90: 500}}\n",
+    "replicated.yaml": TINY.replace("name: tiny", "name: replicated") + "replications: 2\n",
     "part.yaml": "workload:\n  finite: true\n  num_requests: 30\n  arrivals: {process: poisson, rate_per_s: 50}\n"
     "  prompt_tokens: {dist: fixed, value: 9}\n  output_tokens: {dist: fixed, value: 9}\n",
     "part-and-more.yaml": TINY.partition("latency:")[0],
@@ -106,6 +108,7 @@ _TABLES = {
     "not-a-run/manifest.json": "{}\n",
     "no-json/manifest.json": "{\n",
     "others/notes.txt": "not of simkit\n",
+    "folder.jsonl/nothing": "nothing",
     "gpu.yaml": "name: mine\nmemory_gib: 80\n",
     "profile.json": "{}\n",
     "no-profile.json": "x\n",
@@ -120,5 +123,6 @@ FILES: dict[str, bytes] = {
         *_SCENARIOS.items(),
         *((f"configs/{name}/config.json", json.dumps(config)) for name, config in _CONFIGS.items()),
         *_TABLES.items(),
+        *ODD.items(),
     )
 } | {"bytes.yaml": b"name: \xff\n", "configs/broken/config.json": b"{", **LOGS}

@@ -34,7 +34,8 @@ from simkit.__main__ import main
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("fingerprints.txt")
 REWRITE = "python tests/bytes/rewrite.py"
-COLUMNS = 100
+ENVIRONMENT = {"COLUMNS": "100", "FORCE_COLOR": "", "NO_COLOR": "", "TTY_COMPATIBLE": "0", "TTY_INTERACTIVE": "0"}
+"""A terminal that is none, of a certain width."""
 DIGITS = 16
 
 NUMBERS = ("python", "machine", "numpy", "scipy", "pandas")
@@ -133,7 +134,7 @@ def _run(arguments: tuple[str, ...]) -> tuple[int, dict[str, bytes]]:
     out, err = io.BytesIO(), io.BytesIO()
     thresholds = gc.get_threshold()
     with (
-        mock.patch.dict(os.environ, {"COLUMNS": str(COLUMNS)}),
+        mock.patch.dict(os.environ, ENVIRONMENT),
         _modules({"__main__": types.ModuleType("__main__"), "torch": None}),
         mock.patch.object(sys, "argv", ["simkit", *arguments]),
         mock.patch.object(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8")) as stdout,

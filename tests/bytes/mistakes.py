@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from corpus_logs import REFUSED
 
-_RUN = "run tiny.yaml --no-report --no-headroom --out {out}"
-_ENGINE = f"{_RUN} --set latency.profile=auto --set engine.num_gpu_blocks=null"
+RUN = "run tiny.yaml --no-report --no-headroom --out {out}"
+_ENGINE = f"{RUN} --set latency.profile=auto --set engine.num_gpu_blocks=null"
 _LOG = "replay logs/azure.csv --scenario engine.yaml --no-report --no-twin --out {out}"
-_ROWS = "validate --summary rows.csv --jobs 1 --out {out}"
+ROWS = "validate --summary rows.csv --jobs 1 --out {out}"
 _MEASURED = "scenarios/example-run.jsonl --scenario scenarios/fit-to-a-run.yaml --max-requests 30"
-_VALIDATE = f"validate {_MEASURED} --jobs 1 --no-report --out {{out}}"
+VALIDATE = f"validate {_MEASURED} --jobs 1 --no-report --out {{out}}"
 _PLAN = "plan tiny.yaml --jobs 1 --no-report --out {out}"
 
 _FILES = (
@@ -82,14 +82,14 @@ _SCENARIO = {
     "file-folder": "run scenarios",
     "file-servegen": "run servegen.yaml --set workload.servegen.path=bad-clients --out {out}",
     "file-servegen-nowhere": "run servegen.yaml --set workload.servegen.path=nowhere --out {out}",
-    **{f"set-{name}": f"{_RUN} --set {text}" for name, text in _SETS.items()},
-    **{f"config-{name}": f"{_RUN} --set model=./configs/{name}/config.json" for name in _CONFIGS},
+    **{f"set-{name}": f"{RUN} --set {text}" for name, text in _SETS.items()},
+    **{f"config-{name}": f"{RUN} --set model=./configs/{name}/config.json" for name in _CONFIGS},
     "memory-weights": f"{_ENGINE} --set model=llama-3-70b --set hardware.gpu=l4-24gb",
     "memory-length": f"{_ENGINE} --set hardware.gpu=rtx-3090 --set model=llama-3.1-8b --set "
     "engine.max_model_len=100000",
     "memory-share": f"{_ENGINE} --set engine.gpu_memory_utilization=0.1",
-    "workload-nowhere": f"{_RUN} --workload nowhere.yaml",
-    "workload-and-more": f"{_RUN} --workload part-and-more.yaml",
+    "workload-nowhere": f"{RUN} --workload nowhere.yaml",
+    "workload-and-more": f"{RUN} --workload part-and-more.yaml",
 }
 
 _OPTIONS = {
@@ -104,11 +104,11 @@ _OPTIONS = {
     "plan-nothing": "plan",
     "flags-missing": "run --model llama-3-8b",
     "flags-and-file": "run tiny.yaml --rate 3",
-    "out-of-others": f"{_RUN} --out others",
-    "out-file": f"{_RUN} --out tiny.yaml",
-    "out-here": f"{_RUN} --out .",
-    "dask": f"{_RUN} --set replications=2 --dask nonsense",
-    "dask-and-jobs": f"{_RUN} --dask tcp://host:1 --jobs 2",
+    "out-of-others": f"{RUN} --out others",
+    "out-file": f"{RUN} --out tiny.yaml",
+    "out-here": f"{RUN} --out .",
+    "dask": f"{RUN} --set replications=2 --dask nonsense",
+    "dask-and-jobs": f"{RUN} --dask tcp://host:1 --jobs 2",
     "axis-key": "compare tiny.yaml --axis engine.polcy=fcfs --out {out}",
     "axis-name": "compare tiny.yaml --axis name=a --out {out}",
     "axis-twice": "compare tiny.yaml --axis engine.max_num_seqs=2,2 --out {out}",
@@ -213,39 +213,39 @@ _NOT_READ = {
     "validate-nothing": "validate",
     "validate-both": "validate scenarios/example-run.jsonl --summary rows.csv",
     "validate-no-times": "validate logs/azure.csv --scenario engine.yaml --jobs 1 --out {out}",
-    "validate-replications": f"{_VALIDATE} --set replications=2",
-    "validate-samples": f"{_VALIDATE} --set workload.samples=2",
-    "validate-speed": f"{_VALIDATE} --set workload.trace.speed=2",
-    "validate-band": f"{_VALIDATE} --max-error tpot_ms.mea=3",
-    "validate-band-text": f"{_VALIDATE} --max-error tpot_ms.mean=x",
-    "validate-band-form": f"{_VALIDATE} --max-error tpot_ms",
-    "validate-none-left": f"{_VALIDATE} --set engine.max_model_len=16 --set engine.max_num_batched_tokens=2048",
-    "validate-series-column": f"{_VALIDATE} --series series-column.csv",
-    "validate-series-cell": f"{_VALIDATE} --series series-cell.csv",
-    "validate-series-empty": f"{_VALIDATE} --series series-empty.csv",
-    "validate-series-nowhere": f"{_VALIDATE} --series nowhere.csv",
-    "validate-fit": f"{_VALIDATE} --fit tp=1",
+    "validate-replications": f"{VALIDATE} --set replications=2",
+    "validate-samples": f"{VALIDATE} --set workload.samples=2",
+    "validate-speed": f"{VALIDATE} --set workload.trace.speed=2",
+    "validate-band": f"{VALIDATE} --max-error tpot_ms.mea=3",
+    "validate-band-text": f"{VALIDATE} --max-error tpot_ms.mean=x",
+    "validate-band-form": f"{VALIDATE} --max-error tpot_ms",
+    "validate-none-left": f"{VALIDATE} --set engine.max_model_len=16 --set engine.max_num_batched_tokens=2048",
+    "validate-series-column": f"{VALIDATE} --series series-column.csv",
+    "validate-series-cell": f"{VALIDATE} --series series-cell.csv",
+    "validate-series-empty": f"{VALIDATE} --series series-empty.csv",
+    "validate-series-nowhere": f"{VALIDATE} --series nowhere.csv",
+    "validate-fit": f"{VALIDATE} --fit tp=1",
     **{
         f"rows-{name}": f"validate --summary rows-{name}.csv --jobs 1 --out {{out}}"
         for name in ("column", "cells", "number", "twice", "empty", "semicolons", "unmeasured", "nowhere")
     },
-    "rows-select": f"{_ROWS} --select gqu=x",
-    "rows-select-form": f"{_ROWS} --select gpu",
-    "rows-select-none": f"{_ROWS} --select gpu=B*",
-    "rows-select-unknown": f"{_ROWS} --select gpu=GH200",
-    "rows-fit-form": f"{_ROWS} --fit tp",
-    "rows-fit-column": f"{_ROWS} --fit qq=1",
-    "rows-fit-none": f"{_ROWS} --fit tp=4",
-    "rows-fit-one": f"{_ROWS} --fit max_concurrency=2",
-    "rows-fit-metric": f"{_ROWS} --fit tp=1 --fit-metric tpot",
-    "rows-metric-alone": f"{_ROWS} --fit-metric mean_tpot_ms",
-    "rows-fit-host": f"{_ROWS} --fit tp=1 --set latency.host.fixed_us=3",
-    "rows-band": f"{_ROWS} --max-error mean_ttft_ms=5",
-    "rows-band-twice": f"{_ROWS} --max-error mean_tpot_ms=5 --max-error mean_tpot_ms=6",
-    "rows-unit": f"{_ROWS} --set latency.profile=unit",
-    "rows-model": f"{_ROWS} --set model=none-such",
-    "rows-cut": f"{_ROWS} --set engine.max_model_len=64",
-    "rows-format": f"{_ROWS} --format azure",
+    "rows-select": f"{ROWS} --select gqu=x",
+    "rows-select-form": f"{ROWS} --select gpu",
+    "rows-select-none": f"{ROWS} --select gpu=B*",
+    "rows-select-unknown": f"{ROWS} --select gpu=GH200",
+    "rows-fit-form": f"{ROWS} --fit tp",
+    "rows-fit-column": f"{ROWS} --fit qq=1",
+    "rows-fit-none": f"{ROWS} --fit tp=4",
+    "rows-fit-one": f"{ROWS} --fit max_concurrency=2",
+    "rows-fit-metric": f"{ROWS} --fit tp=1 --fit-metric tpot",
+    "rows-metric-alone": f"{ROWS} --fit-metric mean_tpot_ms",
+    "rows-fit-host": f"{ROWS} --fit tp=1 --set latency.host.fixed_us=3",
+    "rows-band": f"{ROWS} --max-error mean_ttft_ms=5",
+    "rows-band-twice": f"{ROWS} --max-error mean_tpot_ms=5 --max-error mean_tpot_ms=6",
+    "rows-unit": f"{ROWS} --set latency.profile=unit",
+    "rows-model": f"{ROWS} --set model=none-such",
+    "rows-cut": f"{ROWS} --set engine.max_model_len=64",
+    "rows-format": f"{ROWS} --format azure",
     "from-run-no-scenario": "calibrate --from-run scenarios/example-run.jsonl --out {out}.json",
     "from-run-no-times": "calibrate --from-run logs/azure.csv --scenario engine.yaml --out {out}.json",
     "from-run-unit": f"calibrate --from-run {_MEASURED} --set latency.profile=unit --out {{out}}.json",
