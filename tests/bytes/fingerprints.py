@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pyarrow.parquet as pq
 import typer.main
 from commands import GROUPS, Command
@@ -38,7 +39,7 @@ ENVIRONMENT = {"COLUMNS": "100", "FORCE_COLOR": "", "NO_COLOR": "", "TTY_COMPATI
 """A terminal that is none, of a certain width."""
 DIGITS = 16
 
-NUMBERS = ("python", "machine", "numpy", "scipy", "pandas")
+NUMBERS = ("python", "machine", "arithmetic", "numpy", "scipy", "pandas")
 LIBRARIES = {
     "exit": (),
     "stdout": (*NUMBERS, "rich", "typer", "pydantic"),
@@ -62,9 +63,25 @@ class Outcome:
 
 def versions() -> dict[str, str]:
     """The versions of everything that any kind depends on."""
-    names = sorted({name for libraries in LIBRARIES.values() for name in libraries} - {"python", "machine"})
-    own = {"python": ".".join(platform.python_version_tuple()[:2]), "machine": f"{sys.platform}-{platform.machine()}"}
+    names = sorted(
+        {name for libraries in LIBRARIES.values() for name in libraries} - {"python", "machine", "arithmetic"}
+    )
+    own = {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "machine": f"{sys.platform}-{platform.machine()}",
+        "arithmetic": arithmetic(),
+    }
     return own | {name: version(name) for name in names}
+
+
+def arithmetic() -> str:
+    """What this processor makes of some numbers: numpy takes other instructions on another, and rounds otherwise."""
+    numbers = np.linspace(1e-3, 50, 100_003)
+    made = [np.exp(-numbers), np.log(numbers), np.log1p(numbers), np.expm1(-numbers), numbers**0.37, np.tanh(numbers)]
+    parts = [
+        each.tobytes() for each in (*made, numbers.sum(), np.cumsum(made[0]), np.dot(made[1], made[4]), made[4].var())
+    ]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:DIGITS]
 
 
 def kind_of(what: str) -> str:
