@@ -1,6 +1,6 @@
 """``python -m simkit``: the command line. Imports `cli` only."""
 
-from simkit.cli import main
+from simkit.cli.app import main
 
 if __name__ == "__main__":
     main()

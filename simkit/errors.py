@@ -1,6 +1,6 @@
 """The errors a user can cause or must be told of, and the wording helpers they share. Imports nothing of simkit.
 
-Only ``simkit.cli`` turns them into an exit code: `InputError` 2, `CheckError` 1, `Interrupted` 130.
+Only ``simkit.cli.app`` turns them into an exit code: `InputError` 2, `CheckError` 1, `Interrupted` 130.
 """
 
 from __future__ import annotations

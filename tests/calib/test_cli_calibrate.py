@@ -13,7 +13,7 @@ import pytest
 from synthetic import rows, text
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 
 SCENARIO = """\
 name: tiny
@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def simkit(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(cli.app, list(arguments))
+    done = CliRunner().invoke(app.app, list(arguments))
     return done.exit_code, done.stdout, done.stderr
 
 

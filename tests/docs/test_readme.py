@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def simkit(command: str, cwd: Path) -> Any:
     """Run a line of the README that needs no shell in this process; a new one takes longer than the command."""
     with contextlib.chdir(cwd):
-        done = CliRunner().invoke(cli.app, shlex.split(command)[1:], env={"COLUMNS": "100"})
+        done = CliRunner().invoke(app.app, shlex.split(command)[1:], env={"COLUMNS": "100"})
     assert done.exit_code == 0, f"{command}\n{done.stderr}"
     return done
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli, scenario
+from simkit import scenario
+from simkit.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -23,7 +24,7 @@ MAX_REQUESTS = 60
 
 def simkit(cwd: Path, *arguments: str) -> Any:
     with contextlib.chdir(cwd):
-        done = CliRunner().invoke(cli.app, list(arguments))
+        done = CliRunner().invoke(app.app, list(arguments))
     assert done.exit_code == 0, done.stderr
     return done
 

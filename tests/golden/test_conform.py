@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli
 from simkit.batching import continuous
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ordering import FcfsQueue
 from simkit.batching.outputs import Outputs
 from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
+from simkit.cli import app
 from simkit.conformance.check import check_file
 from simkit.conformance.replay import Replay, _Ends
 from simkit.conformance.trace import read_trace
@@ -40,7 +40,7 @@ RECORDED = GOLDEN.parents[2] / "shared" / "data" / "vllm_scheduler_traces"
 
 def conform(*args: object) -> Any:
     """`simkit conform`, in this process; anything but an exit code is an error."""
-    result = CliRunner().invoke(cli.app, ["conform", *map(str, args)])
+    result = CliRunner().invoke(app.app, ["conform", *map(str, args)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 

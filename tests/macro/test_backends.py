@@ -19,7 +19,8 @@ import pytest
 from dask.distributed import LocalCluster
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.planner import backends, study
 from simkit.planner.sweep import Sweep, sweep
 
@@ -144,7 +145,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> str:
     """The one line of `simkit run --dask ADDRESS`, which exits with 2 and writes nothing."""
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TEXT)
-    result = CliRunner().invoke(cli.app, ["run", "tiny.yaml", "--dask", address])
+    result = CliRunner().invoke(app.app, ["run", "tiny.yaml", "--dask", address])
     assert (result.exit_code, result.stdout, os.listdir()) == (2, "", ["tiny.yaml"])
     (line,) = result.stderr.splitlines()
     return line

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 
 SCENARIO = """\
 name: livelock
@@ -53,7 +53,7 @@ def run(tmp_path: Path, **changed: str) -> tuple[int, str, str]:
     path = tmp_path / "livelock.yaml"
     path.write_text(SCENARIO.format(**STUCK | changed))
     out = tmp_path / "out"
-    result = CliRunner().invoke(cli.app, ["run", str(path), "--json", "--quiet", "--no-report", "--out", str(out)])
+    result = CliRunner().invoke(app.app, ["run", str(path), "--json", "--quiet", "--no-report", "--out", str(out)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert out.exists() is (result.exit_code == 0)
     return result.exit_code, result.stdout, result.stderr
@@ -113,7 +113,7 @@ def test_many_passes_without_a_token_are_no_livelock_while_a_prompt_advances(tmp
     )
     path.write_text(text.replace("max_num_seqs: 8", "max_num_seqs: 1").replace("threshold: 48", "threshold: 0"))
     result = CliRunner().invoke(
-        cli.app, ["run", str(path), "--json", "-q", "--no-report", "--out", str(tmp_path / "o")]
+        app.app, ["run", str(path), "--json", "-q", "--no-report", "--out", str(tmp_path / "o")]
     )
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["num_requests"]["finished"] == 2

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simkit import api, cli, long_enough, scenario
+from simkit import api, long_enough, scenario
+from simkit.cli import app
 from simkit.errors import InputError
 from simkit.manifest import canonical_json, is_run_dir
 
@@ -50,7 +51,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
     def call(content: dict[str, Any], *options: str) -> tuple[int, list[str]]:
         Path("tiny.yaml").write_text(yaml.safe_dump(content))
-        result = CliRunner().invoke(cli.app, ["run", "tiny.yaml", "--no-report", "--quiet", *options])
+        result = CliRunner().invoke(app.app, ["run", "tiny.yaml", "--no-report", "--quiet", *options])
         return result.exit_code, result.stderr.splitlines()
 
     return call
@@ -170,7 +171,7 @@ def test_an_arm_that_cannot_run_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     content = data({"num_gpu_blocks": 10}, variants={"long": {"engine.max_model_len": 8000}})
     Path("tiny.yaml").write_text(yaml.safe_dump(content))
-    result = CliRunner().invoke(cli.app, ["compare", "tiny.yaml", "--quiet", "--out", "out"])
+    result = CliRunner().invoke(app.app, ["compare", "tiny.yaml", "--quiet", "--out", "out"])
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert "arm long" in result.stderr
@@ -207,7 +208,7 @@ def test_a_missing_trace_and_a_missing_scenario(command: Command) -> None:
     code, lines = command(drawn)
     assert (code, len(lines)) == (2, 1)
     assert "nowhere.csv" in lines[0]
-    result = CliRunner().invoke(cli.app, ["run", "nothing.yaml"])
+    result = CliRunner().invoke(app.app, ["run", "nothing.yaml"])
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert "nothing.yaml" in result.stderr
 

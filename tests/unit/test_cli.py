@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 import simkit
-from simkit import cli, console, manifest
+from simkit import manifest
+from simkit.cli import app, console
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
 from simkit.manifest import canonical_json
@@ -126,7 +127,7 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
 
 def simkit_(*args: str) -> Any:
     """Run the real app; returns exit_code, stdout, stderr. No exception but SystemExit may come out."""
-    result = CliRunner().invoke(cli.app, list(args))
+    result = CliRunner().invoke(app.app, list(args))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -331,7 +332,7 @@ def test_version_and_help() -> None:
 # --- in a real process ------------------------------------------------------------------------------------------------
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from simkit import cli\n"
+        "import sys; from simkit.cli import app as cli\n"
         "try: cli.app(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'numpy', 'pandas', 'matplotlib', 'scipy', 'simpy', 'pyarrow', 'jinja2', 'torch', 'pydantic'}\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 
 TEXT = """\
 model: qwen2.5-0.5b
@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def simkit(*arguments: str, **environment: str) -> Any:
     """The command in this process, for what does not depend on the streams of one."""
-    return CliRunner().invoke(cli.app, list(arguments), env=environment)
+    return CliRunner().invoke(app.app, list(arguments), env=environment)
 
 
 def shell(*arguments: str, redirect: str) -> subprocess.CompletedProcess[str]:

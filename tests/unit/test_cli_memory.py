@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from simkit.cli import app
+from simkit.cli.app import app
 
 SCENARIO = str(Path(__file__).resolve().parents[2] / "scenarios/llama3-8b-a100.yaml")
 FLAGS = ("--model", "llama-3.1-8b", "--gpu", "h100-sxm5-80gb", "--max-model-len", "8192", "--engine-version", "0.19.0")

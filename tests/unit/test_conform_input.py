@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SYNC = (GOLDEN / "dev_02_tiny_preempt.jsonl.gz").read_bytes()
@@ -33,7 +33,7 @@ def dump(lines: Lines) -> bytes:
 
 def conform(*args: object) -> tuple[int, str, str]:
     """Exit code, stdout, stderr. Anything that is not an exit code fails the test as the traceback it would be."""
-    result = CliRunner().invoke(cli.app, ["conform", *map(str, args)])
+    result = CliRunner().invoke(app.app, ["conform", *map(str, args)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise AssertionError(f"a traceback instead of an exit code: {result.exception!r}")
     return result.exit_code, result.stdout, result.stderr

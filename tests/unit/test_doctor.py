@@ -11,7 +11,8 @@ import pytest
 from served import as_asked
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
 from simkit.planner import doctor, verdict
@@ -44,7 +45,7 @@ def saved(folder: Path, **more: Any) -> Path:
 def simkit(cwd: Path, *arguments: str) -> Any:
     """Run the command in `cwd`: exit_code, stdout, stderr."""
     with chdir(cwd):
-        return CliRunner().invoke(cli.app, list(arguments))
+        return CliRunner().invoke(app.app, list(arguments))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from served import as_asked
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.diagnosis.rules import diagnose
 from simkit.errors import CheckError, InputError
 from simkit.planner import doctor
@@ -266,7 +267,7 @@ def test_every_number_is_on_the_side_of_the_threshold_beside_it(sets: dict[str, 
 # --- damaged runs -----------------------------------------------------------------------------------------------------
 def simkit(cwd: Path, *arguments: str) -> Any:
     with chdir(cwd):
-        return CliRunner().invoke(cli.app, list(arguments))
+        return CliRunner().invoke(app.app, list(arguments))
 
 
 def rewritten(change: Callable[[Any], Any]) -> Callable[[Path], object]:

@@ -17,8 +17,8 @@ from measured_logs import served, write_log
 from typer.testing import CliRunner
 
 from calib.fit import to_text
-from simkit import cli, cli_from_run
-from simkit.cli_studies import Stopped
+from simkit.cli import app, from_run
+from simkit.cli.studies import Stopped
 from simkit.errors import InputError
 from simkit.latency.host import host_of
 from simkit.latency.profile import ProfileError, load_profile, parse_profile, profile_text
@@ -63,7 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: dict[str, Ints]
 
 
 def calibrate(*args: str) -> Result:
-    return CliRunner().invoke(cli.app, ["calibrate", "--from-run", "run.parquet", "--scenario", "s.yaml", *args])
+    return CliRunner().invoke(app.app, ["calibrate", "--from-run", "run.parquet", "--scenario", "s.yaml", *args])
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,10 @@ def test_a_run_with_the_profile_uses_the_terms_of_its_version_and_no_other(fitte
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         summary = json.loads(
-            CliRunner().invoke(cli.app, [*args, "--set", "latency.profile=host.json", "--out", "a"]).stdout
+            CliRunner().invoke(app.app, [*args, "--set", "latency.profile=host.json", "--out", "a"]).stdout
         )
         CliRunner().invoke(
-            cli.app, [*args, "--set", "latency.profile=host.json", "--set", "engine.version=0.20", "--out", "b"]
+            app.app, [*args, "--set", "latency.profile=host.json", "--set", "engine.version=0.20", "--out", "b"]
         )
     told = json.loads(result.stdout)["errors"]
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
@@ -135,12 +135,12 @@ def test_a_run_with_the_profile_uses_the_terms_of_its_version_and_no_other(fitte
 
 
 def test_profiles_show_the_hosts_of_engines(fitted: tuple[Path, Result]) -> None:
-    shown = " ".join(CliRunner().invoke(cli.app, ["profiles", str(fitted[0] / "host.json")]).stdout.split())
+    shown = " ".join(CliRunner().invoke(app.app, ["profiles", str(fitted[0] / "host.json")]).stdout.split())
     assert "host of vLLM 0.19: 1,5" in shown
     assert "us a request; fitted to run.parquet, error there " in shown
-    (found,) = json.loads(CliRunner().invoke(cli.app, ["profiles", str(fitted[0] / "host.json"), "--json"]).stdout)
+    (found,) = json.loads(CliRunner().invoke(app.app, ["profiles", str(fitted[0] / "host.json"), "--json"]).stdout)
     assert set(found[HOSTS]) == {"0.19"}
-    unknown = CliRunner().invoke(cli.app, ["profiles", "h100-sxm5-80g"])
+    unknown = CliRunner().invoke(app.app, ["profiles", "h100-sxm5-80g"])
     assert unknown.exit_code == 2
     assert "did you mean 'h100-sxm5-80gb'" in unknown.stderr
 
@@ -258,10 +258,10 @@ def test_an_interrupt_says_whether_the_profile_was_written(here: Path, monkeypat
 
     monkeypatch.setattr(Path, "unlink", interrupt)  # right after the file was put in its place
     with pytest.raises(Stopped, match=r"interrupted; p\.json was written"):
-        cli_from_run._write(profile, Path("p.json"), None)
+        from_run._write(profile, Path("p.json"), None)
     monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        cli_from_run._write(profile, Path("q.json"), None)
+        from_run._write(profile, Path("q.json"), None)
     assert not Path("q.json").exists()
 
 
@@ -303,9 +303,9 @@ def test_what_cannot_be_fitted_is_one_line(here: Path, args: list[str], message:
 
 def test_options_of_a_log_need_one(here: Path) -> None:
     for flag, value in (("--scenario", "s.yaml"), ("--max-requests", "3"), ("--set", "a=1"), ("--date", "2026-01-01")):
-        result = CliRunner().invoke(cli.app, ["calibrate", "--from-csv", "x.csv", flag, value])
+        result = CliRunner().invoke(app.app, ["calibrate", "--from-csv", "x.csv", flag, value])
         assert (result.exit_code, result.stderr) == (2, f"{flag}: expected with --from-run only\n")
-    result = CliRunner().invoke(cli.app, ["calibrate", "--from-run", "run.parquet"])
+    result = CliRunner().invoke(app.app, ["calibrate", "--from-run", "run.parquet"])
     assert result.exit_code == 2
     assert result.stderr.startswith("--from-run: expected --scenario FILE")
 

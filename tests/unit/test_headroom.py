@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli, run_length, scenario
+from simkit import run_length, scenario
+from simkit.cli import app
 from simkit.errors import CheckError
 from simkit.planner import headroom as room
 
@@ -37,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*sets: str, options: tuple[str, ...] = ()) -> Any:
     words = [word for text in sets for word in ("--set", text)]
-    result = CliRunner().invoke(cli.app, ["run", "tiny.yaml", "--quiet", "--no-report", *options, *words])
+    result = CliRunner().invoke(app.app, ["run", "tiny.yaml", "--quiet", "--no-report", *options, *words])
     assert result.exit_code == 0, result.stderr
     return result
 
@@ -228,7 +229,7 @@ def test_the_same_bytes_step_by_step_and_in_the_report() -> None:
     once = Path("runs/tiny/summary.json").read_bytes()
     run(options=("--single-step",))
     assert Path("runs/tiny/summary.json").read_bytes() == once
-    shown = CliRunner().invoke(cli.app, ["run", "tiny.yaml", "--quiet", "--json"])
+    shown = CliRunner().invoke(app.app, ["run", "tiny.yaml", "--quiet", "--json"])
     assert shown.stdout_bytes == once
     assert "Headroom: holds to about" in Path("runs/tiny/report.html").read_text()
 
@@ -237,10 +238,10 @@ def test_a_replay_ends_with_it_as_well() -> None:
     rows = "\n".join(f"2023-11-16 18:15:{46 + i / 200:09.6f},20,20" for i in range(60))
     Path("log.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}\n")
     args = ["replay", "log.csv", "--scenario", "tiny.yaml", "--quiet", "--no-report", "--no-twin"]
-    result = CliRunner().invoke(cli.app, args)
+    result = CliRunner().invoke(app.app, args)
     assert result.exit_code == 0, result.stderr
     assert last(result).startswith("headroom: holds to about ")
-    assert "headroom" not in CliRunner().invoke(cli.app, [*args, "--no-headroom"]).stdout
+    assert "headroom" not in CliRunner().invoke(app.app, [*args, "--no-headroom"]).stdout
 
 
 def test_a_warm_up_in_seconds_stays_the_same_share_of_the_run() -> None:

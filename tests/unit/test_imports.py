@@ -31,19 +31,6 @@ ROOM_OF = {
     "memory_rules": "memory",
     "memory_sizing": "memory",
     "memory_weights": "memory",
-    "cli_studies": "cli",
-    "cli_memory": "cli",
-    "cli_calibrate": "cli",
-    "cli_plan": "cli",
-    "cli_doctor": "cli",
-    "cli_fit": "cli",
-    "cli_headroom": "cli",
-    "cli_trace": "cli",
-    "cli_replay": "cli",
-    "cli_log": "cli",
-    "cli_validate": "cli",
-    "cli_validate_rows": "cli",
-    "cli_from_run": "cli",
     "__init__": "simkit",
     "__main__": "main",
 }
@@ -76,7 +63,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units", "types", "errors", "diagnosis", *SPECS},
     "manifest": {"simkit"},
     "rundir": {"errors", "manifest"},
-    "console": {"errors"},
     # One replication, and the replications of a run put together: what api and planner share.
     "parts": {"engine", "manifest", "metrics"},
     # How long a run must last: rules, which a plan needs as well, and a run that follows them.
@@ -346,7 +332,7 @@ def test_the_rules_see_a_breach(importer: str, source: str, rule: object) -> Non
     ("importer", "source", "rule"),
     [
         ("simkit.engine.run", "from simkit.batching.plan import Hold", layering_breach),
-        ("simkit.cli", "import simkit.engine.run", layering_breach),
+        ("simkit.cli.app", "import simkit.engine.run", layering_breach),
         ("simkit.api", "if TYPE_CHECKING:\n    from simkit.planner.compare import Comparison", layering_breach),
         ("simkit.api", "def f():\n    import pandas", heavy_breach),
         ("simkit.report.style", "import matplotlib as mpl", heavy_breach),
@@ -358,7 +344,7 @@ def test_the_rules_let_the_rest_pass(importer: str, source: str, rule: object) -
     assert breaches(rule, list(imports_of(source, importer, known_modules()))) == []
 
 
-@pytest.mark.parametrize("statement", ["import simkit", "import simkit.cli", "import simkit.errors"])
+@pytest.mark.parametrize("statement", ["import simkit", "import simkit.cli.app", "import simkit.errors"])
 def test_importing_the_command_line_imports_nothing_heavy(statement: str) -> None:
     heavy = sorted(HEAVY | NEVER | {"numpy", "simpy", "pydantic", "rich"})
     script = f"{statement}\nimport sys\nprint([name for name in {heavy!r} if name in sys.modules])"

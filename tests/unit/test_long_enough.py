@@ -13,7 +13,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simkit import api, cli, run_length, scenario
+from simkit import api, run_length, scenario
+from simkit.cli import app
 from simkit.long_enough import MAX_PRECISE_REQUESTS, PRECISION
 from simkit.manifest import canonical_json
 
@@ -66,7 +67,7 @@ def command(content: Mapping[str, Any], folder: Path, *options: str) -> list[str
     """What `simkit run` prints; its run directory is the folder `out`."""
     (folder / "tiny.yaml").write_text(yaml.safe_dump(dict(content)))
     line = ["run", str(folder / "tiny.yaml"), "--out", str(folder / "out"), "--no-report", "--quiet", *options]
-    done = CliRunner().invoke(cli.app, line, env={"COLUMNS": "100"})
+    done = CliRunner().invoke(app.app, line, env={"COLUMNS": "100"})
     assert done.exit_code == 0, done.stderr
     assert done.stderr == ""
     return str(done.stdout).splitlines()

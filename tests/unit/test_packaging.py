@@ -67,7 +67,7 @@ def test_the_base_install_pulls_no_torch() -> None:
     for requirements in (project["dependencies"], project["optional-dependencies"]["test"]):
         assert not [line for line in requirements if line.startswith(("torch", "triton", "nvidia", "simkit"))]
     assert project["name"] == "simkit-llm"
-    assert project["scripts"] == {"simkit": "simkit.cli:main"}
+    assert project["scripts"] == {"simkit": "simkit.cli.app:main"}
 
 
 def test_the_installed_wheel_is_the_one_that_is_imported(installed: Path, tmp_path: Path) -> None:

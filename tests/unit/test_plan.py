@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli, scenario
+from simkit import scenario
+from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.errors import InputError, Interrupted
@@ -91,7 +92,7 @@ def load(*sets: str) -> scenario.Scenario:
 
 
 def simkit_(*args: str) -> Any:
-    result = CliRunner().invoke(cli.app, ["plan", "tiny.yaml", "--jobs", "1", *args])
+    result = CliRunner().invoke(app.app, ["plan", "tiny.yaml", "--jobs", "1", *args])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 

@@ -17,7 +17,8 @@ from click.testing import Result
 from served import MS, request, serving
 from typer.testing import CliRunner
 
-from simkit import cli, scenario
+from simkit import scenario
+from simkit.cli import app
 from simkit.engine import run as engine
 from simkit.engine.build import set_up
 from simkit.errors import InputError
@@ -61,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def replay(*args: str) -> Result:
-    return CliRunner().invoke(cli.app, ["replay", *args])
+    return CliRunner().invoke(app.app, ["replay", *args])
 
 
 def quick(*args: str) -> Result:
@@ -243,7 +244,7 @@ def test_the_run_directory_is_a_normal_one(here: Path) -> None:
     assert replay("log.v1.csv", "--scenario", "s.yaml", "--out", "r").exit_code == 0
     page = (here / "r/report.html").read_text()
     assert "The log beside an even workload with equal means" in page
-    examined = CliRunner().invoke(cli.app, ["doctor", "r", "--json", "--jobs", "1"])
+    examined = CliRunner().invoke(app.app, ["doctor", "r", "--json", "--jobs", "1"])
     assert examined.exit_code == 0, examined.output
 
 
@@ -314,7 +315,7 @@ def test_a_plain_run_of_a_log_writes_what_it_measured_too(here: Path) -> None:
         SCENARIO.split("workload:")[0] + "workload: {trace: {path: log.v1.csv}}\nlatency: {profile: unit}\n"
     )
     with serving([request(0, 0, 8, 4)], measured=MeasuredTimes(np.array([2 * MS]), np.array([-1]))):
-        result = CliRunner().invoke(cli.app, ["run", "t.yaml", "--out", "r", "--quiet"])
+        result = CliRunner().invoke(app.app, ["run", "t.yaml", "--out", "r", "--quiet"])
     assert result.exit_code == 0, result.output
     assert set(json.loads((here / "r/measured.json").read_bytes())) == {"ttft_ms"}
     assert "measured" not in json.loads((here / "r/summary.json").read_bytes())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 
 TEXT = """\
 name: fleet
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def simkit_(*args: str) -> Any:
-    result = CliRunner().invoke(cli.app, [*args, "--quiet"])
+    result = CliRunner().invoke(app.app, [*args, "--quiet"])
     assert result.exit_code == 0, result.stderr
     return result
 

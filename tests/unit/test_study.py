@@ -17,7 +17,8 @@ import pytest
 from served import as_asked
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import CheckError, InputError, Interrupted
 from simkit.parts import Part, assemble, make_part
@@ -273,7 +274,7 @@ BAD_ARM = "variants:\n  gone: {workload.output_tokens: {dist: empirical, path: n
 
 
 def simkit_(*args: str) -> Any:
-    result = CliRunner().invoke(cli.app, list(args))
+    result = CliRunner().invoke(app.app, list(args))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -379,7 +380,7 @@ def test_what_is_not_wanted_is_left_out() -> None:
 # --- interrupt and resume ---------------------------------------------------------------------------------------------
 DRIVER = """\
 import sys
-from simkit import cli
+from simkit.cli import app as cli
 from simkit.planner import study
 real, made = {hook}, []
 def hooked(*args):
@@ -459,7 +460,7 @@ def test_a_single_run_imports_nothing_of_studies(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TEXT)
     heavy = ["joblib", "dask", "distributed", "matplotlib", "scipy.stats", "pandas", "simkit.planner"]
     code = (
-        "import sys; from simkit import cli\n"
+        "import sys; from simkit.cli import app as cli\n"
         "try: cli.app(['run', 'tiny.yaml', '--set', 'replications=1', '--no-report', '--quiet'])\n"
         f"except SystemExit as end: print(end.code, [name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.errors import CheckError, InputError
 from simkit.parts import make_part
 from simkit.planner import study
@@ -52,7 +53,7 @@ def load() -> scenario.Scenario:
 
 
 def simkit_(*args: str) -> Any:
-    result = CliRunner().invoke(cli.app, ["sweep", "tiny.yaml", "--jobs", "1", *args])
+    result = CliRunner().invoke(app.app, ["sweep", "tiny.yaml", "--jobs", "1", *args])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from simkit.cli import app
+from simkit.cli.app import app
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

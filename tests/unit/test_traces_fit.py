@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from simkit import cli, scenario
+from simkit import scenario
+from simkit.cli import app
 from simkit.errors import InputError
 from simkit.planner.offered import at_rate, base_rate
 from simkit.types import Request
@@ -421,7 +422,7 @@ workload:
 
 
 def run(*args: object) -> Any:
-    return CliRunner().invoke(cli.app, [str(arg) for arg in args])
+    return CliRunner().invoke(app.app, [str(arg) for arg in args])
 
 
 def test_the_file_is_the_workload_and_the_same_every_time(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from click.testing import Result
 from json_logs import EPOCH_S
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.validation.bands import KEYS, parse_bands
@@ -76,7 +77,7 @@ def write_log(path: str, rows: list[Record]) -> None:
 
 
 def validate(*args: str) -> Result:
-    return CliRunner().invoke(cli.app, ["validate", *args])
+    return CliRunner().invoke(app.app, ["validate", *args])
 
 
 def quick(*args: str) -> Result:

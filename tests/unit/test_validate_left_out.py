@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from simkit import cli
+from simkit.cli import app
 from simkit.report import validation_data, validation_page
 
 MS = 1_000_000
@@ -53,7 +53,7 @@ def write_log(*changes: dict[str, Any]) -> None:
 
 
 def quick(*args: str) -> Result:
-    return CliRunner().invoke(cli.app, ["validate", "log.jsonl", "--scenario", "s.yaml", "--no-report", *args])
+    return CliRunner().invoke(app.app, ["validate", "log.jsonl", "--scenario", "s.yaml", "--no-report", *args])
 
 
 def written(*args: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from simkit import api
-from simkit.cli import app
+from simkit.cli.app import app
 from simkit.errors import InputError
 from simkit.scenario import from_dict
 from simkit.validation import row_study

@@ -12,7 +12,8 @@ import pytest
 from served import as_asked
 from typer.testing import CliRunner
 
-from simkit import api, cli, scenario
+from simkit import api, scenario
+from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.metrics.intervals import combine
 from simkit.planner.offered import for_trials
@@ -201,7 +202,7 @@ def test_what_was_left_out_and_why_is_one_line(tmp_path: Path, monkeypatch: pyte
         options = [word for text in sets for word in ("--set", text)]
         flags = ["--model", "qwen2.5-0.5b", "--gpu", "l4-24gb", "--rate", "5", "--prompt", "30", "--output", "10"]
         flags += ["--set", "workload.arrivals.process=constant"]  # of which 200 are enough
-        done = CliRunner().invoke(cli.app, ["run", *flags, "--no-report", "--out", "-".join(sets), *options])
+        done = CliRunner().invoke(app.app, ["run", *flags, "--no-report", "--out", "-".join(sets), *options])
         assert done.exit_code == 0, done.stderr
         return [line.rstrip() for line in done.stdout.splitlines() if line.startswith("warm-up (")]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import cli_studies
-from simkit.cli_trace import columns_of, flag_of
+from simkit.cli import studies
+from simkit.cli.trace import columns_of, flag_of
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def scenario_of(
     labels = {key: {"path": argument, "rate_per_s": "--rate"}.get(key, flag_of(key)) for key in trace}
     before = schema.load(path)
     check_sets(sets or [], labels, argument)
-    chosen = schema.load_replay(path, trace, labels, cli_studies.settings_of(sets, seed))
+    chosen = schema.load_replay(path, trace, labels, studies.settings_of(sets, seed))
     own = before.workload.model_fields_set - set(schema.REPLAYED_KEYS)
     gone = sorted(key for key in own if getattr(before.workload, key) is not None)
     kept = sorted(before.workload.model_fields_set & set(schema.REPLAYED_KEYS))

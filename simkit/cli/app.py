@@ -1,4 +1,4 @@
-"""The command line: its commands and options, and the only place that exits. Those that simulate are in `cli_studies`.
+"""The command line: its commands and options, and the only place that exits. Those that simulate are in `studies`.
 
 Exit codes: 0 done, 1 a check failed, 2 the input is wrong (one line on stderr), 130 interrupted. Heavy modules are
 imported by the commands that need them.
@@ -17,20 +17,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from simkit import (
-    __version__,
-    cli_calibrate,
-    cli_doctor,
-    cli_fit,
-    cli_memory,
-    cli_plan,
-    cli_replay,
-    cli_studies,
-    cli_trace,
-    cli_validate,
-    console,
-)
-from simkit.cli_studies import Json, Quiet
+from simkit import __version__
+from simkit.cli import calibrate, console, doctor, memory, plan, replay, studies, trace, trace_fit, validate
+from simkit.cli.studies import Json, Quiet
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError
 
 # Typer brings click along under a private name in some releases and as a package in others.
@@ -69,7 +58,7 @@ def _code(command: Callable[[], Any]) -> int:
         return _fail(1, str(error))
     except MemoryError:
         return _fail(2, OUT_OF_MEMORY)
-    except cli_studies.Stopped as stopped:
+    except studies.Stopped as stopped:
         return _fail(130, str(stopped))
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -135,18 +124,18 @@ def _root(
 
 
 # In the order in which --help lists them.
-app.command()(cli_studies.run)
-app.command()(cli_studies.compare)
-app.command()(cli_studies.sweep)
-app.command()(cli_plan.plan)
-app.command()(cli_replay.replay)
-app.command()(cli_validate.validate)
-app.command()(cli_memory.memory)
-app.command()(cli_doctor.doctor)
-app.add_typer(cli_trace.app)
-cli_trace.app.command()(cli_fit.fit)
-app.command()(cli_calibrate.calibrate)
-app.command()(cli_validate.validate)
+app.command()(studies.run)
+app.command()(studies.compare)
+app.command()(studies.sweep)
+app.command()(plan.plan)
+app.command()(replay.replay)
+app.command()(validate.validate)
+app.command()(memory.memory)
+app.command()(doctor.doctor)
+app.add_typer(trace.app)
+trace.app.command()(trace_fit.fit)
+app.command()(calibrate.calibrate)
+app.command()(validate.validate)
 
 
 @app.command()
@@ -216,7 +205,7 @@ def gpus(json: Json = False) -> None:
     console.out(*spec_tables.gpu_tables(found, console.width()))
 
 
-app.command()(cli_calibrate.profiles)
+app.command()(calibrate.profiles)
 
 
 def main() -> NoReturn:

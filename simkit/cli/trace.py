@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
-from simkit.cli_studies import Json, Quiet
+from simkit.cli import console
+from simkit.cli.studies import Json, Quiet
 from simkit.errors import InputError
 
 if TYPE_CHECKING:

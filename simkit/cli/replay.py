@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkit import cli_headroom, cli_log, cli_studies, console
-from simkit.cli_headroom import NoHeadroom
-from simkit.cli_log import (
+from simkit.cli import console, headroom, log_options, studies
+from simkit.cli.headroom import NoHeadroom
+from simkit.cli.log_options import (
     AllowBad,
     End,
     Failed,
@@ -23,8 +23,8 @@ from simkit.cli_log import (
     Warmup,
     option,
 )
-from simkit.cli_studies import Json, NoReport, Quiet, Seed, Sets
-from simkit.cli_trace import Map
+from simkit.cli.studies import Json, NoReport, Quiet, Seed, Sets
+from simkit.cli.trace import Map
 
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
@@ -80,22 +80,22 @@ def replay(
         "keep_share": keep_share, "idle_gap_cap_s": idle_gap_cap, "spread_ties": spread_ties, "speed": speed,
         "rate_per_s": rate, "repeat": repeat, "sessions": sessions, "too_long": too_long,
     }  # fmt: skip
-    section = cli_log.trace_of(trace, map, allow_bad, given)
-    chosen, told = cli_log.scenario_of("replay", scenario, section, sets, seed)
+    section = log_options.trace_of(trace, map, allow_bad, given)
+    chosen, told = log_options.scenario_of("replay", scenario, section, sets, seed)
     from simkit import api, rundir
 
     out_dir, overwrite = rundir.choose(out, chosen.name)
-    with cli_studies.stoppable(out_dir):
+    with studies.stoppable(out_dir):
         result, problem = _served(chosen, quiet=quiet, with_twin=not no_twin)
         with console.progress(quiet) as progress:
-            result = cli_headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
+            result = headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
         replaced = rundir.name_of(out_dir) if overwrite else None
-        with cli_studies.writing(out, out_dir):
+        with studies.writing(out, out_dir):
             written = api.write(result, out_dir, overwrite=True, report=not no_report)
     if not quiet:
         for text in told:
             console.say(text)
-        cli_studies.say_notes(replaced, result.manifest)
+        studies.say_notes(replaced, result.manifest)
         if problem is not None:
             console.say(f"note: no even workload beside it: {problem}")
     if json:
@@ -105,9 +105,9 @@ def replay(
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
         console.out(*replay_tables.terminal(result.summary, console.width()))
-        cli_headroom.say(result.summary)
+        headroom.say(result.summary)
     if not quiet:
-        cli_studies.say_alarms(result, written)
+        studies.say_alarms(result, written)
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
 
 
@@ -122,13 +122,13 @@ def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, 
 
     setup = set_up(chosen)
     if not with_twin:
-        return cli_log.with_measured(_run(setup, quiet)), None
+        return log_options.with_measured(_run(setup, quiet)), None
     with beside(lambda: serve_evenly(setup)) as evenly:
         result = _run(setup, quiet)
         try:
-            return cli_log.with_measured(result, evenly()), None
+            return log_options.with_measured(result, evenly()), None
         except Failed as error:
-            return cli_log.with_measured(result), str(error)
+            return log_options.with_measured(result), str(error)
 
 
 def _run(setup: Setup, quiet: bool) -> Result:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
-from simkit.cli_studies import Jobs, Json, Quiet, writing
-from simkit.cli_trace import (
+from simkit.cli import console
+from simkit.cli.studies import Jobs, Json, Quiet, writing
+from simkit.cli.trace import (
     AllowBad,
     Failed,
     File,

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simkit import __version__, cli_studies, console
+from simkit import __version__
+from simkit.cli import console, studies
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def run_rows(
     name = _name(summary)
     out_dir, overwrite = rundir.choose(out, name)
     table = read_rows(summary)
-    options: Options = cli_studies.study_options(jobs, dask, False, out_dir, quiet)
+    options: Options = studies.study_options(jobs, dask, False, out_dir, quiet)
     options["resume_dir"] = None  # rows are many small studies
-    study = _study(table, select, fit, fit_metric, scenario, cli_studies.settings_of(sets, seed), max_rows,
+    study = _study(table, select, fit, fit_metric, scenario, studies.settings_of(sets, seed), max_rows,
                    name, summary, out_dir, quiet, options, bands)  # fmt: skip
     content = study.to_json() | {"assumptions": [*study.assumptions, *_told(table)]}
     judged = row_errors.judge(bands, content["errors"]) if bands else []
@@ -61,7 +62,7 @@ def run_rows(
              "fit_metric": fit_metric, "max_rows": max_rows, "set": sets or [], "seed": seed,
              "scenario": None if scenario is None else scenario.name}  # fmt: skip
     replaced = rundir.name_of(out_dir) if overwrite else None
-    with cli_studies.writing(out, out_dir):
+    with studies.writing(out, out_dir):
         written = api.write_rows(content, study.to_csv(), facts, out_dir, overwrite=True, report=not no_report)
     if json:
         console.out_bytes(canonical_json(content))
@@ -120,7 +121,7 @@ def _study(
     check_measured(bands, (row for row in rows if chosen is None or not chosen.takes(row)))
     base = None if scenario is None else schema.load(scenario)
     _check_profile(settings, None if base is None else base.latency.profile, scenario)
-    with cli_studies.stoppable(out_dir), console.progress(quiet) as progress:
+    with studies.stoppable(out_dir), console.progress(quiet) as progress:
         return study_rows(
             rows,
             fit=chosen,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import cli_headroom, console
-from simkit.cli_headroom import NoHeadroom
+from simkit.cli import console, headroom
+from simkit.cli.headroom import NoHeadroom
 from simkit.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def run(
             ready = long_enough(set_up(chosen), progress, single_step=single_step)
             longer = run_length.same_length(chosen, ready.setup.scenario)
             result = api.told_length(run_scenario(longer, progress=progress, **options), ready.said)
-        result = cli_headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
+        result = headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
@@ -117,7 +117,7 @@ def run(
         from simkit.report import tables
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
-        cli_headroom.say(result.summary)
+        headroom.say(result.summary)
     if not quiet:
         say_alarms(result, written)
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
-from simkit.cli_studies import File, Json, Quiet, Sets
+from simkit.cli import console
+from simkit.cli.studies import File, Json, Quiet, Sets
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:

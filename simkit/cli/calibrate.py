@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
-from simkit.cli_from_run import from_run as fit_from_run
-from simkit.cli_studies import Json, Quiet, Sets, Stopped
-from simkit.cli_trace import Map, columns_of, flag_of
+from simkit.cli import console
+from simkit.cli.from_run import from_run as fit_from_run
+from simkit.cli.studies import Json, Quiet, Sets, Stopped
+from simkit.cli.trace import Map, columns_of, flag_of
 from simkit.errors import InputError
 
 if TYPE_CHECKING:

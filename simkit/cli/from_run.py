@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simkit import cli_studies, console
+from simkit.cli import console, studies
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _check_replaced(path: Path) -> None:
 def _scenario(path: Path, trace: Mapping[str, Any], sets: list[str] | None) -> Scenario:
     """The scenario of the file with the log in place of its workload."""
     from simkit import scenario as schema
-    from simkit.cli_log import check_sets
-    from simkit.cli_trace import flag_of
+    from simkit.cli.log_options import check_sets
+    from simkit.cli.trace import flag_of
 
     labels = {key: "--from-run" if key == "path" else flag_of(key) for key in trace}
     check_sets(sets or [], labels, "--from-run")
@@ -128,7 +128,7 @@ def _write(profile: Mapping[str, Any], path: Path, out: Path | None) -> None:
     parse_profile(text, str(path))
     draft = path.with_name(f"{path.stem}.draft.json")
     try:
-        with cli_studies.writing(out, path):
+        with studies.writing(out, path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 draft.write_text(text, encoding="utf-8")
@@ -137,5 +137,5 @@ def _write(profile: Mapping[str, Any], path: Path, out: Path | None) -> None:
                 draft.unlink(missing_ok=True)
     except KeyboardInterrupt:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
-            raise cli_studies.Stopped(f"interrupted; {path} was written") from None
+            raise studies.Stopped(f"interrupted; {path} was written") from None
         raise

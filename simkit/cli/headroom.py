@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
+from simkit.cli import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

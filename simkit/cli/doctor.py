@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import console
-from simkit.cli_studies import Dask, Jobs, Json, Quiet
+from simkit.cli import console
+from simkit.cli.studies import Dask, Jobs, Json, Quiet
 from simkit.errors import InputError
 
 if TYPE_CHECKING:

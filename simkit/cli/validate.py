@@ -1,6 +1,6 @@
 """The validate command: the requests of a measured run on the simulated engine, and how far the prediction is off.
 
-Owns its options; aggregate rows are the affair of `cli_validate_rows`. Heavy modules are imported by the command.
+Owns its options; aggregate rows are the affair of `validate_rows`. Heavy modules are imported by the command.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import cli_log, cli_studies, console
-from simkit.cli_log import (
+from simkit.cli import console, log_options, studies
+from simkit.cli.log_options import (
     AllowBad,
     End,
     Failed,
@@ -26,8 +26,8 @@ from simkit.cli_log import (
     Warmup,
     option,
 )
-from simkit.cli_studies import Dask, Jobs, Json, NoReport, Quiet, Seed, Sets
-from simkit.cli_trace import Map, flag_of
+from simkit.cli.studies import Dask, Jobs, Json, NoReport, Quiet, Seed, Sets
+from simkit.cli.trace import Map, flag_of
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ def validate(
     common: dict[str, Any] = {"sets": sets, "seed": seed, "jobs": jobs, "dask": dask, "max_error": max_error,
                               "out": out, "json": json, "quiet": quiet, "no_report": no_report}  # fmt: skip
     if summary is not None:
-        from simkit import cli_validate_rows
+        from simkit.cli import validate_rows
 
-        cli_validate_rows.run_rows(summary, scenario=scenario, **of_rows, **common)
+        validate_rows.run_rows(summary, scenario=scenario, **of_rows, **common)
         return
     assert measured is not None
-    section = cli_log.trace_of(measured, map, allow_bad, reading)
+    section = log_options.trace_of(measured, map, allow_bad, reading)
     _run(section, scenario, series=series, ablate=ablate, **common)
 
 
@@ -146,7 +146,7 @@ def _run(
     quiet: bool,
     no_report: bool,
 ) -> None:
-    chosen, told = cli_log.scenario_of("validate", scenario, section, sets, seed)
+    chosen, told = log_options.scenario_of("validate", scenario, section, sets, seed)
     from simkit import api, rundir
     from simkit.manifest import canonical_json
     from simkit.validation import bands as judging
@@ -160,9 +160,9 @@ def _run(
         bands, measured_metrics(trace, stream=setup.stream), None if samples is None else samples.values
     )
     out_dir, overwrite = rundir.choose(out, chosen.name)
-    options = cli_studies.study_options(jobs, dask, False, out_dir, quiet)
+    options = studies.study_options(jobs, dask, False, out_dir, quiet)
     options["resume_dir"] = None
-    with cli_studies.stoppable(out_dir):
+    with studies.stoppable(out_dir):
         with console.progress(quiet) as progress:
             result, gaps = contents.serve(setup, progress)
         comparison = _compared(chosen, result, trace, gaps, samples)
@@ -170,14 +170,14 @@ def _run(
         ablated = _ablated(chosen, trace, options, quiet) if ablate else None
         content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
                                       first_token_ns=setup.first_token_ns)  # fmt: skip
-        result = cli_log.with_measured(result)
+        result = log_options.with_measured(result)
         replaced = rundir.name_of(out_dir) if overwrite else None
-        with cli_studies.writing(out, out_dir):
+        with studies.writing(out, out_dir):
             written = api.write_validation(result, content, out_dir, PAGE, overwrite=True, report=not no_report)
     if not quiet:
         for text in told:
             console.say(text)
-        cli_studies.say_notes(replaced, result.manifest)
+        studies.say_notes(replaced, result.manifest)
         for note in content["notes"]:
             if note not in result.manifest["notes"]:
                 console.say(f"note: {note}")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkit import cli_studies, console
-from simkit.cli_studies import Dask, Jobs, Json, NoReport, Quiet, Resume, Seed, Sets
+from simkit.cli import console, studies
+from simkit.cli.studies import Dask, Jobs, Json, NoReport, Quiet, Resume, Seed, Sets
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def plan(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Output directory (default ./runs/<name>-plan).")
     ] = None,
-    workload: cli_studies.WorkloadFile = None,
+    workload: studies.WorkloadFile = None,
     sets: Sets = None,
     seed: Seed = None,
     jobs: Jobs = None,
@@ -51,7 +51,7 @@ def plan(
     from simkit import scenario as schema
 
     _check_target(target_rate)
-    chosen = schema.load(scenario, cli_studies.settings_of(sets, seed), workload)
+    chosen = schema.load(scenario, studies.settings_of(sets, seed), workload)
     axes = schema.parse_axes(chosen, axis or [], check_values=False)
     _check_axes(axes)
     from simkit import api, rundir
@@ -59,14 +59,14 @@ def plan(
     from simkit.planner.plan_json import plan_csv, plan_json
 
     out_dir, overwrite = rundir.choose(out, f"{chosen.name}-plan")
-    options = cli_studies.study_options(jobs, dask, resume, out_dir, quiet)
-    with cli_studies.stoppable(out_dir), console.progress(quiet) as progress, _forgetting(rundir.kept_dir(out_dir)):
+    options = studies.study_options(jobs, dask, resume, out_dir, quiet)
+    with studies.stoppable(out_dir), console.progress(quiet) as progress, _forgetting(rundir.kept_dir(out_dir)):
         result = planner.plan(chosen, axes, target_per_s=target_rate, spare=spare, progress=progress, options=options)
         content = plan_json(result)
         replaced = rundir.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
-        with cli_studies.writing(out, out_dir):
+        with studies.writing(out, out_dir):
             written = api.write_plan(content, plan_csv(content), out_dir, overwrite=True, report=not no_report)
     for name, failure in result.failed.items():
         console.say(f"point {failure.line(name)}")
