@@ -60,15 +60,16 @@ def scenario_of(
         what = "expected --scenario FILE, whose engine serves the log; `simkit init` prints one"
         raise InputError(f"{command}: {what}")
     from simkit import scenario as schema
+    from simkit.scenario.load import REPLAYED_KEYS
 
     argument = {"replay": "TRACE", "validate": "MEASURED"}[command]
     labels = {key: {"path": argument, "rate_per_s": "--rate"}.get(key, flag_of(key)) for key in trace}
     before = schema.load(path)
     check_sets(sets or [], labels, argument)
     chosen = schema.load_replay(path, trace, labels, studies.settings_of(sets, seed))
-    own = before.workload.model_fields_set - set(schema.REPLAYED_KEYS)
+    own = before.workload.model_fields_set - set(REPLAYED_KEYS)
     gone = sorted(key for key in own if getattr(before.workload, key) is not None)
-    kept = sorted(before.workload.model_fields_set & set(schema.REPLAYED_KEYS))
+    kept = sorted(before.workload.model_fields_set & set(REPLAYED_KEYS))
     told = [
         f"note: the log replaces workload.{', '.join(gone)} of {path}"
         + (f"; {', '.join(kept)} stay{'s' if len(kept) == 1 else ''}" if kept else "")

@@ -161,7 +161,7 @@ def trace_spec(
     from pydantic import ValidationError
 
     from simkit.scenario import Trace
-    from simkit.scenario_errors import Origin, explain
+    from simkit.scenario.explain import Origin, explain
 
     data = {
         "path": str(file),

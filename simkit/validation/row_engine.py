@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from simkit.scenario_engine import Engine
+from simkit.scenario.engine import Engine
 from simkit.validation.row_assumptions import Assumptions
 from simkit.validation.row_formats import formats_of
 from simkit.validation.row_names import TRTLLM, VLLM, EngineName, Unsuitable, engine_of

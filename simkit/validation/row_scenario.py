@@ -26,8 +26,8 @@ from typing import Any
 from simkit.hardware import list_gpus, load_gpu
 from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario, from_labelled
-from simkit.scenario_io import parse_set
-from simkit.scenario_workload import AllAtOnce, ClosedLoop
+from simkit.scenario.workload import AllAtOnce, ClosedLoop
+from simkit.scenario.yaml import parse_set
 from simkit.validation import row_engine
 from simkit.validation.row_assumptions import Assumptions
 from simkit.validation.row_limits import TOO_FAST, is_impossible

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.scenario_io import parse_set
+from simkit.scenario.yaml import parse_set
 
 SECTIONS = ("engine", "hardware", "latency", "workload")
 """Made of what each row states."""

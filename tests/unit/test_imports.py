@@ -17,13 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Modules that form one room under the name of its front door.
 ROOM_OF = {
-    "scenario_types": "scenario",
-    "scenario_engine": "scenario",
-    "scenario_workload": "scenario",
-    "scenario_lengths": "scenario",
-    "scenario_failures": "scenario",
-    "scenario_io": "scenario",
-    "scenario_errors": "scenario",
     "model_spec": "models",
     "hf_config": "models",
     "memory_account": "memory",

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simkit.scenario_types import (
+from simkit.scenario.types import (
     Lengths,
     PositiveFloat,
     PositiveInt,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from simkit.errors import InputError, nearest
-from simkit.scenario_io import line_of, shown
+from simkit.scenario.yaml import line_of, shown
 
 Path = tuple[str | int, ...]
 Model = type[BaseModel]

@@ -1,4 +1,4 @@
-"""The scenario file: its schema, and how to load, build, change and print one. Imports `scenario_*` and `errors` only.
+"""The scenario file: its schema, and how to load, build, change and print one.
 
 Attribute names are the YAML keys. Values that depend on the GPU or the model stay None here and are resolved by the
 engine's builder; a resolved scenario is an ordinary `Scenario` with those values written in.
@@ -13,90 +13,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from simkit import scenario_io as io
 from simkit.errors import InputError
-from simkit.scenario_engine import Engine, Hardware, Latency, Slo, Warmup, WarmupRequests, WarmupSeconds
-from simkit.scenario_errors import Origin, explain, is_text, key_error
-from simkit.scenario_failures import Failure, check_failures
-from simkit.scenario_lengths import (
-    ConditionalLength,
-    EmpiricalLength,
-    ExponentialLength,
-    FixedLength,
-    Length,
-    ListLength,
-    LognormalLength,
-    OutputLength,
-    Period,
-    UniformLength,
-)
-from simkit.scenario_types import Name, PositiveInt, Replications, Seed, Strict, Text, conflict
-from simkit.scenario_workload import (
-    AllAtOnce,
-    Arrivals,
-    BackBin,
-    ClosedLoop,
-    ConstantArrivals,
-    GammaArrivals,
-    PiecewiseArrivals,
-    PoissonArrivals,
-    Prefix,
-    Priority,
-    Reuse,
-    Segment,
-    ServeGen,
-    ShareBin,
-    Tenants,
-    Trace,
+from simkit.scenario import yaml as io
+from simkit.scenario.engine import Engine, Hardware, Latency, Slo, Warmup
+from simkit.scenario.explain import Origin, explain, is_text, key_error
+from simkit.scenario.failures import Failure, check_failures
+from simkit.scenario.types import Name, PositiveInt, Replications, Seed, Strict, Text, conflict
+from simkit.scenario.workload import (
     Workload,
 )
-
-__all__ = [
-    "AllAtOnce",
-    "Arrivals",
-    "BackBin",
-    "ClosedLoop",
-    "ConditionalLength",
-    "ConstantArrivals",
-    "EmpiricalLength",
-    "Engine",
-    "ExponentialLength",
-    "Failure",
-    "FixedLength",
-    "GammaArrivals",
-    "Hardware",
-    "Latency",
-    "Length",
-    "ListLength",
-    "LognormalLength",
-    "OutputLength",
-    "Period",
-    "PiecewiseArrivals",
-    "PoissonArrivals",
-    "Prefix",
-    "Priority",
-    "Reuse",
-    "Scenario",
-    "Segment",
-    "ServeGen",
-    "ShareBin",
-    "Slo",
-    "Tenants",
-    "Trace",
-    "UniformLength",
-    "WarmupRequests",
-    "WarmupSeconds",
-    "Workload",
-    "apply_sets",
-    "from_dict",
-    "from_flags",
-    "from_labelled",
-    "load",
-    "load_replay",
-    "loads",
-    "parse_axes",
-    "template",
-]
 
 # The arms of a comparison serve the same customers and are named by the comparison.
 NOT_IN_VARIANTS = ("name", "seed", "replications", "variants")

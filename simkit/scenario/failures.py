@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from simkit.scenario_types import Count, PositiveSeconds, Seconds, Strict, conflict
+from simkit.scenario.types import Count, PositiveSeconds, Seconds, Strict, conflict
 from simkit.units import ns_to_s, s_to_ns
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simkit.scenario_lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
-from simkit.scenario_types import (
+from simkit.scenario.lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
+from simkit.scenario.types import (
     BackInt,
     FilePath,
     Flag,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from simkit.scenario_types import (
+from simkit.scenario.types import (
     Blocks,
     BlockSize,
     Count,
