@@ -1,4 +1,4 @@
-"""How one point is measured: prepared, timed in the fastest of its ways, or skipped for a reason. Imports no torch."""
+"""How one point is measured: prepared, timed in the fastest of its ways, or skipped for a reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is believed of a kernel table: units, the physical limit, equal rows, isolated spikes. Nothing goes unsaid.
-
-Imports numpy and `simkit.latency.profile`; never torch.
-"""
+"""What is believed of a kernel table: units, the physical limit, equal rows, isolated spikes. Nothing goes unsaid."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 reports say what to distrust. Triton's compiler lets a program take more shared memory than a GPU has, which only the
 launch would refuse, and says nothing of spilled registers, so both are read from the machine code here.
 
-Needs kernels that are compiled: not under TRITON_INTERPRET=1. Imports torch, triton and `calib.kernels`.
+Needs kernels that are compiled: not under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Finding what to measure on: a CUDA device or this CPU, what it is called and what software drives it.
 
-Owns the errors for a device that is not there and the map from CUDA names to registered GPUs. Imports torch only when
-asked for a device.
+Owns the errors for a device that is not there and the map from CUDA names to registered GPUs.
 """
 
 from __future__ import annotations

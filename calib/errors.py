@@ -1,4 +1,4 @@
-"""The error of calibration that a user can act on. Imports nothing."""
+"""The error of calibration that a user can act on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From a kernel table to a profile: checks, one fit an op, errors where it was not fitted, and the JSON of it all.
 
-Needs no torch. Imports its siblings, `simkit.hardware` and `simkit.latency.profile`.
+Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Fits one op: the physics by least squares on log time, then residuals on the grid of measured sizes.
-
-Imports numpy, scipy (when it fits) and `simkit.latency.profile`; never torch.
-"""
+"""Fits one op: the physics by least squares on log time, then residuals on the grid of measured sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of a grid that were not measured but lie between measured ones. Owns their estimate; imports numpy and sheets.
+"""Cells of a grid that were not measured but lie between measured ones. Owns their estimate.
 
 Along each axis a cell is interpolated between its nearest measured neighbours in log size. The estimates of the axes
 are averaged, each weighted by how well its axis does at cells that were measured: the inverse of its mean square error.

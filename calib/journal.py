@@ -1,7 +1,7 @@
 """The journal of a measurement: each finished point is appended, so that an interrupted one can go on.
 
 A file beside the table: one comment line with a JSON header (what was asked, of which device and software), then CSV
-rows of the kernel table with the spread and the way of timing. Imports no torch.
+rows of the kernel table with the spread and the way of timing.
 """
 
 from __future__ import annotations

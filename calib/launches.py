@@ -1,8 +1,7 @@
 """Constants of launches that hold unlike sequences: a chunk beside decodes, and decodes of unequal length.
 
 Where they were measured they are fitted; where not, FlashAttention-2 GPUs get the constants of one that was measured,
-in units of their own KV block, and others the sum of the parts. Imports numpy, scipy when it fits, and
-`simkit.latency.profile`; never torch.
+in units of their own KV block, and others the sum of the parts.
 """
 
 from __future__ import annotations

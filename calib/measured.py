@@ -1,7 +1,4 @@
-"""What `measured.json` says of a measurement: the device as a GPU specification, and the provenance of a profile.
-
-Imports `simkit.hardware`; never torch.
-"""
+"""What `measured.json` says of a measurement: the device as a GPU specification, and the provenance of a profile."""
 
 from __future__ import annotations
 

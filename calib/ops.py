@@ -1,4 +1,4 @@
-"""What a device offers to the sweep: a call for each point, over copies of its operands. Imports no torch.
+"""What a device offers to the sweep: a call for each point, over copies of its operands.
 
 Owns the contract that `calib.gpu_ops` and `calib.cpu_ops` fill, how many copies are enough, and which failures belong
 to a point (it is skipped and listed) and not to the sweep.

@@ -1,7 +1,4 @@
-"""Measured times and fitted curves over the main size of an op: which shapes are drawn, and how.
-
-Imports matplotlib inside functions, its siblings and `simkit.latency.profile`; never torch.
-"""
+"""Measured times and fitted curves over the main size of an op: which shapes are drawn, and how."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How far a fit is from shapes that it was not fitted to: one row of dots an op.
-
-Imports matplotlib inside functions, and its siblings; never torch.
-"""
+"""How far a fit is from shapes that it was not fitted to: one row of dots an op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the page of plots looks: palette, fonts, number formats. Imports matplotlib inside functions; knows no fit."""
+"""How the page of plots looks: palette, fonts, number formats. Knows no fit."""
 
 from __future__ import annotations
 

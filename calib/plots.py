@@ -1,6 +1,6 @@
 """The page of plots of a calibration: what was measured, the fit through it, and how wrong the fit is elsewhere.
 
-Owns what is on the page and where. Imports matplotlib inside functions, its siblings and numpy; never torch.
+Owns what is on the page and where.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the kernels should compute: the plainest float64 torch, slow and obviously right.
 
-Each function has the inputs of the kernel's launcher and returns float64 on the same device. Imports torch only.
+Each function has the inputs of the kernel's launcher and returns float64 on the same device.
 """
 
 from __future__ import annotations

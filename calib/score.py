@@ -1,7 +1,4 @@
-"""How wrong a fit is where it was not fitted: held-out shapes, and sizes beyond the largest it was trained on.
-
-Imports numpy and its siblings; never torch.
-"""
+"""How wrong a fit is where it was not fitted: held-out shapes, and sizes beyond the largest it was trained on."""
 
 from __future__ import annotations
 

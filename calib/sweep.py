@@ -1,7 +1,7 @@
 """`simkit calibrate --gpu 0` and `--device cpu`: runs a plan on a device and writes the kernel table.
 
 Owns the order of events (correctness, ceilings, grid), what is skipped and why, the time budget and going on after an
-interruption. Knows no shapes and no kernels, and imports no torch: `calib.device` and the op modules do, when called.
+interruption. Knows no shapes and no kernels.device` and the op modules do, when called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The kernel table: the neutral CSV in which measurements of GPU kernels travel. Owns its columns and how it is read.
-
-Imports pandas when it reads, never torch or triton.
-"""
+"""The kernel table: the neutral CSV in which measurements of GPU kernels travel. Owns its columns and how it is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How long one call takes. Owns the clocks: CUDA events, CUDA graph replay, and perf_counter for a CPU.
 
 A timer is given the same call over several copies of its operands and goes round them, so that operands are not found
-in the cache where the copies together exceed it. Imports no torch: the CUDA timer is handed it.
+in the cache where the copies together exceed it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The launches of a calibration, to be compiled before any is timed: what a usual model needs, some 60 kernels.
 
 Built by the launchers' own builders from tensors that hold no data, so what is compiled is what will be launched.
-Imports torch, `calib.compiled` and `calib.kernels`.
 """
 
 from __future__ import annotations

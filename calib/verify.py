@@ -1,7 +1,7 @@
 """Runs every kernel on a device against its float64 reference: a kernel that is wrong is never timed.
 
 The same cases run in Triton's interpreter, on tensors of the CPU, where there is no GPU. Owns how close is close
-enough. Imports torch, `calib.kernels` and `calib.verify_cases`.
+enough.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Sizes are odd where kernels have edges. Whatever a kernel must not read is NaN (
 a last block) or points nowhere (the rest of a row of the block table); outputs are NaN beforehand and longer than
 needed. So a kernel that reads or writes too much or too little cannot agree.
 
-Inputs and references live on the CPU. Imports torch, `calib.reference` and `calib.kernels`.
+Inputs and references live on the CPU.
 """
 
 from __future__ import annotations

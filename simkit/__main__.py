@@ -1,4 +1,4 @@
-"""``python -m simkit``: the command line. Imports `cli` only."""
+"""``python -m simkit``: the command line."""
 
 from simkit.cli.app import main
 

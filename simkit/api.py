@@ -6,8 +6,7 @@
     result.summary["num_steps"], result.requests.head(), result.steps.head()
     simkit.write(result, "runs/eight", overwrite=True)
 
-Imports `parts` and `manifest`; the report is imported only to write one. Runs in this process alone: many processes
-are the planner's affair.
+The report is imported only to write one. Runs in this process alone: many processes are the planner's affair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors a user can cause or must be told of, and the wording helpers they share. Imports nothing of simkit.
+"""The errors a user can cause or must be told of, and the wording helpers they share.
 
 Only ``simkit.cli.app`` turns them into an exit code: `InputError` 2, `CheckError` 1, `Interrupted` 130.
 """

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face `config.json` into a `ModelSpec`, or says in one line why not. Imports model_spec and errors.
+"""Reads a Hugging Face `config.json` into a `ModelSpec`, or says in one line why not.
 
 What a field means differs by `model_type`; what is not recognised is refused with the field's name rather than
 guessed. Defaults of fields that are left out are those of the transformers configuration class of the family.

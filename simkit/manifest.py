@@ -1,4 +1,4 @@
-"""The identity of a run and the canonical bytes of its JSON files. Imports nothing of simkit but its version.
+"""The identity of a run and the canonical bytes of its JSON files.
 
 Nothing here knows the time, the host, the command line or the output options, so the same inputs give the same bytes.
 """

@@ -1,6 +1,6 @@
 """The memory budget of one GPU, as a run needs it, or the refusal of a start-up. Front door of the `memory_*` modules.
 
-Imports models, hardware and its own parts; knows no clock.
+Knows no clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where every GiB of a GPU goes, as plain data: what `simkit memory` prints and writes. Imports its own room only.
+"""Where every GiB of a GPU goes, as plain data: what `simkit memory` prints and writes.
 
 `account` gives the content of memory.json; sizes are GiB of one GPU unless a key says otherwise.
 """

@@ -1,6 +1,6 @@
 """Why the engine's start-up refuses some settings, and single changes after which it would start.
 
-A change is named only after the start-up has been sized again with it. Imports memory_sizing; raises nothing.
+A change is named only after the start-up has been sized again with it. Raises nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the engine takes besides weights and KV, by version: `simkit/data/engine_memory.yaml` applied to a model.
 
-Owns the shapes of the rules; their constants and source rows are in the data file. Imports models, units; knows no GPU.
+Owns the shapes of the rules; their constants and source rows are in the data file. Knows no GPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 requested = ceil(total x gpu_memory_utilization); KV = requested - weights - activation peak - non-torch - CUDA graphs
 (the last only since engine 0.20); blocks = floor(KV / bytes of a block), the fewest of any stage (vLLM scheduler notes
-of 0.33, section 9). Imports models, hardware and the rules; knows no clock.
+of 0.33, section 9). Knows no clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes of weights by part, as one GPU of a replica holds them. Imports models, errors; knows no GPU and no engine.
+"""Bytes of weights by part, as one GPU of a replica holds them. Knows no GPU and no engine.
 
 Row numbers (A058 ...) are those of kv_capacity.csv, a collection of public start-up logs.
 """

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer and what follows from it by counting. Imports nothing of simkit.
+"""The shape of a decoder-only transformer and what follows from it by counting.
 
 A parameter count is the sum over weight matrices of rows x columns, plus biases, norms and the like, which differ by
 family (`FAMILIES`). Registry rows and Hugging Face configs both become a `ModelSpec` through `complete`.

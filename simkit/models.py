@@ -1,4 +1,4 @@
-"""The model registry: short names, Hugging Face ids and config files to `ModelSpec`. Imports model_spec, hf_config.
+"""The model registry: short names, Hugging Face ids and config files to `ModelSpec`.
 
 The registry is `simkit/data/models.yaml`. Nothing here knows GPUs, memory or time.
 """

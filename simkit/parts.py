@@ -2,7 +2,6 @@
 
 Owns everything between a resolved scenario and its result: a `Part` is what a replication leaves behind, small enough
 to travel between processes, and the same parts give the same result wherever and in whatever order they were made.
-Imports the engine, metrics and manifest; never files, processes or the planner.
 """
 
 from __future__ import annotations

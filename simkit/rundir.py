@@ -1,4 +1,4 @@
-"""Which directory a command may write, decided before it starts to work. Imports `manifest` and `errors` only."""
+"""Which directory a command may write, decided before it starts to work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's state of a request. Imports nothing of simkit but `types`; knows no clock and no true output length.
+"""The engine's state of a request. Knows no clock and no true output length.
 
 Counters keep vLLM's names. *known* = prompt + generated tokens; a sequence always tries to bring
 `num_computed_tokens` up to known, and decoding is the case where one token is missing.

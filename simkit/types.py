@@ -1,4 +1,4 @@
-"""Values that cross module borders and the three seams (batcher, KV allocator, latency model). Imports numpy only.
+"""Values that cross module borders and the three seams (batcher, KV allocator, latency model).
 
 Values are frozen. A `Request` is what a client asked; the engine's state of it is `simkit.sequence.Sequence`.
 """

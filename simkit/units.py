@@ -1,4 +1,4 @@
-"""Unit conversions, the only place where they live. Imports nothing of simkit.
+"""Unit conversions, the only place where they live.
 
 Engine time is an int of nanoseconds; scenario files speak seconds, profiles microseconds, reports milliseconds.
 """

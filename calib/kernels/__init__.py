@@ -1,1 +1,1 @@
-"""Triton microkernels of the operations of a serving step, one kernel and its launcher a file. Imports nothing."""
+"""Triton microkernels of the operations of a serving step, one kernel and its launcher a file."""

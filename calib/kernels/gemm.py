@@ -3,8 +3,6 @@
 `candidates` names the few tiles worth timing for a shape; the first is the choice without timing. Products of few rows
 read each weight once and are bound by memory: small tiles, and split-K where there are too few tiles to keep a GPU's
 memory busy. Split sums go through a buffer and a second kernel, never atomics, so equal inputs give equal bytes.
-
-Imports torch, triton and its siblings `launch` and `limits`.
 """
 
 from __future__ import annotations

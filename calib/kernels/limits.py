@@ -1,7 +1,4 @@
-"""What a GPU offers a kernel: its compute capability, shared memory a program may ask for, multiprocessors.
-
-Imports torch only; never triton, never another part of calib.
-"""
+"""What a GPU offers a kernel: its compute capability, shared memory a program may ask for, multiprocessors."""
 
 from __future__ import annotations
 

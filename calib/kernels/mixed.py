@@ -1,8 +1,7 @@
 """Attention of a mixed step: decodes and prefill chunks of any lengths in one launch, as engines batch them.
 
-One program takes a few query tokens of one sequence with all query heads of a KV head, so a decode reads each key
-and value once and a chunk fills the tile. Which sequence a program serves it finds out itself, by binary search.
-Imports torch, triton and its siblings `launch`, `limits` and `paged_attention`.
+One program takes a few query tokens of one sequence with all query heads of a KV head, so a decode reads each key and
+value once and a chunk fills the tile. Which sequence a program serves it finds out itself, by binary search.
 """
 
 from __future__ import annotations

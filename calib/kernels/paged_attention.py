@@ -2,7 +2,6 @@
 
 A cache is [num_blocks, block_size, kv_heads, head_dim]; a row of the block table names a sequence's blocks in order.
 What lies past a sequence's end, in its last block, in its row of the table or in other blocks, is never read.
-Imports torch, triton and its siblings `launch` and `limits`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 One program takes all query heads of a KV head, so each key and value is read once. Where sequences are few and long,
 each is split among programs and a second kernel puts their softmax parts together.
-Imports torch, triton and its siblings `launch`, `limits` and `paged_attention`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 One program takes a tile of queries of one head. Tokens before the tile's first query need no mask; only the last tiles,
 on the diagonal, have one, and what lies beyond them is not visited.
-Imports torch, triton and its siblings `launch`, `limits` and `paged_attention`.
 """
 
 from __future__ import annotations

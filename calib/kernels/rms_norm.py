@@ -1,4 +1,4 @@
-"""RMS norm of rows, alone or of the sum with the residual stream. Imports torch, triton and its sibling `launch`."""
+"""RMS norm of rows, alone or of the sum with the residual stream."""
 
 from __future__ import annotations
 

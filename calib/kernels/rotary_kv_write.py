@@ -1,7 +1,6 @@
 """Rotary embedding of queries and keys, and the write of keys and values into the paged cache, in one launch.
 
 Keys are needed nowhere but in the cache, so they are rotated on their way into it.
-Imports torch, triton and its siblings `launch` and `paged_attention` (for sizes).
 """
 
 from __future__ import annotations

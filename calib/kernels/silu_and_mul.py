@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU MLP: silu(left half) x right half. Imports torch, triton and its sibling `launch`."""
+"""The gate of a SwiGLU MLP: silu(left half) x right half."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ablation: the error with each effect switched off alone, the fitted host terms kept. Imports `rows` and `runs`.
+"""Ablation: the error with each effect switched off alone, the fitted host terms kept.
 
 What an effect contributes is how far the mean error moves without it. An effect that a set does not have (all-reduce on
 one GPU) is left out.

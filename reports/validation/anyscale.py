@@ -1,4 +1,4 @@
-"""Static against continuous batching in the setting of Anyscale's benchmark. Imports `line` and simkit.
+"""Static against continuous batching in the setting of Anyscale's benchmark.
 
 Source of the claim: "How continuous batching enables 23x throughput in LLM inference while reducing p50 latency"
 (anyscale.com, 2023): throughput of vLLM over that of static batching, up to 23x, rising with the cap of the outputs.

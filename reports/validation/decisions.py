@@ -1,4 +1,4 @@
-"""Scheduler decisions: recorded passes of the real scheduler, replayed. Imports `simkit.conformance` only."""
+"""Scheduler decisions: recorded passes of the real scheduler, replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of the evidence page, each from the curves of validation.json alone. Imports `simkit.report.style`."""
+"""The pictures of the evidence page, each from the curves of validation.json alone."""
 
 from __future__ import annotations
 

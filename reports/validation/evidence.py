@@ -1,7 +1,4 @@
-"""The table of public benchmarks and the sets of its rows that the page judges or shows. Runs nothing.
-
-Imports yaml and the reading of rows (`simkit.validation.rows`).
-"""
+"""The table of public benchmarks and the sets of its rows that the page judges or shows. Runs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host terms fitted to one run, and the errors before and after: on that run, and on others. Imports `rows` and `runs`.
+"""Host terms fitted to one run, and the errors before and after: on that run, and on others.
 
 A fit to the run that has a record for each request is what `simkit calibrate --from-run` does. Other runs of an engine
 and version are there as aggregate rows only: the fit is then on some of them, and the others tell before and after.

@@ -1,4 +1,4 @@
-"""Modules of the tests that compute figures: what is judged there is what the page prints. Imports nothing of ours."""
+"""Modules of the tests that compute figures: what is judged there is what the page prints."""
 
 from __future__ import annotations
 

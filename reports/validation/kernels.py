@@ -1,4 +1,4 @@
-"""Kernels: errors of the shipped profiles on measurements held out of their fits. Imports `latency.profile`."""
+"""Kernels: errors of the shipped profiles on measurements held out of their fits."""
 
 from __future__ import annotations
 

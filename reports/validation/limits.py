@@ -1,4 +1,4 @@
-"""Hardware limits: no step may be predicted faster than HBM or peak FLOP/s allow. Imports `simkit.latency`.
+"""Hardware limits: no step may be predicted faster than HBM or peak FLOP/s allow.
 
 A step must at least compute its matrix products and attention at the peak of their format, and read its weights and its
 KV once: `work` of a latency model counts both. The grid holds what a scheduler can put into a step.

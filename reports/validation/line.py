@@ -1,4 +1,4 @@
-"""One line of the evidence page: what was predicted, against what, and how far off. Imports nothing of its own."""
+"""One line of the evidence page: what was predicted, against what, and how far off."""
 
 from __future__ import annotations
 

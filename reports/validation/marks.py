@@ -1,4 +1,4 @@
-"""What the pictures of the evidence page are made of: marks, panels and lines. Imports `simkit.report.style`."""
+"""What the pictures of the evidence page are made of: marks, panels and lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: tokens of KV cache that start-up logs print, against the rules. Imports `simkit.planner.memory_evidence`."""
+"""Memory: tokens of KV cache that start-up logs print, against the rules."""
 
 from __future__ import annotations
 

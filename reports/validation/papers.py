@@ -1,4 +1,4 @@
-"""Figures of papers, each simulated in its setting. Imports `line`, `anyscale`, `sarathi`, a module of the tests."""
+"""Figures of papers, each simulated in its setting."""
 
 from __future__ import annotations
 

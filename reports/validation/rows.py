@@ -1,4 +1,4 @@
-"""Aggregate rows: sets of public benchmark rows, simulated row by row. Imports `evidence` and `simkit.validation`."""
+"""Aggregate rows: sets of public benchmark rows, simulated row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End-to-end runs: a real run with a record for each request, replayed. Imports `evidence` and `simkit.validation`."""
+"""End-to-end runs: a real run with a record for each request, replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunked prefill against whole prompts, in the setting of the Sarathi-Serve paper. Imports `line` and simkit.
+"""Chunked prefill against whole prompts, in the setting of the Sarathi-Serve paper.
 
 Source: "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024, arXiv 2403.02310): capacity
 of Mistral-7B on one A100-80GB is 2.6x that of vLLM; table 2 (lengths), table 3 (p99 of the time between tokens within

@@ -1,4 +1,4 @@
-"""Step times: the decode step of one sequence in real engines, against kernels alone. Imports `evidence` and simkit.
+"""Step times: the decode step of one sequence in real engines, against kernels alone.
 
 With the host terms at 0 a step is its kernels. What a real engine takes beyond that is a bound on the host's work, and
 a prediction above the measured time would be wrong whatever the host did. These engines had no part in the profiles;

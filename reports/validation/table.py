@@ -1,6 +1,6 @@
 """The whole table of public benchmarks: every row that can be simulated, with the terms that ship and nothing fitted.
 
-It shows how far off simkit is where nobody chose the rows. Imports `simkit.validation`.
+It shows how far off simkit is where nobody chose the rows.
 """
 
 from __future__ import annotations

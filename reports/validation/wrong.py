@@ -1,4 +1,4 @@
-"""Where simkit is wrong: found in the content of validation.json, never written by hand. Imports `line` only."""
+"""Where simkit is wrong: found in the content of validation.json, never written by hand."""
 
 from __future__ import annotations
 

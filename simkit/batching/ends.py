@@ -1,4 +1,4 @@
-"""A calendar of who gets the last token with which step. Imports `sequence` only.
+"""A calendar of who gets the last token with which step.
 
 Whoever listens to a batcher keeps one: it knows how many tokens are left, the batcher does not.
 """

@@ -1,7 +1,7 @@
 """What a step brought: tokens, first and last ones, births of further samples, and who leaves.
 
 Owns section 7 of the scheduler specification: outputs in schedule order, each finished with before the next is looked
-at. Imports plan, roster and the queues; decides nothing about the next pass.
+at. Decides nothing about the next pass.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What a batcher decided for a pass, and whom it tells about the outcome. Imports `types`, `sequence` and the
-protocol of queues."""
+"""What a batcher decided for a pass, and whom it tells about the outcome."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who runs: the steady, those who are looked at one by one, and those whose last token is under way.
 
-Owns the running list and the counts over it; makes no decision. Imports `sequence`, plan and steady.
+Owns the running list and the counts over it; makes no decision.
 """
 
 from __future__ import annotations

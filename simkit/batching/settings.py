@@ -1,4 +1,4 @@
-"""Settings of the continuous batcher. Imports nothing of simkit."""
+"""Settings of the continuous batcher."""
 
 from __future__ import annotations
 

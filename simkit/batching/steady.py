@@ -1,6 +1,6 @@
 """Sequences that decode one token in every step: counted together, so that a step costs nothing for each of them.
 
-Owns their number, the sum and maximum of their contexts, and when a visible limit stops them. Imports `sequence` only.
+Owns their number, the sum and maximum of their contexts, and when a visible limit stops them.
 """
 
 from __future__ import annotations

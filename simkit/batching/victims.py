@@ -1,4 +1,4 @@
-"""Whom to preempt when a running sequence finds no memory. Pure rules over the running list. Imports `sequence` only.
+"""Whom to preempt when a running sequence finds no memory. Pure rules over the running list.
 
 Each rule names the sequence that loses its slot; it may be the one in need. Ties are decided by position, never by id.
 """

@@ -1,4 +1,4 @@
-"""Where words go: results to stdout, talk and progress to stderr. Used by `cli` only; imports rich when it prints.
+"""Where words go: results to stdout, talk and progress to stderr. Used by `cli` only.
 
 The wall clock is read here, for the progress bar alone.
 """

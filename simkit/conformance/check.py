@@ -1,4 +1,4 @@
-"""Compares a replay with its trace and says where they first differ. Imports conformance only."""
+"""Compares a replay with its trace and says where they first differ."""
 
 from __future__ import annotations
 

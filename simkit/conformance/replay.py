@@ -1,6 +1,6 @@
 """Drives batcher and allocator with the workload of a trace and tells what they decided, record by record.
 
-The clock is the integer formula of the trace; the objects are those of a run. Imports batching, kv, conformance.trace.
+The clock is the integer formula of the trace; the objects are those of a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recorded scheduler decisions, read from a JSON-lines file (plain or gzip). Imports `errors` only.
+"""Recorded scheduler decisions, read from a JSON-lines file (plain or gzip).
 
 Format 1: line 1 is the header (settings, workload, step-time formula), the last line a summary (``"end": true``), every
 line between a record of one pass or, asynchronous, of one event. All times are integer nanoseconds.

@@ -1,6 +1,6 @@
 """The numbers of a run that rules look at: some from its summary, the others counted once from its tables.
 
-Times are weighted by step time over all replicas and replications. Imports numpy and `thresholds`.
+Times are weighted by step time over all replicas and replications.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rule says: a diagnosis, the evidence for it, and settings to try. Values only; imports nothing."""
+"""What a rule says: a diagnosis, the evidence for it, and settings to try. Values only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rules of requests without an answer: turned away, given up, left over, and replicas that failed.
-
-Imports facts, findings, remedies.
-"""
+"""Rules of requests without an answer: turned away, given up, left over, and replicas that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of KV memory: preemptions and what they cost, slots beyond it, and waste. Imports facts, findings, remedies."""
+"""Rules of KV memory: preemptions and what they cost, slots beyond it, and waste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of who waits and for what: too little load, slots, memory, compute. Imports facts, findings, remedies."""
+"""Rules of who waits and for what: too little load, slots, memory, compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice that several rules give: more slots, more memory, smaller or larger steps. Imports facts and findings."""
+"""Advice that several rules give: more slots, more memory, smaller or larger steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of prefixes that could be shared, and of batches that run to completion. Imports facts, findings, remedies."""
+"""Rules of prefixes that could be shared, and of batches that run to completion."""
 
 from __future__ import annotations
 

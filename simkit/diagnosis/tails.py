@@ -1,7 +1,4 @@
-"""Rules of latency tails: TTFT, gaps between tokens, and means that hide them.
-
-Imports facts, findings, losses, remedies.
-"""
+"""Rules of latency tails: TTFT, gaps between tokens, and means that hide them."""
 
 from __future__ import annotations
 

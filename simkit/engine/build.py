@@ -1,6 +1,6 @@
 """From a scenario to the objects of a run: defaults resolved, memory sized, start-up refusals, batcher and allocator.
 
-Owns what the real engine does at start-up. Imports scenario, hardware, models, memory, batching, kv, latency.
+Owns what the real engine does at start-up.
 """
 
 from __future__ import annotations

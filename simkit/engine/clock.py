@@ -1,6 +1,6 @@
 """Simulated time on SimPy: an int of nanoseconds, and the order of things that happen at one instant.
 
-Owns the SimPy environment. Imports nothing of simkit.
+Owns the SimPy environment.
 """
 
 from __future__ import annotations

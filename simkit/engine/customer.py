@@ -1,7 +1,4 @@
-"""One request inside the engine: the true output length, which nobody else may see, and its stamps so far.
-
-Imports `sequence` and `types` only.
-"""
+"""One request inside the engine: the true output length, which nobody else may see, and its stamps so far."""
 
 from __future__ import annotations
 

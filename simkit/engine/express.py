@@ -5,7 +5,7 @@ then it takes a block every so many steps. So neither plans nor sequences are ne
 until the next request ends or arrives. As soon as a request would have to wait (for budget, a slot, or memory), or
 memory runs short, everybody is handed over to the batcher, and taken back when nobody waits any more. The decisions and
 the facts are those of batcher, allocator and ledger together; only continuous batching, first come first served, over
-blocks that are merely counted, is done here. Imports clock, batching.plan, metrics.record and the engine's values.
+blocks that are merely counted, is done here.
 """
 
 from __future__ import annotations

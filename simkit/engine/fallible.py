@@ -1,4 +1,4 @@
-"""A replica that may stop at a known time, and give back whoever it served. Imports replica, ledger and the log.
+"""A replica that may stop at a known time, and give back whoever it served.
 
 Nobody but the clock knows when: neither batcher nor allocator does, and a replica that does not fail does the same.
 """

@@ -1,7 +1,7 @@
 """A replica that takes the short way while nobody waits, and the batcher's when somebody does.
 
 Owns when to change over, and tells the same state in riders or in sequences, customers and plans. Neither way costs
-simulated time or changes a decision. Imports express and replica.
+simulated time or changes a decision.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Keys of a scenario that do nothing in it: what is run as off, and what other choices leave nothing to do.
-
-Imports the scenario and `latency.effects`.
-"""
+"""Keys of a scenario that do nothing in it: what is run as off, and what other choices leave nothing to do."""
 
 from __future__ import annotations
 

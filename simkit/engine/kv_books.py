@@ -1,4 +1,4 @@
-"""How much KV memory a replica holds and uses when a step begins. Imports batching.plan and the engine's values.
+"""How much KV memory a replica holds and uses when a step begins.
 
 The sums that the batcher and the allocator keep anyway are put together; or, to check them, every sequence is looked
 at.

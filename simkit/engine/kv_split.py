@@ -4,7 +4,7 @@ For a sequence with c tokens computed, a of memory and F tokens when it ends (it
 used = min(c, F), reserved = min(a, F) - used, internal = a - min(a, F). A replica keeps the sums up to date as things
 change; here they are taken by looking at every sequence, which is what single steps do.
 
-Pure arithmetic; imports `types`.
+Pure arithmetic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The books of one replica: who is inside, when tokens came, who sat in which slot, how much memory is never filled.
 
 Implements `Outcome` for the batcher and turns what happens into facts for the record. Owns no time and no decisions.
-Imports batching, metrics.record and the engine's values; never the clock.
 """
 
 from __future__ import annotations

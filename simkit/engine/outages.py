@@ -1,7 +1,6 @@
 """Which replicas are up: they fail and come back at given times, and their requests go elsewhere meanwhile.
 
-Owns the queue at the router, in which requests wait while no replica is up. Imports clock, customer, fallible and
-metrics.record; the source of requests is around it.
+Owns the queue at the router, in which requests wait while no replica is up. The source of requests is around it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When the steps of a plan end. Imports batching.plan and `types`; asks the latency model and nobody else."""
+"""When the steps of a plan end. Asks the latency model and nobody else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One serving engine: asks its batcher for passes, lets their steps take time, hands the outputs back.
 
 Owns the steps in flight of one replica. Between two changes it asks for many equal steps at once (macro-stepping) and,
-woken earlier, keeps those that were scheduled by then. Imports clock, batching, metrics.record.
+woken earlier, keeps those that were scheduled by then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who rides the express: requests of which all is known, counted together, and the blocks they hold.
 
-Imports the engine's values and the log; knows no time.
+Knows no time.
 """
 
 from __future__ import annotations

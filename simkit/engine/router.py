@@ -1,4 +1,4 @@
-"""Which replica serves an arriving request. Ties go to the lowest index. Imports `types` only."""
+"""Which replica serves an arriving request. Ties go to the lowest index."""
 
 from __future__ import annotations
 

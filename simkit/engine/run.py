@@ -1,4 +1,4 @@
-"""One run: requests arrive at a system of replicas until all have left. Imports the rest of the engine."""
+"""One run: requests arrive at a system of replicas until all have left."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who comes next: requests at their own times, of clients that wait for an answer, or of turns that wait for the last.
 
-Owns which arrivals are booked. Imports clock and workload; knows no replica.
+Owns which arrivals are booked. Knows no replica.
 """
 
 from __future__ import annotations

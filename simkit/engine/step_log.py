@@ -1,7 +1,7 @@
 """The steps of one replica: noted run by run while they are made, added up thousands at a time.
 
 Owns what a run of equal steps means for spans, totals, token gaps and work. Everything is a sum of ints, so the result
-does not depend on how steps were grouped. Imports metrics.record, `types` and numpy; knows no batcher and no clock.
+does not depend on how steps were grouped. Knows no batcher and no clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which latency model prices the steps of a scenario. Imports scenario, specs and latency; knows no batcher."""
+"""Which latency model prices the steps of a scenario. Knows no batcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests a run measures, as far as that is known when they arrive. Imports engine.build, metrics and workload.
+"""Which requests a run measures, as far as that is known when they arrive.
 
 Owns what `warmup: auto` means: the first fifth of the time in which requests arrive is left out, for the engine starts
 empty. A finite load is measured whole, as it starts empty in the field too, and so is a log, which is what was asked

@@ -1,7 +1,7 @@
 """Contiguous KV memory: one address space in which every sequence holds a single region, reserved at admission.
 
-Owns the address space, its holes and three placements. Imports `types` and `errors` only: it knows no clock, no
-randomness, no batcher and no true output length. Addresses and sizes are in tokens. Ties go to the lowest address.
+Owns the address space, its holes and three placements. Addresses and sizes are in tokens. Ties go to the lowest
+address.
 """
 
 from __future__ import annotations

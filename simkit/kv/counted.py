@@ -1,6 +1,6 @@
 """Paged KV memory in which blocks are only counted: what is enough when nothing is shared and nobody asks which ones.
 
-Decides as `PagedAllocator` without prefix caching does, for less. Imports `types` and `sequence` only.
+Decides as `PagedAllocator` without prefix caching does, for less.
 """
 
 from __future__ import annotations

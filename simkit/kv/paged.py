@@ -1,8 +1,8 @@
 """Paged KV memory: block tables, the free queue and the order in which blocks are taken and given back.
 
 Owns which blocks a sequence holds. With a `PrefixCache` full blocks are shared by content; without one the free queue
-is a stack. Block 0 is a dummy that is never handed out. Imports no batcher, no clock, no latency model.
-Rules: the vLLM V1 block manager as described in the scheduler specification, section 5.
+is a stack. Block 0 is a dummy that is never handed out. Rules: the vLLM V1 block manager as described in the scheduler
+specification, section 5.
 """
 
 from __future__ import annotations

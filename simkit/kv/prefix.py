@@ -1,7 +1,7 @@
 """Prefix cache: which content a block holds, who uses it, and the order in which idle blocks are evicted.
 
 Owns the two-ended free queue, user counts and content keys of a paged pool. A key stands for a whole prefix, so equal
-keys mean equal content. Imports nothing of simkit. Rules: scheduler specification, section 5.
+keys mean equal content. Rules: scheduler specification, section 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host pool that swapped sequences wait in: finite, counted in tokens of memory. Imports `sequence` only.
+"""The host pool that swapped sequences wait in: finite, counted in tokens of memory.
 
 Beyond the real engine, which recomputes. Time on the link is the latency model's business.
 """

@@ -1,7 +1,6 @@
 """Attention of all layers of a step by a profile: decodes alone, chunks alone, and both in one launch.
 
-Owns which of the three a step is, how it is priced, and what of it lies beyond the measurements. Imports numpy and its
-siblings; never an engine.
+Owns which of the three a step is, how it is priced, and what of it lies beyond the measurements.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 step = host overhead and GPU: layers x (GEMMs, elementwise kernels, all-reduce, attention) + LM head and sampler + swaps
 over PCIe. Attention is priced as it is launched: decodes alone, chunks alone, or both together.
 
-Imports numpy, `simkit.models`, `simkit.hardware` and its siblings; never an engine. All arithmetic is elementwise, and
-single steps are priced by the same operations in the same order as arrays.
+All arithmetic is elementwise, and single steps are priced by the same operations in the same order as arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The effects that a step time and a request's latency are made of: their names, and what each one is.
 
 Owns the list; each effect can be switched off by name (`latency.without`), and a latency model says of each where it
-comes from. Imports `errors` only.
+comes from.
 """
 
 from __future__ import annotations

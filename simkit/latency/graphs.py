@@ -1,4 +1,4 @@
-"""Which batch a captured CUDA graph runs for a number of tokens. Owns the capture sizes; imports numpy only.
+"""Which batch a captured CUDA graph runs for a number of tokens. Owns the capture sizes.
 
 The rule is vLLM's own (`VllmConfig._set_cudagraph_sizes` and, before 0.11, `SchedulerConfig.cuda_graph_sizes`): sizes
 1, 2, 4, multiples of 8 below 256 and of 16 from there on, up to twice max_num_seqs, 512 and the token budget.

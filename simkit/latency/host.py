@@ -1,7 +1,7 @@
 """What the host adds to a run: work for every step, and the path of a request to the engine and back.
 
 Owns the assumed default, and which terms hold: those of the scenario, else those that a profile has for the engine's
-version, else the default. Imports `errors`, `profile_values` and `units` only.
+version, else the default.
 """
 
 from __future__ import annotations

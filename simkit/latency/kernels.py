@@ -1,7 +1,7 @@
 """The kernels of one forward pass on one GPU: which there are, their times on the roofline, and what all of it moves.
 
 Owns the roofs and floors of single kernels and the FLOPs and bytes of a step; `roofline` and `calibrated` put steps
-together. Imports numpy, `simkit.models`, `simkit.hardware` and its siblings `ops` and `rates`; never an engine.
+together.
 """
 
 from __future__ import annotations

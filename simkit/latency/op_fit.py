@@ -1,4 +1,4 @@
-"""One fitted op of a profile: physics for the shape, sheets of residuals for the rest. Imports its siblings and numpy.
+"""One fitted op of a profile: physics for the shape, sheets of residuals for the rest.
 
 A GEMM or an elementwise kernel has one sheet. Attention has one for each measured (num_heads, num_kv_heads, head_dim).
 """

@@ -1,4 +1,4 @@
-"""What a kernel has to do (FLOPs, bytes, serial chain) and the shape of its time. Imports numpy only.
+"""What a kernel has to do (FLOPs, bytes, serial chain) and the shape of its time.
 
 A kernel's time is a smooth maximum of three roofs and a launch floor on top:
 

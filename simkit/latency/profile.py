@@ -1,7 +1,7 @@
 """Profiles: the calibrated step times of one GPU as a JSON file. Owns the schema, loading and the list of shipped ones.
 
-Imports its siblings, `simkit.hardware`, `simkit.errors` and numpy; reads shipped profiles as package data of `calib`,
-never its code. What `calib` may use of simkit goes through this module.
+Reads shipped profiles as package data of `calib`, never its code. What `calib` may use of simkit goes through this
+module.
 """
 
 from __future__ import annotations

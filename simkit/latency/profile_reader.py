@@ -1,7 +1,6 @@
 """Reads the JSON of a profile. Owns the schema: which keys, and between which bounds every number lies.
 
 The bounds are far from anything a GPU does; within them no price overflows, divides by zero or comes out as nothing.
-Imports its siblings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a calibrated profile holds, as values. Imports its siblings and `simkit.errors`; reads no files."""
+"""What a calibrated profile holds, as values. Reads no files."""
 
 from __future__ import annotations
 

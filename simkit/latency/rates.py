@@ -3,7 +3,7 @@
 Nothing here is fitted to a run. The constants are medians of measured kernels over large shapes (tables of NVIDIA's
 aiconfigurator-core 0.12.0, Apache-2.0: A100-SXM4-80GB, H100-SXM5, H200, in this order), taken against the dense peaks
 312, 989 TFLOP/s (16 bit) and 1,979 TFLOP/s (fp8) and 2.039, 3.35, 4.8 TB/s; a constant is the median of the three GPUs'
-medians. Imports `simkit.hardware`; knows no model.
+medians. Knows no model.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ step = host overhead + sum over layers of {GEMMs, prefill attention, decode atte
 TP > 1} + LM head and sampler + swaps over PCIe. Every kernel is the larger of its compute roof and its memory roof, at
 the achievable fractions of `simkit.latency.rates`, and of a floor that no launch beats.
 
-Imports numpy, `simkit.models`, `simkit.hardware` and its siblings; never an engine. All arithmetic is
-elementwise, so k steps at once give the same bytes as k single calls.
+All arithmetic is elementwise, so k steps at once give the same bytes as k single calls.
 """
 
 from __future__ import annotations

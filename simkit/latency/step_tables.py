@@ -1,7 +1,7 @@
 """What the kernels of one model take by a profile, tabulated over tokens, sequences and contexts.
 
 Owns which op of a profile prices which kernel, and what is said of kernels that it does not cover: those are priced on
-the roofline and tagged. Imports numpy and its siblings; never an engine.
+the roofline and tagged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times of attention over its sizes, looked up: linear between knots, the last slope beyond. Imports numpy alone.
+"""Times of attention over its sizes, looked up: linear between knots, the last slope beyond.
 
 Knots lie close enough that a straight line between them is the fitted curve. A surface prices arrays of launches and
 single ones by the same operations in the same order, so that both give the same bits.

@@ -1,6 +1,6 @@
 """A profile used for another GPU than it was measured on: the limits of that GPU in place of its own.
 
-Owns the scaling. Imports its siblings and `simkit.hardware`.
+Owns the scaling.
 """
 
 from __future__ import annotations

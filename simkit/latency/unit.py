@@ -1,4 +1,4 @@
-"""The latency model in which every step lasts one unit, for teaching and tests. Imports `simkit.types` only."""
+"""The latency model in which every step lasts one unit, for teaching and tests."""
 
 from __future__ import annotations
 

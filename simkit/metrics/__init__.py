@@ -1,1 +1,1 @@
-"""Metrics: facts in, numbers out. Imports no engine."""
+"""Metrics: facts in, numbers out."""

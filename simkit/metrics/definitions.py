@@ -1,6 +1,6 @@
 """The metrics, each defined once: from the facts of a run to the numbers of ``summary.json``.
 
-Imports `metrics.record` and numpy; knows no engine. Definitions in words: README, "What the numbers mean".
+Knows no engine. Definitions in words: README, "What the numbers mean".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums of products of integers that do not overflow. Imports numpy and `types` only."""
+"""Sums of products of integers that do not overflow."""
 
 from __future__ import annotations
 

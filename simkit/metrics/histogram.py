@@ -1,4 +1,4 @@
-"""A fixed logarithmic histogram of durations, for quantities with one value a token. Imports numpy only.
+"""A fixed logarithmic histogram of durations, for quantities with one value a token.
 
 Bins are no wider than 0.1 %: 1,024 between one power of two and the next, and one for each ns below 1,024. They are
 the same in every run, so counts of runs can be added.

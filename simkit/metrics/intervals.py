@@ -1,4 +1,4 @@
-"""Confidence intervals from replications. Imports numpy and scipy.special only."""
+"""Confidence intervals from replications."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What must hold at the end of every run, whatever the scenario; checked always, never switched off.
 
-Raises CheckError naming the request. Imports `metrics.record` and numpy.
+Raises CheckError naming the request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a log measured of its requests beside what their simulation gives. Imports siblings."""
+"""What a log measured of its requests beside what their simulation gives."""
 
 from __future__ import annotations
 

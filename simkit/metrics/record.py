@@ -1,6 +1,6 @@
 """The metrics sink: takes facts of one run in column buffers and running integer sums, and computes nothing else.
 
-Memory grows with requests and spans, never with tokens. Imports numpy, `types` and `metrics.histogram`.
+Memory grows with requests and spans, never with tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does the queue of an open-loop run grow without end? Imports numpy only.
+"""Does the queue of an open-loop run grow without end?
 
 The number of requests that wait is regressed on time, so the answer does not depend on who is served first. In a stable
 run it has no trend; when requests arrive faster than they are served it grows by (1 - capacity / rate) an arrival.

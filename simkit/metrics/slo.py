@@ -1,4 +1,4 @@
-"""Service level objectives: goodput, and whether a run meets each value. Imports siblings of the metrics room."""
+"""Service level objectives: goodput, and whether a run meets each value."""
 
 from __future__ import annotations
 

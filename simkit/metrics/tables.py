@@ -1,4 +1,4 @@
-"""The parquet tables of a run directory, from column buffers to arrow. Imports pyarrow, `metrics.record` and `terms`.
+"""The parquet tables of a run directory, from column buffers to arrow.
 
 Arrays are made from buffers: so they share the memory of the columns, and `pa.array` would import pandas only to ask
 whether it was given something of its.

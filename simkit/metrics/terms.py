@@ -1,4 +1,4 @@
-"""What the summary must know of the set-up, and small helpers its parts share. Imports `types` and numpy only."""
+"""What the summary must know of the set-up, and small helpers its parts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TTFT, TPOT and E2E of each request: the one place where they are computed. Imports numpy, `types` and `terms`.
+"""TTFT, TPOT and E2E of each request: the one place where they are computed.
 
 Everything that shows, compares or judges them asks here.
 """

@@ -1,4 +1,4 @@
-"""Warm-up: which requests count, by a fixed rule or by MSER-5. Imports numpy, `types`, `units` and `metrics.terms`.
+"""Warm-up: which requests count, by a fixed rule or by MSER-5.
 
 MSER-5 (White, 1997; White, Cobb and Spratt, 2000): average the series in batches of five and cut the first d batches
 that minimise the standard error of the mean of what is left, d at most half.

@@ -9,7 +9,7 @@ the share of its stay (first scheduled to last token) that lies in the window, s
 
 A finite load starts and ends empty and is meant to: there the window is the makespan, first arrival to last delivery,
 as it is where all requests arrive at one instant. Sums of whole requests are integers, and those of the parts are
-rounded once, so that they are the same everywhere. Imports numpy, `types`, `units` and its siblings.
+rounded once, so that they are the same everywhere.
 """
 
 from __future__ import annotations

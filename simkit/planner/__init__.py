@@ -1,1 +1,1 @@
-"""Studies: many runs that answer one question. Imports the parts of a run below it, never the report."""
+"""Studies: many runs that answer one question."""

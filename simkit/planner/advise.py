@@ -1,6 +1,6 @@
 """What follows from capacities: the knee, GPUs for a target, money, and the command line of the engine.
 
-Owns rules of choice and words. Imports plan (for its values) and scenario; simulates nothing.
+Owns rules of choice and words. Simulates nothing.
 """
 
 from __future__ import annotations

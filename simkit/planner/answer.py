@@ -1,7 +1,7 @@
 """A plan in words: its answer in one sentence, why this point and this fleet, what a reader must know, why there is no
 answer.
 
-Imports advise, limits and plan_values; decides nothing.
+Decides nothing.
 """
 
 from __future__ import annotations

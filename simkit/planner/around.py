@@ -1,6 +1,6 @@
 """Around the recommended point: other rates, neighbouring settings, and the fleet that carries a target.
 
-Owns which of them are looked at. Imports quest and plan_values; what they mean is told by `plan_json`.
+Owns which of them are looked at. What they mean is told by `plan_json`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the tasks of a study are computed: in this process, in local processes, or on Dask. All through joblib.
 
-Owns processes and the network, and what happens when a worker dies; knows nothing of what a task is. Imports errors
-only; joblib and Dask are imported when they are used.
+Owns processes and the network, and what happens when a worker dies; knows nothing of what a task is. Joblib and Dask
+are imported when they are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A piece of work in a second process while the first one goes on. Owns that process. Imports errors only."""
+"""A piece of work in a second process while the first one goes on. Owns that process."""
 
 from __future__ import annotations
 

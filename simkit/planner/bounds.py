@@ -1,6 +1,6 @@
 """What memory and arithmetic allow, before anything is simulated: sequences that fit, a rate to begin with.
 
-Owns the automatic grid of `max_num_seqs`. Imports engine (set-ups), latency through them; simulates nothing.
+Owns the automatic grid of `max_num_seqs`. Simulates nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From trials to a capacity: the highest rate at which the SLO holds, with its interval.
 
 Owns the statistics. A replication serves the same customers at every rate and in every setting (common random numbers),
-so it has a curve: its margins against the rate. Replications are the independent observations. Imports trial and
-metrics.intervals; simulates nothing.
+so it has a curve: its margins against the rate. Replications are the independent observations. Simulates nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The three generations side by side: the same customers served by every batcher with every KV allocator.
 
-Owns which arms there are and their paired differences. Imports its siblings and scenario.
+Owns which arms there are and their paired differences.
 """
 
 from __future__ import annotations

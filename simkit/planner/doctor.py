@@ -1,6 +1,6 @@
 """The doctor's proof: every advice is tried by running the same customers again with it, and judged by what came out.
 
-Owns what is run again and which advice is best; `verdict` judges a re-run. Imports diagnosis and its siblings.
+Owns what is run again and which advice is best; `verdict` judges a re-run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The even twin of a log: requests at the same mean rate with the same mean lengths, and nothing uneven.
 
-Owns what is even about it. Imports engine, metrics, parts, scenario and `offered`.
+Owns what is even about it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How well a fitted workload stands for the log: both simulated on the same engine, beside an even workload.
-
-Imports its siblings, scenario and workload.
-"""
+"""How well a fitted workload stands for the log: both simulated on the same engine, beside an even workload."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """How far a run is from missing its objectives: the rate up to which it holds them, and whether fewer replicas would.
 
 Every trial is one simulation of the run's own customers, with the warm-up of a plan and no more of them than it takes
-to see a limit, so that both find the same one. One replication: "about", never an interval. Imports search, trial,
-offered, bounds, run_length, and the engine's set-up.
+to see a limit, so that both find the same one. One replication: "about", never an interval.
 """
 
 from __future__ import annotations

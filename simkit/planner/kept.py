@@ -1,8 +1,7 @@
 """Finished parts of a study on disk, so that a study that was interrupted can go on.
 
 Owns the folder of kept parts: one subfolder a part, named by run_id and replication, with facts as JSON, tables as
-parquet and the digests of both. A part appears whole or not at all. Imports manifest, parts, scenario; never the
-engine's run: it does not know how parts are made.
+parquet and the digests of both. A part appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What binds at the capacity of a setting, and how that was recognised.
 
-Owns the rules and their thresholds. Imports capacity and trial; simulates nothing.
+Owns the rules and their thresholds. Simulates nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where the memory of a scenario's GPUs goes, and how many of its requests fit at once.
 
-Nothing is simulated: the engine's start-up is sized, and the scenario's requests are drawn for their lengths. Imports
-`engine.build`, memory and siblings.
+Nothing is simulated: the engine's start-up is sized, and the scenario's requests are drawn for their lengths.
 """
 
 from __future__ import annotations

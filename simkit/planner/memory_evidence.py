@@ -1,4 +1,4 @@
-"""Public start-up logs read as settings, so that the memory rules can be held against them. Imports memory, specs.
+"""Public start-up logs read as settings, so that the memory rules can be held against them.
 
 Reads a file in the form of kv_capacity.csv (a row a start-up: flags, logged GiB of each part, KV tokens). A row that
 leaves out what decides memory is completed by an assumption that it carries with it, or says why it cannot be judged.

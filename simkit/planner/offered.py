@@ -1,6 +1,6 @@
 """The load that a scenario offers: its request rate, the same customers at another rate, and the length of a run.
 
-Owns what a rate means for every arrival process. Imports scenario, workload, errors; knows no engine.
+Owns what a rate means for every arrival process. Knows no engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The capacity planner: from a scenario to the settings, GPUs and money that its SLO asks for.
 
 Owns which questions are asked, in which order: the capacity of every point of the grid, then of the best ones again
-with more replications, then what the recommended one does at other rates and with other settings. Imports its siblings.
+with more replications, then what the recommended one does at other rates and with other settings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The content of plan.json and plan.csv: a plan as plain data.
 
-Owns names. Imports plan and advise; writes no file.
+Owns names. Writes no file.
 """
 
 from __future__ import annotations

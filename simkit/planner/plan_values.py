@@ -1,4 +1,4 @@
-"""What the planner finds, as values. Imports points, capacity, limits and trial; asks nothing."""
+"""What the planner finds, as values. Asks nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The points of a plan: every combination of settings that is tried, and the automatic grid of max_num_seqs.
 
-Owns which points there are and which fail before they are tried. Imports bounds, offered and the engine's set-up.
+Owns which points there are and which fail before they are tried.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A task of the planner, wherever it is done: the capacity of a setting, or what some rates look like.
 
-Owns what travels to workers, and what is kept on disk of those that are done. Imports search, trial, study, kept.
+Owns what travels to workers, and what is kept on disk of those that are done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A study: many simulations that answer one question, each one replication of one named point.
 
-Owns what is simulated, what becomes of failures, interruption and resumption, and that the results do not depend on
-how the work was spread. Where it is computed is the affair of `backends`, what is kept on disk that of `kept`. Imports
-parts and engine; never the report or the command line.
+Owns what is simulated, what becomes of failures, interruption and resumption, and that the results do not depend on how
+the work was spread. Where it is computed is the affair of `backends`, what is kept on disk that of `kept`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One scenario at every combination of some settings, with the same customers.
 
-Owns which points there are and the columns of their table. Imports its siblings and scenario.
+Owns which points there are and the columns of their table.
 """
 
 from __future__ import annotations

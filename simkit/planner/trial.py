@@ -1,6 +1,6 @@
 """One simulation of a scenario at one rate: whether its objectives hold, by how much, and what stood in the way.
 
-Owns the margins of an SLO and how the time in which requests wait is told apart. Imports engine, metrics, parts.
+Owns the margins of an SLO and how the time in which requests wait is told apart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a re-run is judged: what got better, what got worse, and whether the replications are sure of it.
 
-Owns verdicts and their words. Imports diagnosis and metrics; runs nothing.
+Owns verdicts and their words. Runs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The doctor's section of a report: findings with their evidence, thresholds and advice, without any re-run.
-
-Imports diagnosis and its siblings.
-"""
+"""The doctor's section of a report: findings with their evidence, thresholds and advice, without any re-run."""
 
 from __future__ import annotations
 

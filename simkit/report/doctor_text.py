@@ -1,4 +1,4 @@
-"""What `simkit doctor` prints, and its Markdown twin, from the plain data of an examination. Imports rich."""
+"""What `simkit doctor` prints, and its Markdown twin, from the plain data of an examination."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The terminal's table of a fit: percentiles of the log, of the workload fitted on it, and of an even one.
 
-Knows no engine. Imports rich.
+Knows no engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The terminal's tables of host terms fitted to a real run (`simkit calibrate --from-run`). Reads plain data.
 
-Imports rich; knows no engine.
+Knows no engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The terminal's tables of `simkit memory`, 80 columns wide at most. Reads the content of memory.json; imports rich."""
+"""The terminal's tables of `simkit memory`, 80 columns wide at most. Reads the content of memory.json."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The tables of a plan about its recommended point: rates, loads, fleets, money, neighbouring settings.
-
-Imports plan_sheets (for what a table is), plan_data, numbers.
-"""
+"""The tables of a plan about its recommended point: rates, loads, fleets, money, neighbouring settings."""
 
 from __future__ import annotations
 

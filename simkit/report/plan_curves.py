@@ -1,6 +1,6 @@
 """The figures of a plan against the request rate: throughput, latencies, memory and preemptions.
 
-All of the recommended point. Imports style, plan_data and plan_figures (for the band of the capacity).
+All of the recommended point.
 """
 
 from __future__ import annotations

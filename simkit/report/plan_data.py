@@ -1,6 +1,6 @@
 """How the plain data of a plan is read: points by their further settings, numbers of a rate, what may be missing.
 
-Knows the keys of plan.json and no planner. Imports numbers.
+Knows the keys of plan.json and no planner.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The doctor's examination in a plan's report: what is wrong there, if anything, and which advice helped.
 
-Imports doctor_text (for its words) and plan_sheets; runs no rule.
+Runs no rule.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The figures of a plan that compare settings: capacity against max_num_seqs, chance to pass, sensitivity.
 
-Imports style, plan_data and plan_choice (for names). Figures against the rate are in plan_curves.
+Figures against the rate are in plan_curves.
 """
 
 from __future__ import annotations

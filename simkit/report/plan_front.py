@@ -1,6 +1,6 @@
 """The Pareto front of a plan: at which rates more throughput costs latency, and which rates are beaten in both.
 
-Of the recommended point. Imports style, plan_data and plan_curves (for its axes).
+Of the recommended point.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plan's report as a list of parts, in order: words, tables, lines to paste. The page, the Markdown twin and the
 terminal show the same parts; only the page adds figures.
 
-Imports plan_words, plan_sheets, plan_choice, plan_doctor, plan_data; draws nothing.
+Draws nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of a plan as plain text cells, one source for the page, the Markdown and the terminal.
 
-Owns columns and how numbers read in them. Imports plan_data, numbers, tables (for its column).
+Owns columns and how numbers read in them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `simkit plan` prints: the parts of a plan's report as the terminal shows them. Imports rich and plan_parts."""
+"""What `simkit plan` prints: the parts of a plan's report as the terminal shows them."""
 
 from __future__ import annotations
 

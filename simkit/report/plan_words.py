@@ -1,6 +1,6 @@
 """What a plan's report says in words: its labels, the sentences of its sections, and what its terms mean.
 
-Thresholds are quoted as the planner has them. Imports plan_data, headline (for its badge), definitions.
+Thresholds are quoted as the planner has them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The terminal's tables of calibrated profiles (`simkit profiles`, `calibrate`). Reads plain data; imports rich."""
+"""The terminal's tables of calibrated profiles (`simkit profiles`, `calibrate`). Reads plain data."""
 
 from __future__ import annotations
 

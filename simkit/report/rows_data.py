@@ -1,4 +1,4 @@
-"""rows.json: its groups, its metrics and errors over its rows. Reads values; imports numbers only."""
+"""rows.json: its groups, its metrics and errors over its rows. Reads values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pictures of a study of aggregate rows: predicted over measured, and the error against concurrency.
 
-Each is None where the content has nothing for it. Imports style, agreement and rows_data.
+Each is None where the content has nothing for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a study of aggregate rows says, as parts: sentences, tables, lists. The page and the terminal show them.
 
-Owns words and columns; draws nothing. Imports rows_data, definitions, plan_parts and plan_sheets (for part and sheet).
+Owns words and columns; draws nothing.
 """
 
 from __future__ import annotations

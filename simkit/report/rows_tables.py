@@ -1,4 +1,4 @@
-"""What `simkit validate --summary` prints: the parts of a study of rows as the terminal shows them. Imports rich."""
+"""What `simkit validate --summary` prints: the parts of a study of rows as the terminal shows them."""
 
 from __future__ import annotations
 

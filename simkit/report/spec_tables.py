@@ -1,4 +1,4 @@
-"""The terminal's tables of models and GPUs (`simkit models`, `simkit gpus`). Imports rich; knows no engine."""
+"""The terminal's tables of models and GPUs (`simkit models`, `simkit gpus`). Knows no engine."""
 
 from __future__ import annotations
 

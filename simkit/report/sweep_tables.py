@@ -1,4 +1,4 @@
-"""The terminal's table of a sweep: one row a point. Reads summaries and manifests; knows no engine. Imports rich."""
+"""The terminal's table of a sweep: one row a point. Reads summaries and manifests; knows no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal's tables of one run and of a comparison. Reads summaries and manifests; knows no engine. Imports rich.
+"""The terminal's tables of one run and of a comparison. Reads summaries and manifests; knows no engine.
 
 A number is never cut: when the columns do not fit the width, a table continues in a second one under it. A missing
 number is ``-`` with its reason under the table.

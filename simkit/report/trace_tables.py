@@ -1,4 +1,4 @@
-"""The terminal's tables of `simkit trace info`. Reads the content of info.json; imports rich."""
+"""The terminal's tables of `simkit trace info`. Reads the content of info.json."""
 
 from __future__ import annotations
 

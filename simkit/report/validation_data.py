@@ -1,4 +1,4 @@
-"""validation.json: what its keys are called and how its numbers read. Reads values; imports numbers only."""
+"""validation.json: what its keys are called and how its numbers read. Reads values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pictures of a comparison with a measured run: distributions, requests one by one, over time, and effects.
 
-Each is None where the content has nothing for it. Imports style, agreement, cdf (for its axis) and validation_data.
+Each is None where the content has nothing for it.
 """
 
 from __future__ import annotations

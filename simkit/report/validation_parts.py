@@ -1,7 +1,6 @@
 """What a comparison with a measured run says, as parts: sentences, tables, lists. The page and the terminal show them.
 
-Owns words and columns; draws nothing. Imports validation_data, definitions, headline (for its badge), plan_parts and
-plan_sheets (for part and sheet).
+Owns words and columns; draws nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `simkit validate` prints: the parts of a comparison as the terminal shows them. Imports rich."""
+"""What `simkit validate` prints: the parts of a comparison as the terminal shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of the sections beside the workload: hardware, engine, latency, slo, warm-up. Imports `scenario_types` only.
+"""Schema of the sections beside the workload: hardware, engine, latency, slo, warm-up.
 
 Names and defaults are vLLM's. None means that the value is decided later, by the GPU, the model or `batching`.
 """

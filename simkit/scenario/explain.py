@@ -1,6 +1,6 @@
 """Pydantic's complaints as one line for people: where, which key, what was expected, the nearest valid name.
 
-Works on any `scenario_types.Strict` model; imports `errors` and `scenario_io` only.
+Works on any `scenario_types.Strict` model.
 """
 
 from __future__ import annotations

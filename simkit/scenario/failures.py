@@ -1,4 +1,4 @@
-"""Failures of replicas in the scenario schema. Imports `scenario_types` and `units` only."""
+"""Failures of replicas in the scenario schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of `workload.prompt_tokens` and `output_tokens`: how long requests are. Imports `scenario_types` only.
+"""Schema of `workload.prompt_tokens` and `output_tokens`: how long requests are.
 
 The classes carry no behaviour; `simkit.workload.lengths` turns them into tokens.
 """

@@ -1,4 +1,4 @@
-"""Leaf types of the scenario schema: strict values, their range, and what was expected in words. Imports pydantic only.
+"""Leaf types of the scenario schema: strict values, their range, and what was expected in words.
 
 An integer where a number is expected is fine; nothing else is converted. Every refusal carries the whole expectation
 ("an integer >= 1"), whatever was wrong, so that one line tells the reader all there is to know.

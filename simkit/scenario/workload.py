@@ -1,5 +1,4 @@
-"""Schema of the `workload:` section: who arrives when and how long the requests are. Imports `scenario_types` and
-`scenario_lengths`.
+"""Schema of the `workload:` section: who arrives when and how long the requests are.
 
 The classes carry no behaviour; `simkit.workload` turns them into requests.
 """

@@ -1,4 +1,4 @@
-"""YAML text to plain data plus line numbers, and dotted keys. Imports `errors` only; knows nothing of the schema.
+"""YAML text to plain data plus line numbers, and dotted keys. Knows nothing of the schema.
 
 Stricter than PyYAML where it is careless (duplicate keys, keys that are not text, ``1:30`` read as 90, dates) and
 kinder where it is pedantic (``1e3`` is a number). Every problem is an `InputError` that begins with ``FILE:LINE:``.

@@ -1,4 +1,4 @@
 """Predicted against measured: runs and rows that simkit did not make, simulated again, and how far off it is.
 
-Many simulations to an error. Imports the planner, scenario and workload; never the report.
+Many simulations to an error.
 """

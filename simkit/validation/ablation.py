@@ -1,7 +1,6 @@
 """What each effect of the latency contributes: the scenario once more for every effect, with that one switched off.
 
-Owns which arms there are; what they are simulated for is the caller's affair. Imports the engine's set-up, `latency`
-and scenario; simulates nothing.
+Owns which arms there are; what they are simulated for is the caller's affair. Simulates nothing.
 """
 
 from __future__ import annotations

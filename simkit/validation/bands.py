@@ -1,6 +1,6 @@
 """Bands: how far a prediction may be off, by metric and statistic, and who is outside.
 
-Owns the names that a band may have. Imports errors and metrics.
+Owns the names that a band may have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A simulated run beside the real one whose requests it served: errors by metric, and what pictures of them need.
 
-Owns what is compared and over which requests. Imports metrics, parts, types, units and workload; knows no files.
+Owns what is compared and over which requests. Knows no files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What validation.json holds: a comparison with all around it, and what each effect of the latency model contributes.
 
-Imports the engine, errors, manifest, metrics, parts, planner, scenario, the workload and its own siblings; writes no
-file.
+Writes no file.
 """
 
 from __future__ import annotations

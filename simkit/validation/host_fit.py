@@ -1,6 +1,6 @@
 """Fit of the host terms to what was measured: weighted least squares of relative errors over simulations.
 
-Owns the search; what is simulated is the caller's affair. Imports numpy and `latency` only.
+Owns the search; what is simulated is the caller's affair.
 """
 
 from __future__ import annotations

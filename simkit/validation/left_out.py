@@ -1,4 +1,4 @@
-"""Which requests of a log are not compared, counted by reason. Imports metrics, types and workload."""
+"""Which requests of a log are not compared, counted by reason."""
 
 from __future__ import annotations
 

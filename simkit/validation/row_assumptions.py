@@ -1,4 +1,4 @@
-"""What a row of a benchmark table leaves open and was set by a rule. Owns the list. Imports nothing."""
+"""What a row of a benchmark table leaves open and was set by a rule. Owns the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a row of a benchmark table: its name, its own rules and what the row says. Imports siblings."""
+"""The engine of a row of a benchmark table: its name, its own rules and what the row says."""
 
 from __future__ import annotations
 

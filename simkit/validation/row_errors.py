@@ -1,6 +1,6 @@
 """Errors of predicted rows, by metric and by what the rows have in common.
 
-Owns the statistics and the bands. Imports `errors` and `rows`.
+Owns the statistics and the bands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Host terms fitted to some rows of a table and tested on the others: one pair for each engine and version.
 
-Owns which rows are which and the metric that is fitted. Imports siblings.
+Owns which rows are which and the metric that is fitted.
 """
 
 from __future__ import annotations

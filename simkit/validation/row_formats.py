@@ -1,4 +1,4 @@
-"""Number formats as benchmarks write them: of weights and of the KV cache. Imports siblings."""
+"""Number formats as benchmarks write them: of weights and of the KV cache."""
 
 from __future__ import annotations
 

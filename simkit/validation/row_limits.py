@@ -1,4 +1,4 @@
-"""Measured rows that no such GPU can have given. Owns the check. Imports the sizes of models and GPUs."""
+"""Measured rows that no such GPU can have given. Owns the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of a row of a benchmark table: when requests come, how many, how long. Imports siblings.
+"""The load of a row of a benchmark table: when requests come, how many, how long.
 
 - A finite rate is Poisson; `max_concurrency` is a closed loop; a rate of inf sends all at once; so does a fixed batch
   (`batch_size`). Of several the first of these counts; a rate of inf is the last.

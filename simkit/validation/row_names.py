@@ -1,6 +1,6 @@
 """What benchmarks call models, GPUs and engines, and what simkit calls them.
 
-Owns the names. Imports the registries of models and GPUs; a name that is not known for certain is not guessed.
+Owns the names. A name that is not known for certain is not guessed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Rows of a benchmark table that are not simulated: for what they say, or as the simulator refuses them. Imports
-siblings.
-"""
+"""Rows of a benchmark table that are not simulated: for what they say, or as the simulator refuses them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rows simulated: many runs through one study, each reduced at once to the numbers that its row can be held against.
 
-Owns that reduction. Imports the planner and siblings.
+Owns that reduction.
 """
 
 from __future__ import annotations

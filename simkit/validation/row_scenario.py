@@ -11,8 +11,6 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
 - GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes as if they were one.
 - fp8: the KV cache is in 16 bits, but in fp8 for NVIDIA's own checkpoints.
 - `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
-
-Imports the scenario's schema and siblings.
 """
 
 from __future__ import annotations

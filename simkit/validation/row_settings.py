@@ -1,4 +1,4 @@
-"""Settings given for all rows (``KEY=VALUE``), by section of a scenario. Imports the reading of settings."""
+"""Settings given for all rows (``KEY=VALUE``), by section of a scenario."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     study = study_rows(select(table, ["set=silicon", "model=*Qwen3-32B*"]), fit=FitRows("max_concurrency", ("8", "32")))
     study.to_json()["errors"]["all"]["all"]["mean_tpot_ms"]
 
-Owns the content of rows.json and rows.csv. Imports the planner and siblings.
+Owns the content of rows.json and rows.csv.
 """
 
 from __future__ import annotations

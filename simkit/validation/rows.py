@@ -1,6 +1,6 @@
 """Rows of a table of serving benchmarks: one line a measured run, its settings and the means that were measured.
 
-Owns the columns and the checks of their cells. Imports `errors` and the reading of text files; knows no scenario.
+Owns the columns and the checks of their cells. Knows no scenario.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is told of a fit to a real run, as plain data, and what a profile keeps of it. Reads no clock.
-
-Imports the engine's set-up, metrics, latency and `run_numbers`.
-"""
+"""What is told of a fit to a real run, as plain data, and what a profile keeps of it. Reads no clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Host terms fitted to one real run: its log is served again with one set of terms after the other.
 
-Owns what is simulated, and what becomes of terms that the run does not tell. Imports the engine, metrics, latency and
-its siblings; reads no clock, so that the same log gives the same profile.
+Owns what is simulated, and what becomes of terms that the run does not tell. Reads no clock, so that the same log gives
+the same profile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The numbers of a real run that host terms are fitted to: TTFT and TPOT of groups of requests, and how sure each is.
 
-Owns the choice of requests, groups and weights. Imports `metrics` and numpy.
+Owns the choice of requests, groups and weights.
 
 Requests are put into groups by how many others they met in the simulation at the start, few to many: work of a step
 for each of its sequences tells itself from work whatever it holds only between few and many. TPOT of a group is its

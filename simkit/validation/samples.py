@@ -1,7 +1,7 @@
 """Samples of a real engine over time, and the simulated run sampled at the same times.
 
 Owns the columns of a sample file (those of LLMServingSim's bench, timeseries.csv, a row a second) and what a step table
-says of an instant. Imports errors, metrics.measured, types, units and workload.files.
+says of an instant.
 """
 
 from __future__ import annotations

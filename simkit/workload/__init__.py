@@ -1,7 +1,6 @@
 """Where requests come from: arrival processes, length distributions, prefixes and traces, on named random streams.
 
 `build_workload` turns the workload section of a scenario into a lazy iterator of `simkit.types.Request`.
-Imports no engine, batcher, allocator or latency model.
 """
 
 from __future__ import annotations

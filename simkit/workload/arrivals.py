@@ -1,4 +1,4 @@
-"""Arrival processes: lazy chunks of arrival times in int ns. Imports `scenario` (schema), `types`, `units`, `streams`.
+"""Arrival processes: lazy chunks of arrival times in int ns.
 
 Random processes turn one uniform draw a request into one gap of mean 1, which the rate then stretches: arms with other
 rates, and other processes, are built on the same draws.

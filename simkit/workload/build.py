@@ -1,6 +1,6 @@
 """Turns the workload section of a scenario into requests, lazily: memory does not grow with their number.
 
-Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings; knows no engine.
+Knows no engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Opening text files that users name: compression and encoding by content, every failure one line, memory bounded.
-
-Imports `errors` only.
-"""
+"""Opening text files that users name: compression and encoding by content, every failure one line, memory bounded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Length distributions: uniform draws to tokens. Imports `errors`, `scenario` (schema), `types`, `units`,
-siblings.
+"""Length distributions: uniform draws to tokens.
 
 Every random one is an inverse transform (a rising function of one draw), so request i is long in every arm or in none.
 """

@@ -1,7 +1,6 @@
 """What a request carries besides times and lengths: priority, tenant, shared prefix.
 
-Each has its own random stream and is drawn only when the scenario asks for it. Imports `scenario` (schema), `types` and
-`streams`.
+Each has its own random stream and is drawn only when the scenario asks for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From a played trace to what a workload needs of it: chunks, who follows whom, measured times.
-
-Imports `types`, `workload.traces` and its own siblings.
-"""
+"""From a played trace to what a workload needs of it: chunks, who follows whom, measured times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompts that begin as that of an earlier request: which one, and up to where.
 
-Two draws a request, both by inverse transform. Imports `scenario` (schema), `types` and `streams`.
+Two draws a request, both by inverse transform.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Reads a folder of `chunk-N-trace.csv` (no header; window start in s, requests/s, cv of gaps, Gamma or Weibull, its two
 parameters) and `chunk-N-dataset.json` (histograms of lengths a period, as text). Source of the format:
-alibaba/ServeGen. Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings.
+alibaba/ServeGen.
 """
 
 from __future__ import annotations

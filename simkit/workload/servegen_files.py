@@ -1,6 +1,6 @@
 """The files of ServeGen clients: windows with a rate, and histograms of lengths written as text.
 
-Owns what is refused in them, with file and line. Imports `errors`, `scenario` (schema), `types` and `files`.
+Owns what is refused in them, with file and line.
 """
 
 from __future__ import annotations

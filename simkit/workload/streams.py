@@ -2,8 +2,7 @@
 
 One draw a request and stream, whatever the distribution, so arms that differ in rate, policy or one distribution still
 serve the same customers (common random numbers). Only raw 64-bit words of a numpy bit generator are used, which numpy
-keeps stable across versions and platforms; distributions are inverse transforms of them. Imports nothing of simkit but
-`types`.
+keeps stable across versions and platforms; distributions are inverse transforms of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What an entry of a log's prompt block identities stands for, checked on every row.
-
-Imports `errors`, `scenario` (schema), `types` and its own siblings.
-"""
+"""What an entry of a log's prompt block identities stands for, checked on every row."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which block size prefix block identities fit: ceil(prompt tokens / block size) of them a prompt.
-
-Imports its own siblings only.
-"""
+"""Which block size prefix block identities fit: ceil(prompt tokens / block size) of them a prompt."""
 
 from __future__ import annotations
 

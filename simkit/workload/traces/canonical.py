@@ -1,7 +1,6 @@
 """The canonical parquet file of a log: its schema, columns to arrow and back, and what it says of its origin.
 
-The same requests give the same bytes, however they came in parts. Imports pyarrow inside its functions, `errors`, and
-its own siblings.
+The same requests give the same bytes, however they came in parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a CSV cell means: a parse reads one cell exactly, and a column of usual cells many times faster.
 
 The two agree: a cell that the fast way does not know for certain is named odd, and whoever asked reads it the exact
-way. Imports `simkit.types` and its own siblings.
+way.
 """
 
 from __future__ import annotations

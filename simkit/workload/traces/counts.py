@@ -1,5 +1,5 @@
 """How often each integer occurs: exact means and percentiles of any number of values, in memory that grows with the
-number of different ones. Pure numpy; imports `types` only.
+number of different ones. Pure numpy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows of a delimited text, some thousand at a time: header, delimiter, and the line of every row.
 
-Memory does not grow with the file, whatever is in it. Imports `workload.files` and its own siblings; knows no format.
+Memory does not grow with the file, whatever is in it. Knows no format.
 """
 
 from __future__ import annotations

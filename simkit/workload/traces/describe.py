@@ -1,7 +1,4 @@
-"""What a log holds, as the content of info.json and the curves of its picture.
-
-Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings.
-"""
+"""What a log holds, as the content of info.json and the curves of its picture."""
 
 from __future__ import annotations
 

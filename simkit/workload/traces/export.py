@@ -1,7 +1,4 @@
-"""Writing a clean log: as canonical parquet or as Mooncake JSONL, whole or a part of it.
-
-Imports `errors`, `scenario` (schema), `workload.files` and its own siblings.
-"""
+"""Writing a clean log: as canonical parquet or as Mooncake JSONL, whole or a part of it."""
 
 from __future__ import annotations
 

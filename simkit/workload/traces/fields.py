@@ -1,7 +1,4 @@
-"""Values of one row: each is read, or refused with its name, what it was and what was expected.
-
-Imports its own siblings only.
-"""
+"""Values of one row: each is read, or refused with its name, what it was and what was expected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """From a log to a synthetic workload that holds none of its requests: rates, quantiles and what is alike, no row of it.
 
-Every number written stands for a group of requests, see `fit_lengths`; only the span is that of the log. Imports
-`errors`, `scenario` (schema), `units`, `workload.streams` and its own siblings.
+Every number written stands for a group of requests, see `fit_lengths`; only the span is that of the log.
 """
 
 from __future__ import annotations

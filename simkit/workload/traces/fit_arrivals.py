@@ -1,4 +1,4 @@
-"""Arrivals of a log as a rate that changes in steps, and how bursty the gaps are. Imports siblings, `types`, `units`.
+"""Arrivals of a log as a rate that changes in steps, and how bursty the gaps are.
 
 Steps are found by optimal segmentation of the counts in small cells (Bayesian blocks: Scargle, Norris, Jackson and
 Chiang, Astrophysical Journal 764 (2013) 167, events in cells). A step holds many requests or none.

@@ -1,4 +1,4 @@
-"""Lengths of a log that change over time: how those of a period rank among all. Imports `types` and siblings."""
+"""Lengths of a log that change over time: how those of a period rank among all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Lengths of a log as quantiles: of prompts, and of outputs for prompts of about the same length.
 
-Owns how coarse a published quantile must be. Imports `types` only.
+Owns how coarse a published quantile must be.
 """
 
 from __future__ import annotations

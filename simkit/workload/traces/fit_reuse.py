@@ -1,7 +1,4 @@
-"""How prompts of a log begin as earlier ones: how much of a prompt is not new, and how many requests back it was.
-
-Imports `types` and its own siblings.
-"""
+"""How prompts of a log begin as earlier ones: how much of a prompt is not new, and how many requests back it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fitted workload as a file: YAML with a heading that says what it stands for. Imports its own siblings.
+"""A fitted workload as a file: YAML with a heading that says what it stands for.
 
 The heading names no file and no place: the file is made to be given away.
 """

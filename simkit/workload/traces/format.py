@@ -1,7 +1,6 @@
 """What a log format is: how it is recognised and how its rows become requests.
 
-A format is a module of `formats/` with one `FORMAT`, and one line in the table there. Imports `scenario` (schema) and
-its own siblings only.
+A format is a module of `formats/` with one `FORMAT`, and one line in the table there.
 """
 
 from __future__ import annotations

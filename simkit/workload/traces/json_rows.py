@@ -1,7 +1,6 @@
 """Objects of a JSON file with their line numbers: one a line, an array, or documents over many lines.
 
-A file is never held whole: a line, an element of an array or a document at a time. Imports `errors` and its own
-siblings; knows no format.
+A file is never held whole: a line, an element of an array or a document at a time. Knows no format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Mooncake JSONL, written: times and delays in ms to the nanosecond, hash ids, sessions.
 
-Imports `types`, `units` and its own siblings.
-
 Format: kvcache-ai/Mooncake FAST25-release/traces, and what aiperf and dynamo add to it: request_id, session_id, delay,
 wait_for (the request that one follows); turn and model are beside them for who reads them.
 """

@@ -1,7 +1,7 @@
 """From delimited rows to columns by a table: which column holds which field, and how its cells are read.
 
 Blocks of rows are read a column at a time; only rows in which something is odd are read one by one, with the same
-result. Imports `errors` and its own siblings.
+result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A whole log in arrival order, with what was found on the way; the last one read is kept.
-
-Imports `errors`, `scenario` (schema), `types`, `units`, `workload.files` and its own siblings.
-"""
+"""A whole log in arrival order, with what was found on the way; the last one read is kept."""
 
 from __future__ import annotations
 

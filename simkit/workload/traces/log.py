@@ -1,7 +1,4 @@
-"""What a reader left out and why, by line number: nothing is dropped, clipped or guessed in silence.
-
-Imports `errors` only.
-"""
+"""What a reader left out and why, by line number: nothing is dropped, clipped or guessed in silence."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Times that one row gives as clock times: when something happened, and how long it took.
-
-Imports its own siblings only.
-"""
+"""Times that one row gives as clock times: when something happened, and how long it took."""
 
 from __future__ import annotations
 

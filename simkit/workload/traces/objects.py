@@ -1,7 +1,4 @@
-"""From JSON objects to columns: one function a format reads one object; what it refuses is logged with its line.
-
-Imports `errors` and its own siblings only.
-"""
+"""From JSON objects to columns: one function a format reads one object; what it refuses is logged with its line."""
 
 from __future__ import annotations
 

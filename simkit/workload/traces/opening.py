@@ -1,6 +1,6 @@
 """From a file to its beginning and its rows: what kind it is by content, never by suffix.
 
-Imports `errors`, `workload.files` and its own siblings; knows no format.
+Knows no format.
 """
 
 from __future__ import annotations

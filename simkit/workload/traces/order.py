@@ -1,7 +1,6 @@
 """The order of a log: jumps back, runs joined in one file, clock changes.
 
-Owns how times that fall are told apart, and what `on_restart` does. Imports `errors`, `scenario` (schema),
-`types`, `units` and its own siblings.
+Owns how times that fall are told apart, and what `on_restart` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""When requests are played: idle gaps cut short, gaps scaled, think times of closed sessions.
-
-Imports `errors`, `scenario` (schema), `types`, `units` and its own siblings.
-"""
+"""When requests are played: idle gaps cut short, gaps scaled, think times of closed sessions."""
 
 from __future__ import annotations
 

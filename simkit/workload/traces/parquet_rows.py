@@ -1,6 +1,6 @@
 """Rows of a parquet file, some thousand at a time.
 
-Imports `workload.files` and its own siblings; knows no format.
+Knows no format.
 """
 
 from __future__ import annotations

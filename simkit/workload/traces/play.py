@@ -1,7 +1,4 @@
-"""What is played of a log, and how: the window, the gaps, the sessions, the prompts in common.
-
-Imports `errors`, `scenario` (schema), `types`, `workload.streams` and its own siblings.
-"""
+"""What is played of a log, and how: the window, the gaps, the sessions, the prompts in common."""
 
 from __future__ import annotations
 

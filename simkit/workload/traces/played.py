@@ -1,4 +1,4 @@
-"""Requests of a log as they are played. Imports `types` and its own siblings."""
+"""Requests of a log as they are played."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One request of a log, and columns of many: what every reader gives and everything after it takes.
 
-Owns how "the log does not say" is written. Imports `types` only.
+Owns how "the log does not say" is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A played trace several times over. Imports `errors`, `scenario` (schema), `units` and its own siblings."""
+"""A played trace several times over."""
 
 from __future__ import annotations
 

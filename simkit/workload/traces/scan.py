@@ -1,7 +1,6 @@
 """Reading a log to its end, part by part: detection, and what happens to requests that were not served.
 
-Memory does not grow with the file unless whoever takes the parts keeps them, or a format says so. Imports `errors`,
-`scenario` (schema), `workload.files` and its own siblings.
+Memory does not grow with the file unless whoever takes the parts keeps them, or a format says so.
 """
 
 from __future__ import annotations

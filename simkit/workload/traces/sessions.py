@@ -1,7 +1,4 @@
-"""Who follows whom: sessions by parent, turn or order, and times for requests that have none of their own.
-
-Imports `types` and its own siblings.
-"""
+"""Who follows whom: sessions by parent, turn or order, and times for requests that have none of their own."""
 
 from __future__ import annotations
 

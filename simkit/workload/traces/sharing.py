@@ -1,4 +1,4 @@
-"""How much of a log's prompts an unlimited prefix cache would hold. Imports `types` and its own siblings."""
+"""How much of a log's prompts an unlimited prefix cache would hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""OpenTelemetry spans out of their OTLP wrapping, and their attributes as plain values.
-
-Imports its own siblings only.
-"""
+"""OpenTelemetry spans out of their OTLP wrapping, and their attributes as plain values."""
 
 from __future__ import annotations
 

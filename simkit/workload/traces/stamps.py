@@ -1,6 +1,6 @@
 """Times as logs write them, to exact int nanoseconds: wall clocks, numbers with a unit, epochs of unknown unit.
 
-Imports `units` only; knows no format.
+Knows no format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Statistics of a log: arrivals, lengths, sessions, prefix sharing, and the latencies that it measured.
 
 `Stats` takes requests in arrival order, part by part; what cannot be had so (`streams` is false) needs the whole log.
-Pure numpy. Imports `types`, `units` and its own siblings.
+Pure numpy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Clocks that tick coarsely: how many neighbours share a time, the tick, and times spread over it.
-
-Imports `types`, `units` and `workload.streams`.
-"""
+"""Clocks that tick coarsely: how many neighbours share a time, the tick, and times spread over it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Arrival times in order, part by part: span, rate, burstiness, ties and the tick of the clock, rate over time.
 
-Pure numpy, in memory that does not grow with the number of arrivals. Imports `types`, `units` and its own siblings.
+Pure numpy, in memory that does not grow with the number of arrivals.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prompts as paths in a trie of block identities: which request was the first at each point of another's path.
 
-A block is the same only if all blocks before it are. Imports `types` and its own siblings.
+A block is the same only if all blocks before it are.
 """
 
 from __future__ import annotations

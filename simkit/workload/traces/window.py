@@ -1,7 +1,4 @@
-"""Which requests of a log are played: the window, the share of sessions, those too long, the first so many.
-
-Imports `errors`, `scenario` (schema), `types`, `units`, `workload.streams` and its own siblings.
-"""
+"""Which requests of a log are played: the window, the share of sessions, those too long, the first so many."""
 
 from __future__ import annotations
 

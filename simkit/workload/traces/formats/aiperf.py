@@ -1,6 +1,6 @@
 """AIPerf (genai-perf) profile_export.jsonl: one record a request of a benchmark, metadata in ns since 1970 and metrics.
 
-Source of the format: ai-dynamo/aiperf, per-request records (metrics are {value, unit}). Imports its siblings only.
+Source of the format: ai-dynamo/aiperf, per-request records (metrics are {value, unit}).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Source of the format: Azure/AzurePublicDataset, AzureLLMInferenceDataset2023, 2024 and AzureLMMInferenceDataset2025.
 Their times have 7 fractional digits and no zone, a zone and any number of digits, or `T` and `Z`; all are read.
-Imports its siblings only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bailian (Qwen) JSONL: the fields of Mooncake with times in float seconds, blocks of 16 tokens, and chats.
 
 Source of the format: alibaba-edu/qwen-bailian-usagetraces-anon. A follow-up names its parent chat (-1: none) and its
-prompt is whole, history included. Imports its siblings only.
+prompt is whole, history included.
 """
 
 from __future__ import annotations

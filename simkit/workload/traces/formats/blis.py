@@ -1,7 +1,6 @@
 """BLIS TraceV2: CSV of 27 columns with times in us, behind an optional header of YAML or `#` lines.
 
 Source of the format: inference-sim, TraceV2 loader. A server's own count of prompt tokens goes before the client's.
-Imports its siblings only.
 """
 
 from __future__ import annotations

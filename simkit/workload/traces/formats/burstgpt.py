@@ -1,8 +1,7 @@
 """BurstGPT: CSV with Timestamp, Request tokens, Response tokens, and from version 2 on Session ID and Elapsed time.
 
 Source of the format: HPMLL/BurstGPT. Times are seconds from midnight of the first day, by a clock that ticks once a
-second; Elapsed time is that of the whole answer, in s. A request that failed has 0 response tokens. Imports its
-siblings only.
+second; Elapsed time is that of the whole answer, in s. A request that failed has 0 response tokens.
 """
 
 from __future__ import annotations

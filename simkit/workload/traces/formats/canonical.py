@@ -1,4 +1,4 @@
-"""Parquet as `simkit trace convert` writes it: every field of a request. Imports its siblings only."""
+"""Parquet as `simkit trace convert` writes it: every field of a request."""
 
 from __future__ import annotations
 

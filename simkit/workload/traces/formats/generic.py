@@ -1,7 +1,4 @@
-"""Any table with a time, prompt tokens and output tokens, whose columns the user names: CSV, JSON or parquet.
-
-Imports `errors` and its siblings.
-"""
+"""Any table with a time, prompt tokens and output tokens, whose columns the user names: CSV, JSON or parquet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """GuideLLM trace files: the fields of Mooncake with times in seconds, and a conversation column.
 
 Source of the format: vllm-project/guidellm, trace_synthetic and mooncake datasets (blocks of 512 tokens). Nothing but
-the unit sets it apart from Mooncake, so that it must be named, unless conversation_id is there. Imports its siblings
-only.
+the unit sets it apart from Mooncake, so that it must be named, unless conversation_id is there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Source of the format: vllm-project/guidellm, schemas of GenerativeBenchmarksReport and GenerativeRequestStats, whose
 times moved between versions: `info.timings`, `scheduler_info.request_timings`, or fields of the request itself, in s;
-`time_to_first_token_ms` in ms. Imports `errors` and its siblings only.
+`time_to_first_token_ms` in ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Langfuse observations, as exported (snake_case, UTC without a zone) and as its API gives them (camelCase, ISO).
 
-Source of the format: Langfuse, observations export and public API. Only generations are model calls. Imports its
-siblings only.
+Source of the format: Langfuse, observations export and public API. Only generations are model calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LiteLLM JSON: standard logging payloads (times in s since 1970), and spend log rows (wall clocks).
 
-Source of the format: BerriAI/litellm, StandardLoggingPayload and LiteLLM_SpendLogs. Imports its siblings only.
+Source of the format: BerriAI/litellm, StandardLoggingPayload and LiteLLM_SpendLogs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LiteLLM spend log as CSV: one row a call, with wall-clock start, end and first token.
 
 Source of the format: BerriAI/litellm, schema.prisma (LiteLLM_SpendLogs). Only calls that generate text reach the
-engine: the proxy answers cache hits itself, and embeddings and the like are other work. Imports its siblings only.
+engine: the proxy answers cache hits itself, and embeddings and the like are other work.
 """
 
 from __future__ import annotations

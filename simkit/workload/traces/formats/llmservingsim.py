@@ -1,7 +1,7 @@
 """LLMServingSim JSONL: requests with arrival_time_ns, and agentic sessions of sub_requests, mixed in one file.
 
 Source of the format: casys-kaist/LLMServingSim, workloads. A session arrives as its first sub-request; the next starts
-when the one before has ended and its tool_duration_ns are over. Imports its siblings only.
+when the one before has ended and its tool_duration_ns are over.
 """
 
 from __future__ import annotations

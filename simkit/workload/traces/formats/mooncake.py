@@ -3,8 +3,7 @@
 Sources of the format: kvcache-ai/Mooncake, FAST25-release/traces (hash_ids of 512 tokens each, prefix-chained,
 identities of 64 bits); its variants, with other names for the same, in ai-dynamo/aiperf (custom datasets) and
 dynamo-data-gen (mooncake rows): later turns of a session have a delay behind the turn before instead of a time, agentic
-rows wait for another request. `request` and the checks serve other formats that have the same fields. Imports `errors`
-and its siblings only.
+rows wait for another request. `request` and the checks serve other formats that have the same fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mooncake fields where a later turn's input_length is only what it adds: named by the user, nothing in the file tells.
 
 Source of the format: ai-dynamo/dynamo, the mocker's MooncakeDelta (each output and the next addition accumulate a
-session). Imports its siblings only.
+session).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Sources of the names: OpenTelemetry semantic conventions for generative AI (gen_ai.*), Arize OpenInference
 (llm.token_count.*), vLLM's llm_request spans (gen_ai.usage.*, gen_ai.latency.* in s). `record` also serves `otlp`.
-Imports its siblings only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OTLP JSON exports of spans: vLLM's llm_request and GenAI model calls; one document, or one export a line.
 
 Source of the format: opentelemetry-proto, JSON encoding (resourceSpans[].scopeSpans[].spans[], 64-bit integers as
-text). What a span says is read by `otel`. Imports its siblings only.
+text). What a span says is read by `otel`.
 """
 
 from __future__ import annotations

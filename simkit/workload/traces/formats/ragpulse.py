@@ -1,7 +1,7 @@
 """RAGPulse JSONL: times as text in seconds, and hash_ids that are ids of the prompt's components.
 
 Source of the format: flashserve/RAGPulse. A component (system prompt, passage, history, user input) is of any length,
-so that its ids say nothing about blocks of tokens. Imports its siblings only.
+so that its ids say nothing about blocks of tokens.
 """
 
 from __future__ import annotations

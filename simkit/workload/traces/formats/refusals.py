@@ -1,7 +1,7 @@
 """Files that are no log that can be replayed, each with what to do instead: no token counts, or no arrivals.
 
 Sources: vLLM's log lines and benchmark datasets (sharegpt, custom), OpenAI batch files, Applied Compute's traces as in
-ai-dynamo/dynamo, TraceLab, ServeGen's client files, genai-perf's profile export. Imports its siblings only.
+ai-dynamo/dynamo, TraceLab, ServeGen's client files, genai-perf's profile export.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ServeGen client files: windows of a rate, its burstiness and a gap distribution; a generator's input, not a log.
 
-Source of the format: alibaba/ServeGen, data/. Imports its siblings only.
+Source of the format: alibaba/ServeGen, data/.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """splitwise-sim: CSV with arrival_timestamp (s), prompt_size, token_size and labels.
 
-Source of the format: Mutinifni/splitwise-sim, traces/ and trace.py. Imports its siblings only.
+Source of the format: Mutinifni/splitwise-sim, traces/ and trace.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """vidur: CSV with arrived_at (s from 0), num_prefill_tokens, num_decode_tokens; older files have other names for them.
 
-Source of the format: microsoft/vidur, data/processed_traces and its trace request generators. Imports its siblings
-only.
+Source of the format: microsoft/vidur, data/processed_traces and its trace request generators.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source of the format: vllm-project/vllm, vllm/benchmarks/serve.py and lib/endpoint_request_func.py: all times in s, on a
 clock of the client's own; `start_times` from when a request was sent, which a limit of concurrency has put off. E2E is
 not saved: it is the TTFT and the gaps behind it, as the tool itself takes it. Versions before `start_times` say when
-requests came only if all came at once. Imports `errors` and its siblings only.
+requests came only if all came at once.
 """
 
 from __future__ import annotations

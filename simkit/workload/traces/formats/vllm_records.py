@@ -1,7 +1,7 @@
 """vLLM per-request records: arrival_time since 1970, and what the engine noted on a clock of its own, both in s.
 
 Source of the format: casys-kaist/LLMServingSim, bench (one record a request of a vLLM run). The two clocks have no
-common origin and drift, so times are only subtracted within one of them. Imports its siblings and `units` only.
+common origin and drift, so times are only subtracted within one of them.
 """
 
 from __future__ import annotations
