@@ -16,7 +16,7 @@ from typing import Any
 
 from calib.errors import CalibrationError
 from calib.nvml import Monitor, open_monitor
-from simkit.hardware import GpuSpec, list_gpus, load_gpu
+from simkit.specs.hardware import GpuSpec, list_gpus, load_gpu
 
 INSTALL = "pip install 'simkit-llm[calibrate]'"
 

@@ -19,8 +19,8 @@ from calib.fit_op import Fitted, fit_op, spikes
 from calib.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
 from calib.score import Score, predict, score
 from calib.table import Rows, Table
-from simkit.hardware import GpuSpec
 from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, parse_profile, sheet_keys, to_nested
+from simkit.specs.hardware import GpuSpec
 
 Progress = Callable[[float, str], None]
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from calib.score import errors_of
 from calib.table import Floats, Rows
-from simkit.hardware import GpuSpec
 from simkit.latency.profile import (
     ARRAYS,
     ELEMENT_BYTES,
@@ -29,6 +28,7 @@ from simkit.latency.profile import (
     skewed,
     work_of,
 )  # fmt: skip
+from simkit.specs.hardware import GpuSpec
 
 NAMES = (
     "floor_us", "cta_us", "block_us", "lone_block_us", "empty_cta_us", "tail_share", "crowded_share", "reread_base",

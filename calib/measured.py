@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.errors import CalibrationError
-from simkit.hardware import GpuSpec, load_gpu
+from simkit.specs.hardware import GpuSpec, load_gpu
 from simkit.units import bytes_to_gib
 
 CPU_HEADROOM = 1.25

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from calib.errors import CalibrationError
-from simkit.models import ModelSpec, load_model
+from simkit.specs.models import ModelSpec, load_model
 
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 

@@ -15,8 +15,8 @@ import numpy as np
 from calib.fit import fit_table
 from calib.launches import Launches
 from calib.table import read_table
-from simkit.hardware import load_gpu
 from simkit.latency.profile import Heads
+from simkit.specs.hardware import load_gpu
 
 AICONFIGURATOR = {"measured_by": "NVIDIA, aiconfigurator-core 0.12.0", "licence": "Apache-2.0"}
 PROVENANCE: dict[str, dict[str, Any]] = {

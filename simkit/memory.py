@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec, list_gpus
 from simkit.memory_refusal import Refusal, refusal
 from simkit.memory_rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version
 from simkit.memory_sizing import MemorySettings, Sizing, size
+from simkit.specs.hardware import GpuSpec, list_gpus
 from simkit.units import bytes_to_gib
 
 __all__ = ["MemoryBudget", "MemorySettings", "default_limits", "memory_budget", "refusal_of"]

@@ -16,7 +16,7 @@ import yaml
 
 from simkit.errors import InputError
 from simkit.memory_weights import Stage
-from simkit.models import ModelSpec
+from simkit.specs.models import ModelSpec
 from simkit.units import gib_to_bytes
 
 Version = tuple[int, int, int]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from simkit import memory_rules as rules
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec
 from simkit.memory_rules import Rule, Version
 from simkit.memory_weights import Stage, dtype_bytes, split_stages, weight_parts
-from simkit.models import ModelSpec
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.models import ModelSpec
 from simkit.units import gib_to_bytes
 
 HIGHEST_UTILIZATION = 0.98

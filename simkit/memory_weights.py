@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simkit.errors import InputError, nearest
-from simkit.models import ModelSpec
+from simkit.specs.models import ModelSpec
 
 DTYPE_BYTES = {
     "float32": 4.0,

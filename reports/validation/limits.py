@@ -18,12 +18,12 @@ import numpy as np
 
 from reports.validation.line import Line
 from simkit.errors import InputError
-from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import HOST
 from simkit.latency.profile import Profile, list_profiles
 from simkit.latency.roofline import Roofline
-from simkit.models import load_model
+from simkit.specs.hardware import load_gpu
+from simkit.specs.models import load_model
 from simkit.types import StepShapes
 from simkit.units import NS_PER_S
 

@@ -178,8 +178,8 @@ def init() -> None:
 @app.command()
 def models(json: Json = False) -> None:
     """List the models, and what is not modelled."""
-    from simkit import models as registry
     from simkit.manifest import canonical_json
+    from simkit.specs import models as registry
 
     found = registry.list_models()
     if json:
@@ -193,8 +193,8 @@ def models(json: Json = False) -> None:
 @app.command()
 def gpus(json: Json = False) -> None:
     """List the GPUs."""
-    from simkit import hardware
     from simkit.manifest import canonical_json
+    from simkit.specs import hardware
 
     found = hardware.list_gpus()
     if json:

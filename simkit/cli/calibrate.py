@@ -22,7 +22,7 @@ from simkit.errors import InputError
 if TYPE_CHECKING:
     from calib.fit import FitResult
     from calib.table import Table
-    from simkit.hardware import GpuSpec
+    from simkit.specs.hardware import GpuSpec
 
 SUSPICIOUS_SHARE = 0.05
 """Share of the rows of an op beyond the hardware from which on the table may be of another GPU."""
@@ -125,7 +125,7 @@ def _check_names(name: str | None, out: Path | None) -> None:
 
 
 def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | None, json: bool, quiet: bool) -> None:
-    from simkit.hardware import list_gpus, load_gpu
+    from simkit.specs.hardware import list_gpus, load_gpu
 
     with _calibrating():
         from calib.measured import info_beside, provenance_of, spec_of

@@ -17,7 +17,6 @@ from simkit.batching.static import StaticBatcher
 from simkit.engine.idle_keys import run_as_off, without_any_effect
 from simkit.engine.step_times import step_times
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec, load_gpu
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
@@ -26,10 +25,11 @@ from simkit.latency.effects import HOST, PREFIX_REHITS
 from simkit.latency.host import OTHER_VERSIONS
 from simkit.latency.rates import dtype_peak
 from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
-from simkit.model_spec import ModelSpec
-from simkit.models import load_model
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
+from simkit.specs.hardware import GpuSpec, load_gpu
+from simkit.specs.model_spec import ModelSpec
+from simkit.specs.models import load_model
 from simkit.types import KVAllocator, LatencyModel, Request, StepShapes
 from simkit.units import gib_to_bytes, s_to_ns
 

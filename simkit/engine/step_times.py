@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import PREFIX_REHITS, SPEC, check_known, source_of
 from simkit.latency.graphs import capture_sizes
@@ -16,8 +15,9 @@ from simkit.latency.profile import ProfileError, is_shipped, load_profile
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.memory_rules import parse_version
-from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.model_spec import ModelSpec
 from simkit.types import LatencyModel
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from simkit.hardware import GpuSpec
 from simkit.latency.attention import Attention
 from simkit.latency.effects import (
     ALL_REDUCE,
@@ -36,7 +35,8 @@ from simkit.latency.profile import Profile
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.latency.transfer import is_scaled, transferred
-from simkit.models import ModelSpec
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec
 from simkit.latency.ops import (
     Elementwise,
     Gemm,
@@ -24,7 +23,8 @@ from simkit.latency.ops import (
     sampler,
 )
 from simkit.latency.rates import GEMM_FLOOR_NS, Link, Rates, dtype_peak
-from simkit.models import ModelSpec
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, StepShapes
 
 TABLE_ROWS = 16_384

@@ -9,7 +9,7 @@ medians. Knows no model.
 from __future__ import annotations
 
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec
+from simkit.specs.hardware import GpuSpec
 from simkit.types import Floats
 from simkit.units import NS_PER_S
 

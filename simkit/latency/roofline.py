@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 import numpy as np
 import numpy.typing as npt
 
-from simkit.hardware import GpuSpec
 from simkit.latency.effects import (
     ALL_REDUCE,
     DATA_SHEET,
@@ -32,7 +31,8 @@ from simkit.latency.host import DEFAULT, HostCosts
 from simkit.latency.kernels import TABLE_ROWS, Kernels, attended
 from simkit.latency.ops import AttentionShape
 from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
-from simkit.models import ModelSpec
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 

@@ -20,7 +20,7 @@ from simkit.latency.profile import Profile, ProfileError
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
 from simkit.latency.sheets import Bools
 from simkit.latency.surfaces import ChunkSurface, DecodeSurface
-from simkit.models import ModelSpec
+from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, NS_PER_US
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simkit.hardware import GpuSpec
 from simkit.latency.op_fit import OpFit
 from simkit.latency.physics import MEMORY_BOUND_OPS
 from simkit.latency.profile_values import Mixed, Profile
 from simkit.latency.rates import SIXTEEN_BIT
+from simkit.specs.hardware import GpuSpec
 
 CPU = "cpu"
 """Name of the device in a profile that was measured without a GPU."""

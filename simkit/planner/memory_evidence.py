@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec, load_gpu
 from simkit.memory import MemorySettings, default_limits
 from simkit.memory_account import account
-from simkit.models import ModelSpec, load_model
+from simkit.specs.hardware import GpuSpec, load_gpu
+from simkit.specs.models import ModelSpec, load_model
 
 # Names in the logs that are neither a short name nor a Hugging Face id of the registry.
 _MODELS = {

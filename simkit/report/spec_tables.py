@@ -13,8 +13,8 @@ from simkit.report.tables import Column, fit
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from simkit.hardware import GpuSpec
-    from simkit.models import ModelSpec
+    from simkit.specs.hardware import GpuSpec
+    from simkit.specs.models import ModelSpec
 
 
 def model_tables(models: Sequence[ModelSpec], not_modelled: Sequence[str], width: int = 100) -> list[RenderableType]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simkit.hardware import load_gpu
 from simkit.memory_weights import split_stages, weight_parts
-from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario
+from simkit.specs.hardware import load_gpu
+from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import Row
 
 TOO_FAST = (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkit.errors import InputError, nearest
-from simkit.hardware import list_gpus
-from simkit.model_spec import ModelSpec
-from simkit.models import list_models, load_model
+from simkit.specs.hardware import list_gpus
+from simkit.specs.model_spec import ModelSpec
+from simkit.specs.models import list_models, load_model
 
 
 class Unsuitable(Exception):

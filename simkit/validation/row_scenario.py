@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.hardware import list_gpus, load_gpu
-from simkit.model_spec import ModelSpec
 from simkit.scenario import Scenario, from_labelled
 from simkit.scenario.workload import AllAtOnce, ClosedLoop
 from simkit.scenario.yaml import parse_set
+from simkit.specs.hardware import list_gpus, load_gpu
+from simkit.specs.model_spec import ModelSpec
 from simkit.validation import row_engine
 from simkit.validation.row_assumptions import Assumptions
 from simkit.validation.row_limits import TOO_FAST, is_impossible

@@ -15,10 +15,10 @@ import numpy as np
 from cases import CASES
 from measure import REFERENCE_TIMEOUTS_PER_S, Speed, command_line, in_own_process, timeouts_per_s, write_scenario
 
-from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.profile import load_profile
-from simkit.models import load_model
+from simkit.specs.hardware import load_gpu
+from simkit.specs.models import load_model
 from simkit.types import StepShapes
 
 PLAIN = "512/256 at 5"

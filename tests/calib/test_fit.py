@@ -16,8 +16,8 @@ from synthetic import decode_us, gemm_us, prefill_us, rows, text
 from calib.errors import CalibrationError
 from calib.fit import FitResult, fit_table
 from calib.table import read_table
-from simkit.hardware import load_gpu
 from simkit.latency.profile import SCALARS, Heads, Profile, Varlen, launch_us, parse_profile
+from simkit.specs.hardware import load_gpu
 
 A100 = load_gpu("a100-sxm4-80gb")
 HEADS = {"num_heads": np.array(32.0), "num_kv_heads": np.array(8.0), "head_dim": np.array(128.0)}

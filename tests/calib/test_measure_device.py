@@ -13,7 +13,7 @@ from calib import device as module
 from calib.device import find_device, registered_gpu
 from calib.errors import CalibrationError
 from calib.nvml import Monitor, Reading, open_monitor, summary
-from simkit.hardware import list_gpus
+from simkit.specs.hardware import list_gpus
 
 
 def fake_torch(*names: str, uuid: str | None = "1234") -> ModuleType:

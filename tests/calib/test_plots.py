@@ -17,8 +17,8 @@ from calib.plot_curves import KINDS
 from calib.plots import page_figure, plot_page
 from calib.score import MIN_ROWS
 from calib.table import Rows, Table, size_names
-from simkit.hardware import load_gpu
 from simkit.latency.profile import AXES, work_of
+from simkit.specs.hardware import load_gpu
 
 GPU = load_gpu("h100-sxm5-80gb")
 HEADS = {"num_heads": (32, 64), "num_kv_heads": (8,), "head_dim": (128,)}

@@ -15,8 +15,8 @@ from calib.fit import FitResult, fit_table
 from calib.score import predict
 from calib.ship import PROVENANCE, read_unequal
 from calib.table import Rows, Table, read_table
-from simkit.hardware import load_gpu
 from simkit.latency.profile import MEMORY_BOUND_OPS, load_profile, work_of
+from simkit.specs.hardware import load_gpu
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "data" / "kernels"
 pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason="the imported kernel tables are not here")

@@ -15,13 +15,13 @@ from test_roofline import HOST_FIXED_NS, LLAMA, MIXTRAL, SLIDING
 
 import simkit
 from simkit.errors import InputError
-from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.host import host_of
 from simkit.latency.launches import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
 from simkit.latency.roofline import Roofline
 from simkit.scenario import from_dict
+from simkit.specs.hardware import load_gpu
 from simkit.types import StepShapes, TaggedLatency
 
 SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "rtx-pro-6000")

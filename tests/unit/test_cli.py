@@ -315,7 +315,7 @@ def test_lists(command: str, count: int, known: str) -> None:
 
 
 def test_models_prints_what_is_not_modelled() -> None:
-    from simkit.models import NOT_MODELLED
+    from simkit.specs.models import NOT_MODELLED
 
     text = " ".join(simkit_("models").stdout.split())
     assert all(line in text for line in NOT_MODELLED)

@@ -17,7 +17,6 @@ from test_scalar_latency import ints, plan_of, steps
 
 from simkit.batching.plan import StepPlan
 from simkit.errors import InputError
-from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import EFFECTS, is_on
 from simkit.latency.graphs import capture_sizes
@@ -26,6 +25,7 @@ from simkit.latency.kernels import Kernels
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
 from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.latency.transfer import transferred
+from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 
 SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0), dict.fromkeys(DEFAULT.sources, "test"))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from simkit.errors import InputError
-from simkit.hardware import list_gpus, load_gpu
+from simkit.specs.hardware import list_gpus, load_gpu
 
 NAMES = """a100-sxm4-40gb a100-sxm4-80gb a100-pcie-40gb a100-pcie-80gb h100-sxm5-80gb h100-pcie-80gb h200-sxm-141gb
 b200-sxm-180gb l4-24gb l40s-48gb a10g-24gb t4-16gb v100-sxm2-32gb rtx-3090 rtx-4090 rtx-a6000 rtx-pro-6000 mi300x"""

@@ -18,12 +18,12 @@ from test_calibrated import SHIPPED, calibrated, chunk, decodes
 from test_effects import SIZES
 from test_roofline import LLAMA, MIXTRAL
 
-from simkit.hardware import load_gpu
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.op_fit import OpFit
 from simkit.latency.profile import load_profile
 from simkit.latency.profile_values import Mixed, Profile
 from simkit.latency.sheets import Sheet
+from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 
 RAISED = "mixed launches: raised to what the hardware allows"

@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Modules that form one room under the name of its front door.
 ROOM_OF = {
-    "model_spec": "models",
-    "hf_config": "models",
     "memory_account": "memory",
     "memory_refusal": "memory",
     "memory_rules": "memory",
@@ -29,7 +27,7 @@ ROOM_OF = {
 }
 
 VALUES = {"units", "types", "errors", "sequence"}
-SPECS = {"models", "hardware"}
+SPECS = {"specs"}
 PARTS = {"batching", "kv", "latency", "workload"}
 
 # "simkit" is the package itself, that is simkit.__version__.
@@ -39,8 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"sequence"},
     "sequence": {"types"},
     "scenario": {"units", "errors"},
-    "models": {"units", "errors"},
-    "hardware": {"units", "errors"},
+    "specs": {"units", "errors"},
     "memory": {"units", "errors", *SPECS},
     "batching": VALUES,
     "kv": VALUES,
@@ -99,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The top: `cli` may import everything.
 }
 
-CALIB_MAY_IMPORT = {"simkit.latency.profile", "simkit.units", "simkit.hardware", "simkit.models"}
+CALIB_MAY_IMPORT = {"simkit.latency.profile", "simkit.units", "simkit.specs.hardware", "simkit.specs.models"}
 
 # Slow to import, so only inside functions; where a line names a room, that room is itself imported inside functions.
 HEAVY = {"matplotlib", "pandas", "scipy", "pyarrow", "jinja2", "dask", "distributed", "joblib"}
@@ -177,7 +174,7 @@ def all_imports(package: str) -> list[Import]:
 
 
 def room(module: str) -> str:
-    """The room of a simkit module: simkit.kv.paged -> kv, simkit.hf_config -> models, simkit -> simkit."""
+    """The room of a simkit module: simkit.kv.paged -> kv, simkit.specs.hf_config -> specs, simkit -> simkit."""
     parts = module.split(".")
     name = parts[1] if len(parts) > 1 else "__init__"
     return ROOM_OF.get(name, name)
@@ -330,7 +327,7 @@ def test_the_rules_see_a_breach(importer: str, source: str, rule: object) -> Non
         ("simkit.api", "def f():\n    import pandas", heavy_breach),
         ("simkit.report.style", "import matplotlib as mpl", heavy_breach),
         ("simkit.engine.clock", "import simpy", simpy_breach),
-        ("calib.fit", "from simkit.units import NS_PER_S\nfrom simkit import hardware", calib_breach),
+        ("calib.fit", "from simkit.units import NS_PER_S\nfrom simkit.specs import hardware", calib_breach),
     ],
 )
 def test_the_rules_let_the_rest_pass(importer: str, source: str, rule: object) -> None:

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 import simkit
-from simkit.hardware import load_gpu
 from simkit.memory import MemorySettings, refusal_of
 from simkit.memory_rules import graphs_in_budget
 from simkit.memory_sizing import Sizing, left_for_kv, size
-from simkit.models import load_model
 from simkit.planner.memory_evidence import EvidenceRow, judge, read_evidence
+from simkit.specs.hardware import load_gpu
+from simkit.specs.models import load_model
 from simkit.units import bytes_to_gib
 
 FILE = Path(__file__).resolve().parents[3] / "shared/data/evidence/kv_capacity.csv"

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from simkit.hardware import list_gpus, load_gpu
 from simkit.memory import MemorySettings, refusal_of
 from simkit.memory_refusal import Refusal
 from simkit.memory_rules import quantizations
 from simkit.memory_sizing import HIGHEST_UTILIZATION, size
-from simkit.models import list_models, load_model
+from simkit.specs.hardware import list_gpus, load_gpu
+from simkit.specs.models import list_models, load_model
 
 
 def ask(model: str, gpu: str, **changes: Any) -> MemorySettings:

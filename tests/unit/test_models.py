@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simkit.errors import InputError
-from simkit.models import NOT_MODELLED, list_models, load_model
+from simkit.specs.models import NOT_MODELLED, list_models, load_model
 
 EVIDENCE = Path(__file__).resolve().parents[3] / "shared/data/evidence/models.csv"
 

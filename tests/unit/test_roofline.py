@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkit.errors import InputError
-from simkit.hardware import GpuSpec
 from simkit.latency import rates
 from simkit.latency.host import HOST_FIXED_US, HostCosts
 from simkit.latency.profile_values import HostTerms
 from simkit.latency.roofline import TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
-from simkit.models import ModelSpec
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.models import ModelSpec
 from simkit.types import StepShapes
 
 LLAMA = ModelSpec(

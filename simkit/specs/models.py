@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from simkit.errors import InputError, nearest
-from simkit.hf_config import read_config
-from simkit.model_spec import FAMILIES, ModelSpec, complete
+from simkit.specs.hf_config import read_config
+from simkit.specs.model_spec import FAMILIES, ModelSpec, complete
 
 __all__ = ["NOT_MODELLED", "ModelSpec", "list_models", "load_model"]
 

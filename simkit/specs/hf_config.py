@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.model_spec import FAMILIES, Family, ModelSpec, complete
+from simkit.specs.model_spec import FAMILIES, Family, ModelSpec, complete
 
 _FAMILY_OF = {
     "llama": "llama",

@@ -1,0 +1,1 @@
+"""What a model and a GPU are: the registries, and a Hugging Face config read as a model."""
