@@ -1,4 +1,4 @@
-"""The kernel table: the neutral CSV in which measurements of GPU kernels travel. Owns its columns and how it is read."""
+"""The kernel table: the neutral CSV in which measurements of GPU kernels travel. Owns its columns and its reading."""
 
 from __future__ import annotations
 
