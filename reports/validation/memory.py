@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from reports.validation.line import Line
-from simkit.planner.memory_evidence import judge, read_evidence
+from simkit.memory.evidence import judge, read_evidence
 
 SECTION = "Memory"
 TABLE = "data/evidence/kv_capacity.csv"

@@ -24,7 +24,7 @@ from simkit.kv.swap import HostPool
 from simkit.latency.effects import HOST, PREFIX_REHITS
 from simkit.latency.host import OTHER_VERSIONS
 from simkit.latency.rates import dtype_peak
-from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
 from simkit.specs.hardware import GpuSpec, load_gpu

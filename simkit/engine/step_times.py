@@ -14,7 +14,7 @@ from simkit.latency.host import host_of
 from simkit.latency.profile import ProfileError, is_shipped, load_profile
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
-from simkit.memory_rules import parse_version
+from simkit.memory.rules import parse_version
 from simkit.scenario import Scenario
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.model_spec import ModelSpec

@@ -13,7 +13,7 @@ import numpy as np
 
 from simkit.engine.build import check_placement, memory_settings, resolve
 from simkit.errors import InputError
-from simkit.memory_account import account
+from simkit.memory.account import account
 from simkit.planner.offered import first_requests
 from simkit.scenario import Scenario
 
@@ -33,7 +33,7 @@ def scenario_account(
     lengths: Mapping[str, float] | None = None,
     simulated: bool = True,
 ) -> dict[str, Any]:
-    """The content of memory.json for a scenario; see `simkit.memory_account.account`.
+    """The content of memory.json for a scenario; see `simkit.memory.budget.account.account`.
 
     The first three are settings that runs do not have. `lengths` (name to tokens of a request) replaces those of the
     scenario's requests. Unless `simulated`, the dummy block follows the engine version. Raises InputError, with the

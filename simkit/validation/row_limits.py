@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simkit.memory_weights import split_stages, weight_parts
+from simkit.memory.weights import split_stages, weight_parts
 from simkit.scenario import Scenario
 from simkit.specs.hardware import load_gpu
 from simkit.specs.model_spec import ModelSpec

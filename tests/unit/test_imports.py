@@ -17,11 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Modules that form one room under the name of its front door.
 ROOM_OF = {
-    "memory_account": "memory",
-    "memory_refusal": "memory",
-    "memory_rules": "memory",
-    "memory_sizing": "memory",
-    "memory_weights": "memory",
     "__init__": "simkit",
     "__main__": "main",
 }

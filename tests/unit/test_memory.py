@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from simkit.errors import InputError
-from simkit.memory import MemoryBudget, MemorySettings, default_limits, memory_budget
-from simkit.memory_rules import parse_version
-from simkit.memory_sizing import kv_block_bytes, kv_dtype_bytes, left_for_kv, size
-from simkit.memory_weights import dtype_bytes, split_stages, weight_bytes, weight_parts
+from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory.rules import parse_version
+from simkit.memory.sizing import kv_block_bytes, kv_dtype_bytes, left_for_kv, size
+from simkit.memory.weights import dtype_bytes, split_stages, weight_bytes, weight_parts
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import load_model
 

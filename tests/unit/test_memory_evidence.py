@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 import simkit
-from simkit.memory import MemorySettings, refusal_of
-from simkit.memory_rules import graphs_in_budget
-from simkit.memory_sizing import Sizing, left_for_kv, size
-from simkit.planner.memory_evidence import EvidenceRow, judge, read_evidence
+from simkit.memory.budget import MemorySettings, refusal_of
+from simkit.memory.evidence import EvidenceRow, judge, read_evidence
+from simkit.memory.rules import graphs_in_budget
+from simkit.memory.sizing import Sizing, left_for_kv, size
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import load_model
 from simkit.units import bytes_to_gib

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from simkit.memory import MemorySettings, refusal_of
-from simkit.memory_refusal import Refusal
-from simkit.memory_rules import quantizations
-from simkit.memory_sizing import HIGHEST_UTILIZATION, size
+from simkit.memory.budget import MemorySettings, refusal_of
+from simkit.memory.refusal import Refusal
+from simkit.memory.rules import quantizations
+from simkit.memory.sizing import HIGHEST_UTILIZATION, size
 from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.models import list_models, load_model
 

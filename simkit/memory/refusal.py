@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simkit.memory_rules import quantizations
-from simkit.memory_sizing import MemorySettings, Sizing, size, splits
+from simkit.memory.rules import quantizations
+from simkit.memory.sizing import MemorySettings, Sizing, size, splits
 from simkit.specs.hardware import list_gpus
 from simkit.units import bytes_to_gib
 

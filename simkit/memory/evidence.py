@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.memory import MemorySettings, default_limits
-from simkit.memory_account import account
+from simkit.memory.account import account
+from simkit.memory.budget import MemorySettings, default_limits
 from simkit.specs.hardware import GpuSpec, load_gpu
 from simkit.specs.models import ModelSpec, load_model
 

@@ -1,4 +1,4 @@
-"""The memory budget of one GPU, as a run needs it, or the refusal of a start-up. Front door of the `memory_*` modules.
+"""The memory budget of one GPU, as a run needs it, or the refusal of a start-up.
 
 Knows no clock.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simkit.errors import InputError
-from simkit.memory_refusal import Refusal, refusal
-from simkit.memory_rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version
-from simkit.memory_sizing import MemorySettings, Sizing, size
+from simkit.memory.refusal import Refusal, refusal
+from simkit.memory.rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version
+from simkit.memory.sizing import MemorySettings, Sizing, size
 from simkit.specs.hardware import GpuSpec, list_gpus
 from simkit.units import bytes_to_gib
 

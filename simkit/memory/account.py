@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simkit.memory import refusal_of
-from simkit.memory_refusal import Refusal, Way
-from simkit.memory_rules import Rule, block_sizes, newest_engine, parse_version, quantizations, sureness
-from simkit.memory_sizing import MemorySettings, Sizing, StageSizing, size
+from simkit.memory.budget import refusal_of
+from simkit.memory.refusal import Refusal, Way
+from simkit.memory.rules import Rule, block_sizes, newest_engine, parse_version, quantizations, sureness
+from simkit.memory.sizing import MemorySettings, Sizing, StageSizing, size
 from simkit.units import bytes_to_gib
 
 # Start-up logs whose weights agree with the counted ones, and how well.

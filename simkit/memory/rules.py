@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from simkit.errors import InputError
-from simkit.memory_weights import Stage
+from simkit.memory.weights import Stage
 from simkit.specs.models import ModelSpec
 from simkit.units import gib_to_bytes
 

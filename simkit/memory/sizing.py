@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simkit import memory_rules as rules
 from simkit.errors import InputError
-from simkit.memory_rules import Rule, Version
-from simkit.memory_weights import Stage, dtype_bytes, split_stages, weight_parts
+from simkit.memory import rules
+from simkit.memory.rules import Rule, Version
+from simkit.memory.weights import Stage, dtype_bytes, split_stages, weight_parts
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.units import gib_to_bytes
