@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
-from simkit.long_enough import long_enough
-from simkit.manifest import CREATED_BY, canonical_json, is_run_dir
-from simkit.parts import Part, Result, assemble, make_part
+from simkit.runs.long_enough import long_enough
+from simkit.runs.manifest import CREATED_BY, canonical_json, is_run_dir
+from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(
     progress: Progress | None = None,
     single_step: bool = False,
 ) -> Result:
-    """Simulate a scenario, all its replications one after the other, each long enough (`simkit.long_enough`).
+    """Simulate a scenario, all its replications one after the other, each long enough (`simkit.runs.long_enough`).
 
     `base_dir` is where relative paths start (default: the folder of the scenario file). `single_step` prices one step
     at a time; the result is the same, slower. Raises InputError for a scenario that cannot be run and CheckError for

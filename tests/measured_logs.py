@@ -10,7 +10,7 @@ import numpy as np
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.metrics.definitions import summarise
-from simkit.parts import terms_of
+from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
 from simkit.workload.traces.canonical import CanonicalWriter, Meta

@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from reports.validation import drawing, page  # noqa: E402  (the repository is made importable first)
-from simkit.manifest import plain  # noqa: E402
+from simkit.runs.manifest import plain  # noqa: E402
 
 SECTIONS = (
     "decisions", "memory", "kernels", "step_times", "runs", "rows", "table", "from_run", "ablation", "papers", "theory",

@@ -12,7 +12,7 @@ from simkit.cli import console
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simkit.parts import Result
+    from simkit.runs.replication import Result
     from simkit.scenario import Scenario
 
 NoHeadroom = Annotated[bool, typer.Option("--no-headroom", help="Do not look for the rate up to which the slo holds.")]
@@ -24,8 +24,8 @@ def with_headroom(
     """`result` with its headroom in the summary, where it is `wanted` and there is any to look for."""
     if not wanted or scenario.slo is None:
         return result
-    from simkit.manifest import plain
     from simkit.planner.headroom import headroom, is_asked
+    from simkit.runs.manifest import plain
 
     if not is_asked(scenario):
         return result

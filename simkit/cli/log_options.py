@@ -17,7 +17,7 @@ from simkit.cli.trace import columns_of, flag_of
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from simkit.parts import Result
+    from simkit.runs.replication import Result
     from simkit.scenario import Scenario
 
 

@@ -101,7 +101,7 @@ def memory(
     )
     if out_dir is not None:
         from simkit.api import write_memory
-        from simkit.rundir import unwritable
+        from simkit.runs.directory import unwritable
 
         try:
             written = write_memory(found, out_dir, overwrite=True)
@@ -116,7 +116,7 @@ def memory(
 
 def _print(found: dict[str, Any], json: bool) -> None:
     if json:
-        from simkit.manifest import canonical_json
+        from simkit.runs.manifest import canonical_json
 
         console.out_bytes(canonical_json(found))
         return
@@ -182,6 +182,6 @@ def _activation(gib: float | None) -> float | None:
 
 
 def _out_dir(out: Path | None) -> Path | None:
-    from simkit import rundir
+    from simkit.runs import directory
 
-    return None if out is None else rundir.choose(out, "memory")[0]
+    return None if out is None else directory.choose(out, "memory")[0]

@@ -54,16 +54,17 @@ def plan(
     chosen = schema.load(scenario, studies.settings_of(sets, seed), workload)
     axes = schema.parse_axes(chosen, axis or [], check_values=False)
     _check_axes(axes)
-    from simkit import api, rundir
+    from simkit import api
     from simkit.planner import plan as planner
     from simkit.planner.plan_json import plan_csv, plan_json
+    from simkit.runs import directory
 
-    out_dir, overwrite = rundir.choose(out, f"{chosen.name}-plan")
+    out_dir, overwrite = directory.choose(out, f"{chosen.name}-plan")
     options = studies.study_options(jobs, dask, resume, out_dir, quiet)
-    with studies.stoppable(out_dir), console.progress(quiet) as progress, _forgetting(rundir.kept_dir(out_dir)):
+    with studies.stoppable(out_dir), console.progress(quiet) as progress, _forgetting(directory.kept_dir(out_dir)):
         result = planner.plan(chosen, axes, target_per_s=target_rate, spare=spare, progress=progress, options=options)
         content = plan_json(result)
-        replaced = rundir.name_of(out_dir) if overwrite else None
+        replaced = directory.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
         with studies.writing(out, out_dir):

@@ -28,7 +28,7 @@ from simkit.cli.trace import Map
 
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
-    from simkit.parts import Result
+    from simkit.runs.replication import Result
     from simkit.scenario import Scenario
 
 
@@ -82,14 +82,15 @@ def replay(
     }  # fmt: skip
     section = log_options.trace_of(trace, map, allow_bad, given)
     chosen, told = log_options.scenario_of("replay", scenario, section, sets, seed)
-    from simkit import api, rundir
+    from simkit import api
+    from simkit.runs import directory
 
-    out_dir, overwrite = rundir.choose(out, chosen.name)
+    out_dir, overwrite = directory.choose(out, chosen.name)
     with studies.stoppable(out_dir):
         result, problem = _served(chosen, quiet=quiet, with_twin=not no_twin)
         with console.progress(quiet) as progress:
             result = headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
-        replaced = rundir.name_of(out_dir) if overwrite else None
+        replaced = directory.name_of(out_dir) if overwrite else None
         with studies.writing(out, out_dir):
             written = api.write(result, out_dir, overwrite=True, report=not no_report)
     if not quiet:

@@ -18,8 +18,8 @@ from simkit.cli.headroom import NoHeadroom
 from simkit.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
-    from simkit.parts import Result
     from simkit.planner.study import Failure, Options
+    from simkit.runs.replication import Result
     from simkit.scenario import Scenario
 
 File = Annotated[Path | None, typer.Argument(metavar="SCENARIO", help="Scenario file; `simkit init` prints one.")]
@@ -80,9 +80,10 @@ def run(
         chosen = _from_flags(flags, settings)
     else:
         chosen = _from_file(scenario, flags, settings, workload)
-    from simkit import api, rundir
+    from simkit import api
+    from simkit.runs import directory
 
-    out_dir, overwrite = rundir.choose(out, chosen.name)
+    out_dir, overwrite = directory.choose(out, chosen.name)
     options = study_options(jobs, dask, resume, out_dir, quiet)
     with stoppable(out_dir), console.progress(quiet) as progress:
         if chosen.replications == 1 and dask is None:
@@ -90,17 +91,17 @@ def run(
                 console.say("note: --resume: nothing is kept of a single simulation")
             result = api.run(chosen, base_dir=chosen.base_dir, progress=progress, single_step=single_step)
         else:
-            from simkit import run_length
             from simkit.engine.build import set_up
-            from simkit.long_enough import long_enough
             from simkit.planner.study import run_scenario
+            from simkit.runs import run_length
+            from simkit.runs.long_enough import long_enough
 
             options["single_step"] = single_step
             ready = long_enough(set_up(chosen), progress, single_step=single_step)
             longer = run_length.same_length(chosen, ready.setup.scenario)
             result = api.told_length(run_scenario(longer, progress=progress, **options), ready.said)
         result = headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
-        replaced = rundir.name_of(out_dir) if overwrite else None
+        replaced = directory.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
         with writing(out, out_dir):
@@ -153,10 +154,11 @@ def compare(
         raise InputError("--axis: expected one scenario file with it, got two")
     chosen, *other = [schema.load(path, settings_of(sets, seed), workload) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
-    from simkit import api, rundir
+    from simkit import api
     from simkit.planner import compare as planner
+    from simkit.runs import directory
 
-    out_dir, overwrite = rundir.choose(out, f"{chosen.name}-compare")
+    out_dir, overwrite = directory.choose(out, f"{chosen.name}-compare")
     options = study_options(jobs, dask, resume, out_dir, quiet)
     with stoppable(out_dir), console.progress(quiet) as progress:
         if other:
@@ -165,7 +167,7 @@ def compare(
             comparison = planner.compare(chosen, axes=axes, base_dir=chosen.base_dir, progress=progress, **options)
         if not comparison.arms:
             return _report_failures("arm", comparison.failed, out_dir, quiet)
-        replaced = rundir.name_of(out_dir) if overwrite else None
+        replaced = directory.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
         with writing(out, out_dir):
@@ -210,16 +212,17 @@ def sweep(
 
     chosen = schema.load(scenario, settings_of(sets, seed), workload)
     axes = schema.parse_axes(chosen, axis or [])
-    from simkit import api, rundir
+    from simkit import api
     from simkit.planner import sweep as planner
+    from simkit.runs import directory
 
-    out_dir, overwrite = rundir.choose(out, f"{chosen.name}-sweep")
+    out_dir, overwrite = directory.choose(out, f"{chosen.name}-sweep")
     options = study_options(jobs, dask, resume, out_dir, quiet)
     with stoppable(out_dir), console.progress(quiet) as progress:
         swept = planner.sweep(chosen, axes, base_dir=chosen.base_dir, progress=progress, **options)
         if not swept.points:
             return _report_failures("point", swept.failed, out_dir, quiet)
-        replaced = rundir.name_of(out_dir) if overwrite else None
+        replaced = directory.name_of(out_dir) if overwrite else None
         if progress is not None:
             progress(1.0, "writing")
         with writing(out, out_dir):
@@ -241,11 +244,11 @@ def sweep(
 
 def study_options(jobs: int | None, dask: str | None, resume: bool, out_dir: Path, quiet: bool) -> Options:
     """How a study is run."""
-    from simkit import rundir
+    from simkit.runs import directory
 
     if jobs is not None and dask not in (None, "auto"):
         raise InputError(f"--jobs: expected without --dask {dask}, whose workers are those of that scheduler")
-    options: Options = {"jobs": jobs, "dask": dask, "resume_dir": rundir.kept_dir(out_dir), "resume": resume}
+    options: Options = {"jobs": jobs, "dask": dask, "resume_dir": directory.kept_dir(out_dir), "resume": resume}
     if not quiet:
         options["say"] = console.say
     return options
@@ -266,9 +269,9 @@ def stoppable(out_dir: Path) -> Iterator[None]:
     except Interrupted as error:
         raise Stopped(str(error)) from None
     except KeyboardInterrupt:
-        from simkit import rundir
+        from simkit.runs import directory
 
-        if rundir.kept_dir(out_dir).is_dir():
+        if directory.kept_dir(out_dir).is_dir():
             raise Stopped("interrupted: the simulations are kept; add --resume to go on") from None
         raise
     finally:
@@ -278,25 +281,25 @@ def stoppable(out_dir: Path) -> Iterator[None]:
 
 def _report_failures(word: str, failed: Mapping[str, Failure], out_dir: Path, quiet: bool) -> int:
     """One line for everything that failed, and the exit code; kept simulations are of no more use without failures."""
-    from simkit import rundir
     from simkit.planner.study import exit_code
+    from simkit.runs import directory
 
     for name, failure in failed.items():
         console.say(f"{word} {failure.line(name)}")
     if not failed:
         _clear_kept(out_dir)
-    elif rundir.kept_dir(out_dir).is_dir() and not quiet:
+    elif directory.kept_dir(out_dir).is_dir() and not quiet:
         console.say("note: the finished simulations are kept; with --resume only the others are made again")
     return exit_code(failed)
 
 
 def _clear_kept(out_dir: Path) -> None:
-    from simkit import rundir
+    from simkit.runs import directory
 
-    if rundir.kept_dir(out_dir).is_dir():
+    if directory.kept_dir(out_dir).is_dir():
         from simkit.planner import kept
 
-        kept.clear(rundir.kept_dir(out_dir))
+        kept.clear(directory.kept_dir(out_dir))
 
 
 def settings_of(sets: list[str] | None, seed: int | None) -> list[str]:
@@ -361,6 +364,6 @@ class writing:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            from simkit.rundir import unwritable
+            from simkit.runs.directory import unwritable
 
             raise unwritable(self._label, error) from None

@@ -67,10 +67,10 @@ def info(
 ) -> None:
     """Say what a log holds: what it was read as, rate, burstiness, lengths, sharing, sessions, and the dirt in it."""
     spec = trace_spec(file, format, map, time_unit, hash_block_tokens, failed, on_restart, allow_bad)
-    from simkit import rundir
+    from simkit.runs import directory
     from simkit.workload.traces.describe import describe
 
-    out_dir = None if out is None else rundir.choose(out, "trace")[0]
+    out_dir = None if out is None else directory.choose(out, "trace")[0]
     with console.progress(quiet) as progress:
         found = describe(spec, report=progress)
     if out_dir is not None:
@@ -79,11 +79,11 @@ def info(
         try:
             written = write_trace_info(found.info, found.curves, out_dir, overwrite=True)
         except OSError as error:
-            raise rundir.unwritable(f"--out {out}", error) from None
+            raise directory.unwritable(f"--out {out}", error) from None
         if not quiet:
             console.say(f"wrote {written}; open {written / 'trace.svg'}")
     if json:
-        from simkit.manifest import canonical_json
+        from simkit.runs.manifest import canonical_json
 
         console.out_bytes(canonical_json(found.info))
         return

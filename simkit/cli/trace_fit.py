@@ -57,7 +57,7 @@ def fit(
     _check_target(out, force)
     chosen = _engine(scenario, no_check)
     from simkit import __version__
-    from simkit.manifest import canonical_json
+    from simkit.runs.manifest import canonical_json
     from simkit.workload.traces import fit as fitting
     from simkit.workload.traces.fit_text import workload_yaml
     from simkit.workload.traces.load import load_log

@@ -33,8 +33,8 @@ from simkit.errors import CheckError, InputError
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
     from simkit.metrics.histogram import DurationHistogram
-    from simkit.parts import Result
     from simkit.planner.study import Options
+    from simkit.runs.replication import Result
     from simkit.scenario import Scenario
     from simkit.validation.comparison import Comparison
     from simkit.validation.samples import Samples
@@ -147,8 +147,9 @@ def _run(
     no_report: bool,
 ) -> None:
     chosen, told = log_options.scenario_of("validate", scenario, section, sets, seed)
-    from simkit import api, rundir
-    from simkit.manifest import canonical_json
+    from simkit import api
+    from simkit.runs import directory
+    from simkit.runs.manifest import canonical_json
     from simkit.validation import bands as judging
     from simkit.validation import content as contents
     from simkit.validation.comparison import measured_metrics
@@ -159,7 +160,7 @@ def _run(
     judging.check_measured(
         bands, measured_metrics(trace, stream=setup.stream), None if samples is None else samples.values
     )
-    out_dir, overwrite = rundir.choose(out, chosen.name)
+    out_dir, overwrite = directory.choose(out, chosen.name)
     options = studies.study_options(jobs, dask, False, out_dir, quiet)
     options["resume_dir"] = None
     with studies.stoppable(out_dir):
@@ -171,7 +172,7 @@ def _run(
         content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
                                       first_token_ns=setup.first_token_ns)  # fmt: skip
         result = log_options.with_measured(result)
-        replaced = rundir.name_of(out_dir) if overwrite else None
+        replaced = directory.name_of(out_dir) if overwrite else None
         with studies.writing(out, out_dir):
             written = api.write_validation(result, content, out_dir, PAGE, overwrite=True, report=not no_report)
     if not quiet:

@@ -42,14 +42,15 @@ def run_rows(
 
     Raises InputError, and CheckError when an error is outside the band that `max_error` sets; all is written then.
     """
-    from simkit import api, rundir
-    from simkit.manifest import canonical_json
+    from simkit import api
+    from simkit.runs import directory
+    from simkit.runs.manifest import canonical_json
     from simkit.validation import row_errors
     from simkit.validation.rows import read_rows
 
     bands = row_errors.parse_bands(max_error or [])
     name = _name(summary)
-    out_dir, overwrite = rundir.choose(out, name)
+    out_dir, overwrite = directory.choose(out, name)
     table = read_rows(summary)
     options: Options = studies.study_options(jobs, dask, False, out_dir, quiet)
     options["resume_dir"] = None  # rows are many small studies
@@ -61,7 +62,7 @@ def run_rows(
     facts = {"name": name, "summary": summary.name, "sha256": _sha256(summary), "select": select or [], "fit": fit,
              "fit_metric": fit_metric, "max_rows": max_rows, "set": sets or [], "seed": seed,
              "scenario": None if scenario is None else scenario.name}  # fmt: skip
-    replaced = rundir.name_of(out_dir) if overwrite else None
+    replaced = directory.name_of(out_dir) if overwrite else None
     with studies.writing(out, out_dir):
         written = api.write_rows(content, study.to_csv(), facts, out_dir, overwrite=True, report=not no_report)
     if json:

@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from simkit import run_length
 from simkit.errors import InputError
 from simkit.planner.asking import Asking
 from simkit.planner.doctor import examine
@@ -19,6 +18,7 @@ from simkit.planner.points import Point, make_point
 from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE
 from simkit.planner.study import Failure, Options, run_scenario, setting
+from simkit.runs import run_length
 from simkit.scenario import Scenario, apply_sets
 
 LOOK_REPLICATIONS, LONG_LOOK_REPLICATIONS = 4, 2

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from simkit import run_length
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, curves, pooled_crossing
 from simkit.planner.plan_values import Confirmation, Found, Served
@@ -19,6 +18,7 @@ from simkit.planner.quest import Quest
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.study import Failure
 from simkit.planner.trial import Term, terms
+from simkit.runs import run_length
 
 TIMES = 10.0
 """How much longer than the runs of the search."""

@@ -11,10 +11,10 @@ from typing import Any
 from simkit.engine.build import Setup
 from simkit.engine.run import simulate
 from simkit.errors import InputError
-from simkit.manifest import plain
 from simkit.metrics.definitions import summarise
-from simkit.parts import terms_of
 from simkit.planner.offered import played
+from simkit.runs.manifest import plain
+from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.units import NS_PER_S
 

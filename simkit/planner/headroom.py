@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simkit import run_length
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
@@ -20,6 +19,7 @@ from simkit.planner.bounds import guess_rate
 from simkit.planner.offered import base_rate, for_trials, lengths
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import QUEUE, Trial, run_trial, terms
+from simkit.runs import run_length
 from simkit.scenario import PiecewiseArrivals, Scenario, WarmupSeconds, Workload, apply_sets
 
 EFFORT = Effort(replications=1, gap=2)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
-from simkit.manifest import canonical_json, run_id
-from simkit.parts import Part
+from simkit.runs.manifest import canonical_json, run_id
+from simkit.runs.replication import Part
 from simkit.workload.files import resolve
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.run_length import is_same_every_time
+from simkit.runs.run_length import is_same_every_time
 from simkit.scenario import AllAtOnce, ClosedLoop, PiecewiseArrivals, Scenario, apply_sets
 from simkit.types import Request
 from simkit.units import NS_PER_S

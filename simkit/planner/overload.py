@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from simkit import run_length
 from simkit.engine.build import Setup
+from simkit.runs import run_length
 from simkit.scenario import WarmupRequests, WarmupSeconds
 
 WAIT_FACTOR = 4.0

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkit import __version__
-from simkit.manifest import CREATED_BY, plain
 from simkit.metrics.intervals import half_width_95
 from simkit.planner import advise
 from simkit.planner.answer import answer, fleet_choice, notes, reason, unreachable
@@ -22,6 +21,7 @@ from simkit.planner.plan_values import Confirmation, Found, Plan
 from simkit.planner.search import COARSE
 from simkit.planner.study import value_text
 from simkit.planner.trial import QUEUE, Trial
+from simkit.runs.manifest import CREATED_BY, plain
 
 CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unlikely_per_s", "term", "soft",
                "replications")  # fmt: skip

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from simkit import run_length
 from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.offered import Lengths
@@ -15,6 +14,7 @@ from simkit.planner.quest import Answer
 from simkit.planner.search import Effort
 from simkit.planner.study import Failure
 from simkit.planner.trial import Term, Trial, terms
+from simkit.runs import run_length
 from simkit.scenario import Scenario
 
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simkit import __version__, run_length
+from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError, Interrupted
-from simkit.manifest import canonical_json, plain
 from simkit.planner import backends, kept
 from simkit.planner.bounds import guess_rate
 from simkit.planner.offered import Lengths, lengths
 from simkit.planner.search import Effort, Search
 from simkit.planner.study import Failure, Options, Say, guarded, located
 from simkit.planner.trial import Trial, run_trial, terms
+from simkit.runs import run_length
+from simkit.runs.manifest import canonical_json, plain
 from simkit.scenario import Scenario
 
 _PREFIX = "plan-"

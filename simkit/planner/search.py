@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from simkit import run_length
 from simkit.planner.capacity import crossing, crossings_without, curves, pooled_crossing
 from simkit.planner.trial import Term, Trial
+from simkit.runs import run_length
 
 STEPS_A_DOUBLING = 32
 """Rates lie on a grid, the same for all settings, in steps of 2 ** (1 / 32), that is 2.2 %."""

@@ -18,8 +18,8 @@ from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
-from simkit.parts import Part, Result, assemble, make_part
 from simkit.planner import backends, kept
+from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario
 
 Kind = Literal["input", "check", "error", "lost"]

@@ -16,7 +16,7 @@ from simkit.metrics.exact import total
 from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.measured import STATS, Pairs, compared, paired, whole
 from simkit.metrics.terms import ratio
-from simkit.parts import Result
+from simkit.runs.replication import Result
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
 from simkit.validation.left_out import LeftOut, left_out

@@ -21,7 +21,7 @@ from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile_values import HostTerms
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import summarise
-from simkit.parts import terms_of
+from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.types import Floats, Ints
 from simkit.validation.content import check_as_it_was

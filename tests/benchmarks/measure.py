@@ -88,7 +88,7 @@ def speed(case: str, num_requests: int, rounds: int, yardstick_per_s: float, *, 
     from simkit.engine.build import set_up
     from simkit.engine.run import simulate
     from simkit.metrics.definitions import summarise
-    from simkit.parts import terms_of
+    from simkit.runs.replication import terms_of
     from simkit.scenario import from_dict
 
     setup = set_up(from_dict(CASES[case](num_requests)))

@@ -23,7 +23,7 @@ from measure import Speed, speed, timeouts_per_s
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.metrics.definitions import summarise
-from simkit.parts import terms_of
+from simkit.runs.replication import terms_of
 from simkit.scenario import from_dict
 
 REQUESTS = 500

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from simkit import scenario
-from simkit.manifest import plain
 from simkit.planner.capacity import to_json
 from simkit.planner.offered import base_rate, lengths
 from simkit.planner.plan_json import plan_csv
@@ -20,6 +19,7 @@ from simkit.planner.quest import Quest, pursue
 from simkit.planner.search import COARSE
 from simkit.planner.study import Failure
 from simkit.report import plan_markdown, plan_page
+from simkit.runs.manifest import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 

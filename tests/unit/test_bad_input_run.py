@@ -11,10 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simkit import api, long_enough, scenario
+from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import InputError
-from simkit.manifest import canonical_json, is_run_dir
+from simkit.runs import long_enough
+from simkit.runs.manifest import canonical_json, is_run_dir
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 import simkit
-from simkit import manifest
 from simkit.cli import app, console
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
-from simkit.manifest import canonical_json
 from simkit.report import tables
+from simkit.runs import manifest
+from simkit.runs.manifest import canonical_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = """\

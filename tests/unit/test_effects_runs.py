@@ -11,10 +11,10 @@ from simkit import api
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.effects import EFFECTS, is_on
-from simkit.parts import Result
 from simkit.planner.compare import compare
 from simkit.report.load import load_run
 from simkit.report.provenance import provenance
+from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict, loads, parse_axes, template
 from simkit.validation.ablation import arms
 

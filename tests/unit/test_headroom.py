@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit import run_length, scenario
+from simkit import scenario
 from simkit.cli import app
 from simkit.errors import CheckError
 from simkit.planner import headroom as room
+from simkit.runs import run_length
 
 TEXT = """\
 name: tiny

@@ -46,25 +46,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "diagnosis": {"units"},
     # Reads a run directory; knows specs as values to tabulate, and no engine.
     "report": {"units", "types", "errors", "diagnosis", *SPECS},
-    "manifest": {"simkit"},
-    "rundir": {"errors", "manifest"},
-    # One replication, and the replications of a run put together: what api and planner share.
-    "parts": {"engine", "manifest", "metrics"},
-    # How long a run must last: rules, which a plan needs as well, and a run that follows them.
-    "run_length": {"types", "metrics", "scenario"},
-    "long_enough": {"run_length", "units", "parts", "engine", "metrics", "scenario"},
+    # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
+    "runs": {"units", "types", "errors", "engine", "metrics", "scenario", "simkit"},
     # The report to write one; the planner's result only as a type.
-    "api": {"parts", "long_enough", "engine", "errors", "manifest", "scenario", "report", "planner"},
+    "api": {"runs", "engine", "errors", "scenario", "report", "planner"},
     # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
     # Start-up logs name models and GPUs.
     "planner": {
         *VALUES,
         *SPECS,
-        "parts",
-        "run_length",
+        "runs",
         "diagnosis",
         "engine",
-        "manifest",
         "memory",
         "metrics",
         "scenario",
@@ -76,11 +69,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *VALUES,
         *SPECS,
         "planner",
-        "parts",
+        "runs",
         "engine",
         "latency",
         "memory",
-        "manifest",
         "metrics",
         "scenario",
         "workload",
@@ -220,7 +212,7 @@ def test_the_table_has_no_cycle_but_the_two_that_are_only_for_types() -> None:
     edges = {room: set(targets) for room, targets in MAY_IMPORT.items()}
     edges["types"].discard("sequence")
     edges["api"].discard("planner")
-    edges["manifest"].discard("simkit")  # __version__ is set without any import
+    edges["runs"].discard("simkit")  # __version__ is set without any import
     while edges:
         leaves = {room for room, targets in edges.items() if not targets & set(edges)}
         assert leaves, f"a cycle among {sorted(edges)}"

@@ -13,10 +13,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simkit import api, run_length, scenario
+from simkit import api, scenario
 from simkit.cli import app
-from simkit.long_enough import MAX_PRECISE_REQUESTS, PRECISION
-from simkit.manifest import canonical_json
+from simkit.runs import run_length
+from simkit.runs.long_enough import MAX_PRECISE_REQUESTS, PRECISION
+from simkit.runs.manifest import canonical_json
 
 SLOTS, MEAN_TOKENS = 8, 20
 CAPACITY = SLOTS / (MEAN_TOKENS / 1000)

@@ -13,7 +13,6 @@ from served import as_asked
 
 from simkit import api, scenario
 from simkit.errors import CheckError
-from simkit.manifest import canonical_json
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import Terms, summarise
 from simkit.metrics.histogram import DurationHistogram, _bin_of
@@ -22,6 +21,7 @@ from simkit.metrics.invariants import check_run
 from simkit.metrics.record import REQUEST_COLUMNS, Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.warmup import mser5
+from simkit.runs.manifest import canonical_json
 
 MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)

@@ -21,7 +21,6 @@ from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.errors import InputError, Interrupted
-from simkit.parts import part_of
 from simkit.planner import around, confirm, quest
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
@@ -32,6 +31,7 @@ from simkit.planner.plan_values import FleetSize, Plan
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
+from simkit.runs.replication import part_of
 from simkit.workload.build import build_workload
 
 TEXT = """\
@@ -675,7 +675,7 @@ def test_a_growing_queue_is_refused_whatever_the_objectives_bound() -> None:
 def test_trials_survive_the_disk() -> None:
     ready = for_trials(load(), 1)
     trial = run_trial(set_up(ready), 100.0, base_rate(ready), 0)
-    from simkit.manifest import canonical_json
+    from simkit.runs.manifest import canonical_json
 
     assert Trial.from_json(json.loads(canonical_json(trial))) == trial
 

@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from simkit import run_length
 from simkit.planner import advise, capacity, limits, offered, waits
 from simkit.report import plan_choice, plan_confirm, plan_front, plan_page, plan_words
 from simkit.report.plan_markdown import plan_markdown
 from simkit.report.plan_page import render_plan
 from simkit.report.plan_tables import continued, plan_tables
+from simkit.runs import run_length
 from tests.unit.test_report import assert_well_formed
 
 COMMAND = "vllm serve meta/one --max-num-seqs 64 --max-num-batched-tokens 2048 --block-size 16 --enable-prefix-caching"

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simkit import run_length, scenario
-from simkit.run_length import can_grow, levels, longer, missing_factor, rising, same_length
+from simkit import scenario
+from simkit.runs import run_length
+from simkit.runs.run_length import can_grow, levels, longer, missing_factor, rising, same_length
 from simkit.scenario import Scenario
 
 BASE: dict[str, Any] = {

@@ -21,10 +21,10 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import CheckError, InputError, Interrupted
-from simkit.parts import Part, assemble, make_part
 from simkit.planner import backends, kept, study
 from simkit.planner.compare import compare
 from simkit.planner.study import Failure, Point, Task, exit_code, run_scenario, run_study
+from simkit.runs.replication import Part, assemble, make_part
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """\

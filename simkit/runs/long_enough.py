@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from simkit import run_length
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import Outcome, summarise
-from simkit.parts import Part, part_of, terms_of
+from simkit.runs import run_length
+from simkit.runs.replication import Part, part_of, terms_of
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
 

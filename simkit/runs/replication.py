@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
-from simkit.manifest import build_manifest, plain
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.metrics.intervals import combine
 from simkit.metrics.measured import compare_measured
 from simkit.metrics.tables import request_table, slot_table, span_table
 from simkit.metrics.terms import Terms
+from simkit.runs.manifest import build_manifest, plain
 
 if TYPE_CHECKING:
     import pandas as pd

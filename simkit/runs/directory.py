@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from simkit.errors import InputError
-from simkit.manifest import is_run_dir
+from simkit.runs.manifest import is_run_dir
 
 
 def choose(out: Path | None, default_name: str) -> tuple[Path, bool]:

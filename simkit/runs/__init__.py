@@ -1,0 +1,1 @@
+"""One run: its replications, its length, its identity and its directory."""
