@@ -6,7 +6,7 @@
     result.summary["num_steps"], result.requests.head(), result.steps.head()
     simkit.write(result, "runs/eight", overwrite=True)
 
-The report is imported only to write one. Runs in this process alone: many processes are the planner's affair.
+The report is imported only to write one. Runs in this process alone: many processes are the affair of studies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from simkit.scenario import Scenario, load
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from simkit.planner.compare import Comparison
-    from simkit.planner.sweep import Sweep
+    from simkit.studies.compare import Comparison
+    from simkit.studies.sweep import Sweep
 
 __all__ = [
     "Result",
@@ -177,7 +177,7 @@ def write_plan(
 ) -> Path:
     """Write a plan: plan.json, plan.csv, manifest.json, and (unless `report` is false) report.html and report.md.
 
-    `content` is that of `planner.plan_json`, `table` that of plan.csv.
+    `content` is that of `planner.result`, `table` that of plan.csv.
     """
     with _replacing(Path(out_dir), overwrite) as directory:
         (directory / "plan.json").write_bytes(canonical_json(content))
@@ -193,7 +193,7 @@ def write_plan(
 
 
 def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False) -> Path:
-    """Write what `simkit.planner.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
+    """Write what `simkit.studies.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
     from simkit.report.memory_figure import write_figure
 
     with _replacing(Path(out_dir), overwrite) as directory:

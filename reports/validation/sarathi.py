@@ -25,12 +25,12 @@ from typing import Any
 from reports.validation.line import Line
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
-from simkit.planner.offered import base_rate, for_trials
 from simkit.planner.quest import Quest, pursue_all
 from simkit.planner.search import COARSE, Effort
-from simkit.planner.study import Failure, Options
 from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario, apply_sets, load
+from simkit.studies.offered_load import base_rate, for_trials
+from simkit.studies.study import Failure, Options
 from simkit.units import NS_PER_MS
 
 SECTION = "Papers"

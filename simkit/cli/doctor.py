@@ -42,9 +42,9 @@ def doctor(
     run = _load(run_dir)
     target = _target(out, run_dir)
     from simkit.diagnosis.facts import gather
-    from simkit.planner import doctor as planner
-    from simkit.planner import verdict
     from simkit.runs.manifest import canonical_json
+    from simkit.studies import doctor as planner
+    from simkit.studies import verdict
 
     facts = gather(run.manifest, run.summary, run.requests, run.steps)
     scenario = None

@@ -88,7 +88,7 @@ def memory(
     flags = {name: value for name, value in zip(_KEYS, values, strict=True) if value is not None}
     lengths = _lengths({"--mean-tokens": mean_tokens, "--p95-tokens": p95_tokens})
     chosen = _from_flags(flags, sets or []) if scenario is None else _from_file(scenario, [*flags, *lengths], sets)
-    from simkit.planner.memory import scenario_account
+    from simkit.studies.memory import scenario_account
 
     out_dir = _out_dir(out)
     found = scenario_account(

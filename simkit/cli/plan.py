@@ -81,7 +81,7 @@ def plan(
         console.out(*plan_tables.plan_tables(content, console.width()))
     if not quiet:
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
-    from simkit.planner.study import exit_code
+    from simkit.studies.study import exit_code
 
     return 1 if result.recommended is None else exit_code(result.failed)
 

@@ -118,8 +118,8 @@ def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, 
     The twin is simulated by a second process meanwhile.
     """
     from simkit.engine.build import set_up
-    from simkit.planner.beside import Failed, beside
-    from simkit.planner.even import serve_evenly
+    from simkit.studies.background import Failed, beside
+    from simkit.studies.uniform_twin import serve_evenly
 
     setup = set_up(chosen)
     if not with_twin:

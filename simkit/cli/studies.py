@@ -18,9 +18,9 @@ from simkit.cli.headroom import NoHeadroom
 from simkit.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
-    from simkit.planner.study import Failure, Options
     from simkit.runs.replication import Result
     from simkit.scenario import Scenario
+    from simkit.studies.study import Failure, Options
 
 File = Annotated[Path | None, typer.Argument(metavar="SCENARIO", help="Scenario file; `simkit init` prints one.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory (default ./runs/<name>).")]
@@ -92,9 +92,9 @@ def run(
             result = api.run(chosen, base_dir=chosen.base_dir, progress=progress, single_step=single_step)
         else:
             from simkit.engine.build import set_up
-            from simkit.planner.study import run_scenario
             from simkit.runs import run_length
             from simkit.runs.long_enough import long_enough
+            from simkit.studies.study import run_scenario
 
             options["single_step"] = single_step
             ready = long_enough(set_up(chosen), progress, single_step=single_step)
@@ -155,8 +155,8 @@ def compare(
     chosen, *other = [schema.load(path, settings_of(sets, seed), workload) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api
-    from simkit.planner import compare as planner
     from simkit.runs import directory
+    from simkit.studies import compare as planner
 
     out_dir, overwrite = directory.choose(out, f"{chosen.name}-compare")
     options = study_options(jobs, dask, resume, out_dir, quiet)
@@ -213,8 +213,8 @@ def sweep(
     chosen = schema.load(scenario, settings_of(sets, seed), workload)
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api
-    from simkit.planner import sweep as planner
     from simkit.runs import directory
+    from simkit.studies import sweep as planner
 
     out_dir, overwrite = directory.choose(out, f"{chosen.name}-sweep")
     options = study_options(jobs, dask, resume, out_dir, quiet)
@@ -281,8 +281,8 @@ def stoppable(out_dir: Path) -> Iterator[None]:
 
 def _report_failures(word: str, failed: Mapping[str, Failure], out_dir: Path, quiet: bool) -> int:
     """One line for everything that failed, and the exit code; kept simulations are of no more use without failures."""
-    from simkit.planner.study import exit_code
     from simkit.runs import directory
+    from simkit.studies.study import exit_code
 
     for name, failure in failed.items():
         console.say(f"{word} {failure.line(name)}")
@@ -297,9 +297,9 @@ def _clear_kept(out_dir: Path) -> None:
     from simkit.runs import directory
 
     if directory.kept_dir(out_dir).is_dir():
-        from simkit.planner import kept
+        from simkit.studies import checkpoint
 
-        kept.clear(directory.kept_dir(out_dir))
+        checkpoint.clear(directory.kept_dir(out_dir))
 
 
 def settings_of(sets: list[str] | None, seed: int | None) -> list[str]:
@@ -346,7 +346,7 @@ def say_notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
 def say_alarms(result: Result, written: Path) -> None:
     """One line when a rule of the doctor finds something to do."""
     from simkit.diagnosis.rules import alarm_line, diagnose
-    from simkit.planner.doctor import facts_of
+    from simkit.studies.doctor import facts_of
 
     line = alarm_line(diagnose(facts_of(result)))
     if line is not None:

@@ -112,7 +112,7 @@ def _engine(scenario: Path | None, no_check: bool) -> Scenario | None:
 def _checked(
     scenario: Scenario | None, spec: Trace, log: Log, fitted: Fit, jobs: int | None, quiet: bool
 ) -> dict[str, Any]:
-    from simkit.planner.fit_check import check_fit, default_scenario
+    from simkit.studies.fit_check import check_fit, default_scenario
 
     chosen = scenario or default_scenario(log)
     # The scenario may lie elsewhere; paths on the command line start here.

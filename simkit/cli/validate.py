@@ -33,9 +33,9 @@ from simkit.errors import CheckError, InputError
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
     from simkit.metrics.histogram import DurationHistogram
-    from simkit.planner.study import Options
     from simkit.runs.replication import Result
     from simkit.scenario import Scenario
+    from simkit.studies.study import Options
     from simkit.validation.comparison import Comparison
     from simkit.validation.samples import Samples
     from simkit.workload.traces import Trace

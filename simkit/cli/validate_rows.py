@@ -11,7 +11,7 @@ from simkit.cli import console, studies
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
-    from simkit.planner.study import Options
+    from simkit.studies.study import Options
     from simkit.validation.row_errors import Band
     from simkit.validation.row_study import RowStudy
     from simkit.validation.rows import Table

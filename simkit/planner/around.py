@@ -11,15 +11,15 @@ from typing import Any
 
 from simkit.errors import InputError
 from simkit.planner.asking import Asking
-from simkit.planner.doctor import examine
-from simkit.planner.offered import at_rate, for_trials
 from simkit.planner.plan_values import FleetSize, Found, Plan, found_from
 from simkit.planner.points import Point, make_point
 from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE
-from simkit.planner.study import Failure, Options, run_scenario, setting
 from simkit.runs import run_length
 from simkit.scenario import Scenario, apply_sets
+from simkit.studies.doctor import examine
+from simkit.studies.offered_load import at_rate, for_trials
+from simkit.studies.study import Failure, Options, run_scenario, setting
 
 LOOK_REPLICATIONS, LONG_LOOK_REPLICATIONS = 4, 2
 """Replications of a rate that is only looked at, as the scenario has it and in runs at least twice as long."""

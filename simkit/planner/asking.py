@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from simkit.engine.run import Progress
 from simkit.planner.quest import Answer, Quest, pursue_all
-from simkit.planner.study import Failure, Options
+from simkit.studies.study import Failure, Options
 
 
 @dataclass(slots=True)

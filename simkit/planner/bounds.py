@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from simkit.engine.build import Setup
-from simkit.planner.offered import Lengths
+from simkit.studies.offered_load import Lengths
 from simkit.types import StepShapes
 from simkit.units import NS_PER_S, ns_to_ms
 

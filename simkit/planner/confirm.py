@@ -16,9 +16,9 @@ from simkit.planner.capacity import Capacity, curves, pooled_crossing
 from simkit.planner.plan_values import Confirmation, Found, Served
 from simkit.planner.quest import Quest
 from simkit.planner.search import STEPS_A_DOUBLING
-from simkit.planner.study import Failure
 from simkit.planner.trial import Term, terms
 from simkit.runs import run_length
+from simkit.studies.study import Failure
 
 TIMES = 10.0
 """How much longer than the runs of the search."""

@@ -16,11 +16,11 @@ from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.planner.bounds import guess_rate
-from simkit.planner.offered import base_rate, for_trials, lengths
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import QUEUE, Trial, run_trial, terms
 from simkit.runs import run_length
 from simkit.scenario import PiecewiseArrivals, Scenario, WarmupSeconds, Workload, apply_sets
+from simkit.studies.offered_load import base_rate, for_trials, lengths
 
 EFFORT = Effort(replications=1, gap=2)
 OWN = 0.015

@@ -17,14 +17,14 @@ from simkit.planner.around import explore
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
-from simkit.planner.offered import Lengths, base_rate, lengths
 from simkit.planner.plan_values import Found, Plan, found_from
 from simkit.planner.points import SLOTS, Point, make_points
 from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE, FINE, Effort
-from simkit.planner.study import Failure, Options
 from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
+from simkit.studies.offered_load import Lengths, base_rate, lengths
+from simkit.studies.study import Failure, Options
 
 REFINED_AT_ONCE = 2
 """Points that are searched again with more replications beside the best one, before it is asked whether they are as

@@ -16,12 +16,12 @@ from simkit.planner import advise
 from simkit.planner.answer import answer, fleet_choice, notes, reason, unreachable
 from simkit.planner.around import LOADS, load_rates
 from simkit.planner.capacity import Capacity, ratio, to_json
-from simkit.planner.offered import MIN_FOR_P99
 from simkit.planner.plan_values import Confirmation, Found, Plan
 from simkit.planner.search import COARSE
-from simkit.planner.study import value_text
 from simkit.planner.trial import QUEUE, Trial
 from simkit.runs.manifest import CREATED_BY, plain
+from simkit.studies.offered_load import MIN_FOR_P99
+from simkit.studies.study import value_text
 
 CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unlikely_per_s", "term", "soft",
                "replications")  # fmt: skip

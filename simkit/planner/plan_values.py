@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
-from simkit.planner.offered import Lengths
 from simkit.planner.points import Point
 from simkit.planner.quest import Answer
 from simkit.planner.search import Effort
-from simkit.planner.study import Failure
 from simkit.planner.trial import Term, Trial, terms
 from simkit.runs import run_length
 from simkit.scenario import Scenario
+from simkit.studies.offered_load import Lengths
+from simkit.studies.study import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError
 from simkit.planner import bounds
-from simkit.planner.offered import for_trials, lengths
-from simkit.planner.study import Failure, point_names
 from simkit.scenario import Scenario, apply_sets
+from simkit.studies.offered_load import for_trials, lengths
+from simkit.studies.study import Failure, point_names
 
 SLOTS = "engine.max_num_seqs"
 

@@ -18,15 +18,15 @@ from typing import Any
 from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError, Interrupted
-from simkit.planner import backends, kept
 from simkit.planner.bounds import guess_rate
-from simkit.planner.offered import Lengths, lengths
 from simkit.planner.search import Effort, Search
-from simkit.planner.study import Failure, Options, Say, guarded, located
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.runs import run_length
 from simkit.runs.manifest import canonical_json, plain
 from simkit.scenario import Scenario
+from simkit.studies import checkpoint, executors
+from simkit.studies.offered_load import Lengths, lengths
+from simkit.studies.study import Failure, Options, Say, guarded, located
 
 _PREFIX = "plan-"
 
@@ -164,10 +164,10 @@ def pursue_all(quests: Sequence[Quest], options: Options, told: Told) -> list[An
     told(len(outcomes), len(quests))
     rest = [index for index in range(len(quests)) if index not in outcomes]
     try:
-        with backends.no_warnings():
+        with executors.no_warnings():
             for position, outcome in _spread([quests[index] for index in rest], options):
                 index = rest[position]
-                outcomes[index] = Failure("lost", outcome.reason) if isinstance(outcome, backends.Lost) else outcome
+                outcomes[index] = Failure("lost", outcome.reason) if isinstance(outcome, executors.Lost) else outcome
                 shelf.save(keys[index], outcomes[index])
                 told(len(outcomes), len(quests))
     except KeyboardInterrupt:
@@ -179,18 +179,18 @@ def pursue_all(quests: Sequence[Quest], options: Options, told: Told) -> list[An
 
 def _spread(quests: Sequence[Quest], options: Options) -> Iterator[tuple[int, Any]]:
     dask, jobs = options.get("dask"), options.get("jobs", 1)
-    jobs = min(jobs or backends.usable_cores(), len(quests))
+    jobs = min(jobs or executors.usable_cores(), len(quests))
     if dask is None and jobs <= 1:
         yield from ((position, pursue(quest)) for position, quest in enumerate(quests))
         return
     if quests:
-        yield from backends.spread(pursue, quests, jobs, dask, lambda position: True)
+        yield from executors.spread(pursue, quests, jobs, dask, lambda position: True)
 
 
 def _key(quest: Quest) -> str:
     """Identifies a quest and everything that its answer depends on; a setting that cannot be set up has no key."""
     try:
-        inputs = kept.keys([set_up(quest.scenario)])[0]
+        inputs = checkpoint.keys([set_up(quest.scenario)])[0]
     except InputError:
         return ""
     asked = (quest.base_per_s, quest.guesses_per_s, quest.lengths, quest.effort, quest.rates_per_s)

@@ -14,10 +14,10 @@ from simkit.engine.build import Setup
 from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
 from simkit.metrics.histogram import DurationHistogram
-from simkit.planner.study import Options, Point, run_study
 from simkit.runs.manifest import plain
 from simkit.runs.replication import Result, assemble, part_of
 from simkit.scenario import Scenario, Trace
+from simkit.studies.study import Options, Point, run_study
 from simkit.units import NS_PER_US
 from simkit.validation import ablation
 from simkit.validation.bands import Verdict

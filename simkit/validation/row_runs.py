@@ -12,9 +12,9 @@ from typing import Any, Unpack
 from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.latency.profile_values import HostTerms
-from simkit.planner.study import Failure, Options, Point, run_study
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
+from simkit.studies.study import Failure, Options, Point, run_study
 from simkit.validation.row_scenario import RowRun
 from simkit.validation.rows import METRICS
 

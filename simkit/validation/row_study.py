@@ -22,8 +22,8 @@ from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile_values import HostTerms
-from simkit.planner.study import Failure, Options
 from simkit.scenario import Scenario
+from simkit.studies.study import Failure, Options
 from simkit.types import Floats
 from simkit.validation.row_errors import RUNNING, error_pct, statistics
 from simkit.validation.row_fit import EngineFit, FitRows, fit_engines

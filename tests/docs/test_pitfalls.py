@@ -11,8 +11,8 @@ import pytest
 from served import as_asked
 
 from simkit.api import Result
-from simkit.planner import doctor
 from simkit.scenario import apply_sets, load
+from simkit.studies import doctor
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 

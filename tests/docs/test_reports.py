@@ -11,15 +11,15 @@ import pytest
 
 from simkit import scenario
 from simkit.planner.capacity import to_json
-from simkit.planner.offered import base_rate, lengths
 from simkit.planner.plan_json import plan_csv
 from simkit.planner.plan_values import found_from
 from simkit.planner.points import make_points
 from simkit.planner.quest import Quest, pursue
 from simkit.planner.search import COARSE
-from simkit.planner.study import Failure
 from simkit.report import plan_markdown, plan_page
 from simkit.runs.manifest import plain
+from simkit.studies.offered_load import base_rate, lengths
+from simkit.studies.study import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
 

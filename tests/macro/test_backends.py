@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from simkit import api, scenario
 from simkit.cli import app
-from simkit.planner import backends, study
-from simkit.planner.sweep import Sweep, sweep
+from simkit.studies import executors, study
+from simkit.studies.sweep import Sweep, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """\
@@ -127,9 +127,9 @@ def test_work_that_kills_its_worker_is_lost_alone(
 ) -> None:
     monkeypatch.setenv("TESTS_PID", str(os.getpid()))
     address = request.getfixturevalue("cluster").scheduler_address if use_dask else None
-    found = dict(backends.spread(fatal, range(6), 2, address, lambda index: True))
+    found = dict(executors.spread(fatal, range(6), 2, address, lambda index: True))
     lost = found.pop(3)
-    assert isinstance(lost, backends.Lost)
+    assert isinstance(lost, executors.Lost)
     assert "died (killed, or out of memory)" in lost.reason
     assert found == {item: item * item for item in range(6) if item != 3}
 
@@ -164,7 +164,7 @@ def test_an_address_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_no_scheduler_is_not_waited_for(
     greeting: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "ANSWER_S", 0.5)
+    monkeypatch.setattr(executors, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
 
@@ -190,7 +190,7 @@ def test_what_is_no_address(address: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_scheduler_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "ANSWER_S", 0.5)
+    monkeypatch.setattr(executors, "ANSWER_S", 0.5)
     with LocalCluster(  # type: ignore[no-untyped-call]
         n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
     ) as empty:

@@ -13,12 +13,12 @@ from scipy import optimize
 
 from simkit import scenario
 from simkit.planner.capacity import Capacity, capacity, curves, ratio
-from simkit.planner.offered import base_rate, for_trials
 from simkit.planner.quest import Quest, pursue
 from simkit.planner.search import COARSE, FINE, Effort, Search
-from simkit.planner.study import Failure
 from simkit.planner.trial import Term, Trial, terms
 from simkit.scenario import apply_sets
+from simkit.studies.offered_load import base_rate, for_trials
+from simkit.studies.study import Failure
 
 STEP_S = 1e-3  # of latency profile "unit"
 

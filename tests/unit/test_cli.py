@@ -287,7 +287,7 @@ def test_compare_prints_every_arm_and_the_differences(api: FakeApi, monkeypatch:
             arms=arms, paired=paired, failed={}, baseline="static+contiguous", to_json=lambda: as_json
         )
 
-    monkeypatch.setattr("simkit.planner.compare.compare", compare)
+    monkeypatch.setattr("simkit.studies.compare.compare", compare)
     result = simkit_("compare", "s.yaml", "--axis", "engine.max_num_seqs=8,16", "--no-report")
     assert result.exit_code == 0, result.stderr
     assert seen == {"axes": {"engine.max_num_seqs": [8, 16]}, "jobs": None, "dask": None, "resume": False}

@@ -16,8 +16,8 @@ from simkit.planner.plan_values import Found
 from simkit.planner.points import make_points
 from simkit.planner.quest import Answer, Quest
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
-from simkit.planner.study import Failure
 from simkit.planner.trial import Term, Trial
+from simkit.studies.study import Failure
 from tests.theory.test_planner_theory import customers
 from tests.unit.test_plan import TEXT
 

@@ -15,8 +15,8 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
-from simkit.planner import doctor, verdict
 from simkit.report.html import render
+from simkit.studies import doctor, verdict
 
 BASE: dict[str, Any] = {
     "name": "small",
@@ -95,7 +95,7 @@ def test_without_proof_nothing_is_run(patient: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0
     assert "engine.max_num_seqs=16: not proven: no re-run was made" in done.stdout
     assert "before and after" not in done.stdout
-    monkeypatch.setattr("simkit.planner.doctor.run_study", lambda *_, **__: pytest.fail("something was run"))
+    monkeypatch.setattr("simkit.studies.doctor.run_study", lambda *_, **__: pytest.fail("something was run"))
     (finding,) = doctor.examine(None, as_asked(build()))["findings"]
     assert finding["proof"] is None
     assert finding["advice"]["settings"] == {"engine.max_num_seqs": 8}

@@ -21,7 +21,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.diagnosis.rules import diagnose
 from simkit.errors import CheckError, InputError
-from simkit.planner import doctor
+from simkit.studies import doctor
 
 BASE: dict[str, Any] = {
     "name": "u",

@@ -48,13 +48,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units", "types", "errors", "diagnosis", *SPECS},
     # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
     "runs": {"units", "types", "errors", "engine", "metrics", "scenario", "simkit"},
-    # The report to write one; the planner's result only as a type.
-    "api": {"runs", "engine", "errors", "scenario", "report", "planner"},
-    # A planner's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
-    # Start-up logs name models and GPUs.
-    "planner": {
+    # The report to write one; the result of a study only as a type.
+    "api": {"runs", "engine", "errors", "scenario", "report", "studies"},
+    # A study's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
+    "studies": {
         *VALUES,
-        *SPECS,
         "runs",
         "diagnosis",
         "engine",
@@ -64,11 +62,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "workload",
         "simkit",
     },
-    # Runs that others measured, simulated again; above the planner, whose studies it starts.
+    "planner": {*VALUES, *SPECS, "studies", "runs", "engine", "metrics", "scenario", "simkit"},
+    # Runs that others measured, simulated again; above the studies that it starts.
     "validation": {
         *VALUES,
         *SPECS,
-        "planner",
+        "studies",
         "runs",
         "engine",
         "latency",
@@ -174,7 +173,7 @@ def layering_breach(found: Import) -> bool:
     importer, imported = room(found.importer), room(found.imported)
     if importer in ("cli", imported):
         return False
-    if (importer, imported) == ("api", "planner") and not found.typing_only:
+    if (importer, imported) == ("api", "studies") and not found.typing_only:
         return True
     return imported not in MAY_IMPORT[importer]
 
@@ -211,7 +210,7 @@ def test_every_room_is_in_the_table() -> None:
 def test_the_table_has_no_cycle_but_the_two_that_are_only_for_types() -> None:
     edges = {room: set(targets) for room, targets in MAY_IMPORT.items()}
     edges["types"].discard("sequence")
-    edges["api"].discard("planner")
+    edges["api"].discard("studies")
     edges["runs"].discard("simkit")  # __version__ is set without any import
     while edges:
         leaves = {room for room, targets in edges.items() if not targets & set(edges)}
@@ -287,7 +286,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         ("simkit.batching.continuous", "from simkit import engine", layering_breach),
         ("simkit.report.html", "import simkit.engine.run", layering_breach),
         ("simkit.report.html", "def f():\n    from simkit.api import run", layering_breach),
-        ("simkit.api", "from simkit.planner.compare import compare", layering_breach),
+        ("simkit.api", "from simkit.studies.compare import compare", layering_breach),
         (
             "simkit.units",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import simkit.types",
@@ -310,7 +309,7 @@ def test_the_rules_see_a_breach(importer: str, source: str, rule: object) -> Non
     [
         ("simkit.engine.run", "from simkit.batching.plan import Hold", layering_breach),
         ("simkit.cli.app", "import simkit.engine.run", layering_breach),
-        ("simkit.api", "if TYPE_CHECKING:\n    from simkit.planner.compare import Comparison", layering_breach),
+        ("simkit.api", "if TYPE_CHECKING:\n    from simkit.studies.compare import Comparison", layering_breach),
         ("simkit.api", "def f():\n    import pandas", heavy_breach),
         ("simkit.report.style", "import matplotlib as mpl", heavy_breach),
         ("simkit.engine.clock", "import simpy", simpy_breach),

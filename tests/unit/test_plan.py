@@ -25,13 +25,13 @@ from simkit.planner import around, confirm, quest
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
 from simkit.planner.bounds import grid
-from simkit.planner.offered import at_rate, base_rate, for_trials, lengths
 from simkit.planner.plan_json import plan_csv, plan_json
 from simkit.planner.plan_values import FleetSize, Plan
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.runs.replication import part_of
+from simkit.studies.offered_load import at_rate, base_rate, for_trials, lengths
 from simkit.workload.build import build_workload
 
 TEXT = """\

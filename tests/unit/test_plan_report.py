@@ -16,12 +16,13 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from simkit.planner import advise, capacity, limits, offered, waits
+from simkit.planner import advise, capacity, limits, waits
 from simkit.report import plan_choice, plan_confirm, plan_front, plan_page, plan_words
 from simkit.report.plan_markdown import plan_markdown
 from simkit.report.plan_page import render_plan
 from simkit.report.plan_tables import continued, plan_tables
 from simkit.runs import run_length
+from simkit.studies import offered_load
 from tests.unit.test_report import assert_well_formed
 
 COMMAND = "vllm serve meta/one --max-num-seqs 64 --max-num-batched-tokens 2048 --block-size 16 --enable-prefix-caching"
@@ -609,7 +610,7 @@ def test_definitions_quote_the_planners_thresholds() -> None:
     assert f"over more than {100 * (capacity.SOFT_SPREAD - 1):.0f} %" in said["Soft limit"]
     assert f"from {capacity.LIKELY} to {capacity.UNLIKELY}" in said["Soft limit"]
     assert f"less than {100 * (advise.KNEE_GAIN - 1):.0f} %" in said["Knee"]
-    assert f"{offered.MIN_FOR_P99:,}" in said["Too few"]
+    assert f"{offered_load.MIN_FOR_P99:,}" in said["Too few"]
     assert f"at least {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: slots"]
     assert f"less than {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: compute"]
     assert f"less than {100 * limits.TAIL_QUEUED:.0f} %" in said["Limit: TTFT, E2E"]

@@ -23,8 +23,8 @@ from simkit.engine import run as engine
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.metrics.measured import compare_measured
-from simkit.planner.beside import Failed, beside
-from simkit.planner.even import evened
+from simkit.studies.background import Failed, beside
+from simkit.studies.uniform_twin import evened
 from simkit.types import Request
 from simkit.workload.build import Workload
 from simkit.workload.replay import MeasuredTimes
@@ -256,7 +256,7 @@ def test_the_page_and_the_tables_set_what_was_measured_beside_the_prediction(her
     times = MeasuredTimes(np.array([2 * MS, -1]), np.array([14 * MS, -1]))
     with (
         serving([request(0, 0, 8, 4), request(1, 50, 8, 4)], measured=times),
-        patch("simkit.planner.even.evened") as no,
+        patch("simkit.studies.uniform_twin.evened") as no,
     ):
         no.side_effect = InputError("not here")
         result = replay("log.v1.csv", "--scenario", "s.yaml", "--out", "r")
@@ -365,6 +365,6 @@ def test_warm_requests_are_not_in_the_means(here: Path) -> None:
     def build_workload(*_: Any, **__: Any) -> Workload:
         return Workload(iter(made), 4, None, None, 0, (), {}, num_warm=2)
 
-    with patch("simkit.planner.offered.build_workload", build_workload):
+    with patch("simkit.studies.offered_load.build_workload", build_workload):
         even = evened(set_up(drawn))
     assert (even.num_requests, even.prompt_tokens, even.rate_per_s) == (2, 350, 1.0)

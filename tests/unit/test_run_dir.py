@@ -12,8 +12,8 @@ import pytest
 
 from simkit import api, scenario
 from simkit.errors import InputError
-from simkit.planner.compare import compare
 from simkit.runs.manifest import is_run_dir
+from simkit.studies.compare import compare
 
 FILES = ["manifest.json", "requests.parquet", "slots.parquet", "steps.parquet", "summary.json"]
 REQUEST_COLUMNS = (

@@ -13,7 +13,7 @@ import pytest
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.planner.offered import at_rate, base_rate, for_trials
+from simkit.studies.offered_load import at_rate, base_rate, for_trials
 from simkit.types import Request
 from simkit.workload import Workload, build_workload
 from simkit.workload.servegen import ServeGenClients, window_gaps

@@ -21,10 +21,10 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import CheckError, InputError, Interrupted
-from simkit.planner import backends, kept, study
-from simkit.planner.compare import compare
-from simkit.planner.study import Failure, Point, Task, exit_code, run_scenario, run_study
 from simkit.runs.replication import Part, assemble, make_part
+from simkit.studies import checkpoint, executors, study
+from simkit.studies.compare import compare
+from simkit.studies.study import Failure, Point, Task, exit_code, run_scenario, run_study
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """\
@@ -79,18 +79,18 @@ def test_parts_in_any_order_give_the_bytes_of_a_run(tmp_path: Path) -> None:
 # --- kept parts -------------------------------------------------------------------------------------------------------
 def test_a_kept_part_is_the_part(tmp_path: Path) -> None:
     setup = set_up(build())
-    keys = kept.keys([setup])
+    keys = checkpoint.keys([setup])
     made = [make_part(setup, replication) for replication in (0, 1)]
     for key, part in zip(keys, made, strict=True):
-        kept.save(tmp_path / "kept", key, part)
-        kept.save(tmp_path / "kept", key, part)  # in place of the older one
-    loaded = [kept.load(tmp_path / "kept", key) for key in keys]
+        checkpoint.save(tmp_path / "kept", key, part)
+        checkpoint.save(tmp_path / "kept", key, part)  # in place of the older one
+    loaded = [checkpoint.load(tmp_path / "kept", key) for key in keys]
     assert [part for part in loaded if part is not None] == made
     assert {path.suffix for path in (tmp_path / "kept").rglob("*") if path.is_file()} == {".json", ".parquet"}
     assert written(assemble(setup, made), tmp_path / "a") == written(
         assemble(setup, [p for p in loaded if p]), tmp_path / "b"
     )
-    kept.clear(tmp_path / "kept")
+    checkpoint.clear(tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_damaged_part_is_made_anew(
     name: str, harm: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run_scenario(build(), resume_dir=tmp_path / "kept")
-    first, second = kept.keys([set_up(build())])
+    first, second = checkpoint.keys([set_up(build())])
     harm(tmp_path / "kept" / first.folder / name)
     made, said = spy(monkeypatch), []
     again = run_scenario(build(), resume_dir=tmp_path / "kept", say=said.append)
@@ -369,19 +369,19 @@ def heavy_modules(item: int) -> list[str]:
 
 
 def test_workers_import_no_report() -> None:
-    found = dict(backends.spread(heavy_modules, [0, 1], 2, None, lambda index: True))
+    found = dict(executors.spread(heavy_modules, [0, 1], 2, None, lambda index: True))
     assert found == {0: [], 1: []}
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    assert dict(backends.spread(abs, [-1, -2, -3], 2, None, lambda index: index != 1)) == {0: (1), 2: 3}
+    assert dict(executors.spread(abs, [-1, -2, -3], 2, None, lambda index: index != 1)) == {0: (1), 2: 3}
 
 
 # --- interrupt and resume ---------------------------------------------------------------------------------------------
 DRIVER = """\
 import sys
 from simkit.cli import app as cli
-from simkit.planner import study
+from simkit.studies import study
 real, made = {hook}, []
 def hooked(*args):
     if len(made) == 5:
@@ -458,7 +458,7 @@ def test_without_a_place_to_keep_things_an_interrupt_is_an_interrupt(
 # --- what a single run imports ----------------------------------------------------------------------------------------
 def test_a_single_run_imports_nothing_of_studies(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TEXT)
-    heavy = ["joblib", "dask", "distributed", "matplotlib", "scipy.stats", "pandas", "simkit.planner"]
+    heavy = ["joblib", "dask", "distributed", "matplotlib", "scipy.stats", "pandas", "simkit.planner", "simkit.studies"]
     code = (
         "import sys; from simkit.cli import app as cli\n"
         "try: cli.app(['run', 'tiny.yaml', '--set', 'replications=1', '--no-report', '--quiet'])\n"

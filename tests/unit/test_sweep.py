@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import CheckError, InputError
-from simkit.planner import study
-from simkit.planner.sweep import sweep
 from simkit.runs.replication import make_part
+from simkit.studies import study
+from simkit.studies.sweep import sweep
 
 TEXT = """\
 name: tiny

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from simkit import scenario
 from simkit.cli import app
 from simkit.errors import InputError
-from simkit.planner.offered import at_rate, base_rate
+from simkit.studies.offered_load import at_rate, base_rate
 from simkit.types import Request
 from simkit.workload import build_workload
 from simkit.workload.streams import Streams

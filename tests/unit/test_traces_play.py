@@ -614,7 +614,7 @@ def test_closed_sessions_give_each_request_those_that_it_causes(
 
 
 def test_a_plan_scales_what_the_trace_says(tmp_path: Path) -> None:
-    from simkit.planner.offered import at_rate, base_rate, for_trials
+    from simkit.studies.offered_load import at_rate, base_rate, for_trials
 
     def offered(**trace: Any) -> scenario.Scenario:
         (tmp_path / "t.log").write_text(SESSIONS)

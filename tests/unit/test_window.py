@@ -16,8 +16,8 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.metrics.intervals import combine
-from simkit.planner.offered import for_trials
 from simkit.planner.trial import run_trial, terms
+from simkit.studies.offered_load import for_trials
 from simkit.units import NS_PER_MS, NS_PER_S
 
 SLOTS, TOKENS = 8, 20

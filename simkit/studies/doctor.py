@@ -18,11 +18,11 @@ from simkit.diagnosis.rules import RULES, diagnose
 from simkit.engine.build import set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
-from simkit.planner.study import Options, Point, run_study, setting
-from simkit.planner.verdict import WATCHED, Proof, judge, look_up, paired_ci95
 from simkit.runs.manifest import plain, run_id
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
+from simkit.studies.study import Options, Point, run_study, setting
+from simkit.studies.verdict import WATCHED, Proof, judge, look_up, paired_ci95
 from simkit.workload.files import resolve, sha256_of
 
 SAME = "the run itself"

@@ -15,9 +15,9 @@ from typing import Any, Unpack
 
 from simkit.engine.run import Progress
 from simkit.errors import InputError
-from simkit.planner.study import Failure, Options, Point, point_names, run_study, value_text
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
+from simkit.studies.study import Failure, Options, Point, point_names, run_study, value_text
 
 COLUMNS = (
     ("requests_per_s", "throughput.requests_per_s"),

@@ -13,9 +13,9 @@ from typing import Any, Unpack
 from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.metrics.intervals import half_width_95
-from simkit.planner.study import Failure, Options, Point, run_study, value_text
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
+from simkit.studies.study import Failure, Options, Point, run_study, value_text
 
 BASELINE = "static+contiguous"
 GENERATIONS = ("static", "dynamic", "continuous")

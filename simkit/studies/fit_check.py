@@ -9,10 +9,10 @@ import numpy as np
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.planner.offered import at_rate
-from simkit.planner.study import Options, Point, Study, run_study
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
+from simkit.studies.offered_load import at_rate
+from simkit.studies.study import Options, Point, Study, run_study
 from simkit.workload.traces.fit import Fit
 from simkit.workload.traces.load import Log
 

@@ -18,9 +18,9 @@ from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
-from simkit.planner import backends, kept
 from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario
+from simkit.studies import checkpoint, executors
 
 Kind = Literal["input", "check", "error", "lost"]
 Say = Callable[[str], None]
@@ -119,7 +119,7 @@ def run_study(
     shelf = _Shelf(setups, len(tasks), options)
     outcomes: dict[int, Part | Failure] = dict(shelf.load())
     try:
-        with backends.no_warnings():
+        with executors.no_warnings():
             for index, outcome in _run_rest(tasks, outcomes, progress, options):
                 outcomes[index] = outcome
                 if isinstance(outcome, Part):
@@ -216,7 +216,7 @@ def _run_rest(
     failed: set[str] = set()
     for position, outcome in _spread([tasks[index] for index in rest], len(tasks), failed, progress, options):
         index = rest[position]
-        if isinstance(outcome, backends.Lost):
+        if isinstance(outcome, executors.Lost):
             outcome = Failure("lost", outcome.reason)
         if isinstance(outcome, Failure):
             failed.add(tasks[index].point)
@@ -228,7 +228,7 @@ def _spread(
 ) -> Iterator[tuple[int, Any]]:
     """(position, outcome) of tasks whose point is not in `failed`, from wherever `options` says; tells the progress."""
     dask, jobs = options.get("dask"), options.get("jobs", 1)
-    jobs = 1 if len(tasks) <= 1 else min(jobs or backends.usable_cores(), len(tasks))
+    jobs = 1 if len(tasks) <= 1 else min(jobs or executors.usable_cores(), len(tasks))
     before = total - len(tasks)
     if dask is None and jobs == 1:
         for position, task in enumerate(tasks):
@@ -237,7 +237,7 @@ def _spread(
         return
     if progress is not None:
         progress(before / total, f"{before} of {total}")
-    spread = backends.spread(work, tasks, jobs, dask, lambda position: tasks[position].point not in failed)
+    spread = executors.spread(work, tasks, jobs, dask, lambda position: tasks[position].point not in failed)
     for count, (position, outcome) in enumerate(spread if tasks else (), start=before + 1):
         if progress is not None:
             progress(count / total, f"{count} of {total}")
@@ -281,7 +281,7 @@ class _Shelf:
         self._say = options.get("say", _say_nothing)
         self._resume = options.get("resume", True)
         self._folder = options.get("resume_dir") if num_tasks > 1 else None
-        self._keys = kept.keys(setups) if self._folder is not None else []
+        self._keys = checkpoint.keys(setups) if self._folder is not None else []
         self._total = num_tasks
         self.num_kept = 0
 
@@ -289,12 +289,12 @@ class _Shelf:
         """What an interrupted study left, if it is to be used; parts of other studies are removed."""
         if self._folder is None:
             return
-        kept.clear(self._folder, but=self._keys)
+        checkpoint.clear(self._folder, but=self._keys)
         if self._resume:
             yield from self._load()
             self._say(f"note: {self.num_kept} of {self._total} simulations were kept, the others are made now")
             return
-        found = sum(kept.exists(self._folder, key) for key in self._keys)
+        found = sum(checkpoint.exists(self._folder, key) for key in self._keys)
         if found:
             here = f"{found} of {self._total} simulations were kept when this study was interrupted"
             self._say(f"note: {here}; they are made anew, add --resume to use them")
@@ -303,8 +303,8 @@ class _Shelf:
         assert self._folder is not None
         for index, key in enumerate(self._keys):
             try:
-                part = kept.load(self._folder, key)
-            except kept.DamagedPart:
+                part = checkpoint.load(self._folder, key)
+            except checkpoint.DamagedPart:
                 self._say(f"note: a kept simulation is damaged and is made anew: {self._folder / key.folder}")
                 continue
             if part is not None:
@@ -316,7 +316,7 @@ class _Shelf:
         if self._folder is None:
             return
         try:
-            kept.save(self._folder, self._keys[index], part)
+            checkpoint.save(self._folder, self._keys[index], part)
             self.num_kept += 1
         except OSError as error:
             why = error.strerror or error

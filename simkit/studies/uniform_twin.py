@@ -12,10 +12,10 @@ from simkit.engine.build import Setup
 from simkit.engine.run import simulate
 from simkit.errors import InputError
 from simkit.metrics.definitions import summarise
-from simkit.planner.offered import played
 from simkit.runs.manifest import plain
 from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario, apply_sets
+from simkit.studies.offered_load import played
 from simkit.units import NS_PER_S
 
 EVEN_KEYS = ("stop", "max_tokens", "priority", "tenants", "samples", "timeout_s", "queue_limit")

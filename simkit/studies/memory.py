@@ -14,8 +14,8 @@ import numpy as np
 from simkit.engine.build import check_placement, memory_settings, resolve
 from simkit.errors import InputError
 from simkit.memory.account import account
-from simkit.planner.offered import first_requests
 from simkit.scenario import Scenario
+from simkit.studies.offered_load import first_requests
 
 MAX_DRAWN = 100_000
 """Requests that are drawn for their lengths; a closed loop with a duration has no end of its own."""
