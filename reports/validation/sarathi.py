@@ -25,7 +25,7 @@ from typing import Any
 from reports.validation.line import Line
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
-from simkit.planner.quest import Quest, pursue_all
+from simkit.planner.jobs import Quest, pursue_all
 from simkit.planner.search import COARSE, Effort
 from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario, apply_sets, load

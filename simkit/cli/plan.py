@@ -18,7 +18,7 @@ from simkit.cli.studies import Dask, Jobs, Json, NoReport, Quiet, Resume, Seed, 
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from simkit.planner.plan_values import Plan
+    from simkit.planner.values import Plan
 
 MAX_RATE_PER_S = 1e9
 MANY_GPUS = 100_000
@@ -56,7 +56,7 @@ def plan(
     _check_axes(axes)
     from simkit import api
     from simkit.planner import plan as planner
-    from simkit.planner.plan_json import plan_csv, plan_json
+    from simkit.planner.result import plan_csv, plan_json
     from simkit.runs import directory
 
     out_dir, overwrite = directory.choose(out, f"{chosen.name}-plan")
@@ -89,7 +89,7 @@ def plan(
 @contextlib.contextmanager
 def _forgetting(folder: Path) -> Iterator[None]:
     """What was kept for going on is of no use once there is an answer, or none can come."""
-    from simkit.planner.quest import forget
+    from simkit.planner.jobs import forget
 
     try:
         yield

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.planner.around import num_replicas
-from simkit.planner.plan_values import Found, Plan
 from simkit.planner.points import SLOTS
+from simkit.planner.sensitivity import num_replicas
+from simkit.planner.values import Found, Plan
 
 KNEE_GAIN = 1.1
 """Beyond the knee doubling max_num_seqs brings less than 10 % more capacity."""

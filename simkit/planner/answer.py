@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from simkit.planner import advise, limits
 from simkit.planner.capacity import Capacity
-from simkit.planner.plan_values import FleetSize, Found, Plan
 from simkit.planner.trial import QUEUE, Term
+from simkit.planner.values import FleetSize, Found, Plan
 from simkit.runs import run_length
 from simkit.studies.study import value_text
 

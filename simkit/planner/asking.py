@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simkit.engine.run import Progress
-from simkit.planner.quest import Answer, Quest, pursue_all
+from simkit.planner.jobs import Answer, Quest, pursue_all
 from simkit.studies.study import Failure, Options
 
 

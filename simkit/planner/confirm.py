@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, curves, pooled_crossing
-from simkit.planner.plan_values import Confirmation, Found, Served
-from simkit.planner.quest import Quest
+from simkit.planner.jobs import Quest
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.trial import Term, terms
+from simkit.planner.values import Confirmation, Found, Served
 from simkit.runs import run_length
 from simkit.studies.study import Failure
 

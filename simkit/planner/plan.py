@@ -13,15 +13,15 @@ from typing import Any
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.planner import limits
-from simkit.planner.around import explore
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
-from simkit.planner.plan_values import Found, Plan, found_from
+from simkit.planner.jobs import Quest
 from simkit.planner.points import SLOTS, Point, make_points
-from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE, FINE, Effort
+from simkit.planner.sensitivity import explore
 from simkit.planner.trial import Trial, terms
+from simkit.planner.values import Found, Plan, found_from
 from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
 from simkit.studies.offered_load import Lengths, base_rate, lengths
 from simkit.studies.study import Failure, Options

@@ -11,11 +11,11 @@ import pytest
 
 from simkit import scenario
 from simkit.planner.capacity import to_json
-from simkit.planner.plan_json import plan_csv
-from simkit.planner.plan_values import found_from
+from simkit.planner.jobs import Quest, pursue
 from simkit.planner.points import make_points
-from simkit.planner.quest import Quest, pursue
+from simkit.planner.result import plan_csv
 from simkit.planner.search import COARSE
+from simkit.planner.values import found_from
 from simkit.report import plan_markdown, plan_page
 from simkit.runs.manifest import plain
 from simkit.studies.offered_load import base_rate, lengths

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from simkit import scenario
-from simkit.planner import around
 from simkit.planner import plan as planner
-from simkit.planner.plan_json import plan_csv, plan_json
+from simkit.planner import sensitivity
+from simkit.planner.result import plan_csv, plan_json
 from simkit.planner.search import Effort
 from simkit.runs.manifest import canonical_json
 
@@ -35,10 +35,10 @@ AXES = {
 
 def test_sixty_points_on_dask_are_those_of_one_process_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     # The effort travels with each task; two replications are as good as ten for this, and quicker.
-    for module in (planner, around):
+    for module in (planner, sensitivity):
         monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=8))
     monkeypatch.setattr(planner, "FINE", Effort(replications=2, gap=4))
-    monkeypatch.setattr(around, "LOOK_REPLICATIONS", 1)
+    monkeypatch.setattr(sensitivity, "LOOK_REPLICATIONS", 1)
 
     def planned(**options: Any) -> tuple[str, bytes]:
         content = plan_json(planner.plan(scenario.loads(TEXT, file="tiny.yaml"), AXES, options=options))

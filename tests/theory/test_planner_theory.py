@@ -13,7 +13,7 @@ from scipy import optimize
 
 from simkit import scenario
 from simkit.planner.capacity import Capacity, capacity, curves, ratio
-from simkit.planner.quest import Quest, pursue
+from simkit.planner.jobs import Quest, pursue
 from simkit.planner.search import COARSE, FINE, Effort, Search
 from simkit.planner.trial import Term, Trial, terms
 from simkit.scenario import apply_sets

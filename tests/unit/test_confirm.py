@@ -12,11 +12,11 @@ from simkit import scenario
 from simkit.planner import confirm, plan
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, capacity, curves
-from simkit.planner.plan_values import Found
+from simkit.planner.jobs import Answer, Quest
 from simkit.planner.points import make_points
-from simkit.planner.quest import Answer, Quest
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
 from simkit.planner.trial import Term, Trial
+from simkit.planner.values import Found
 from simkit.studies.study import Failure
 from tests.theory.test_planner_theory import customers
 from tests.unit.test_plan import TEXT

@@ -21,15 +21,15 @@ from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.errors import InputError, Interrupted
-from simkit.planner import around, confirm, quest
+from simkit.planner import confirm, jobs, sensitivity
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
 from simkit.planner.bounds import grid
-from simkit.planner.plan_json import plan_csv, plan_json
-from simkit.planner.plan_values import FleetSize, Plan
 from simkit.planner.points import make_points
+from simkit.planner.result import plan_csv, plan_json
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
+from simkit.planner.values import FleetSize, Plan
 from simkit.runs.replication import part_of
 from simkit.studies.offered_load import at_rate, base_rate, for_trials, lengths
 from simkit.workload.build import build_workload
@@ -59,20 +59,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TIMES, RUNS = confirm.TIMES, confirm.RUNS
-SHARES, VARIATIONS, DIAGNOSED = around.LOOK_SHARES, around._variations, around._diagnosed
+SHARES, VARIATIONS, DIAGNOSED = sensitivity.LOOK_SHARES, sensitivity._variations, sensitivity._diagnosed
 
 
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer replications, no neighbours, no doctor: most of these tests ask what is said, not how sure it is."""
-    monkeypatch.setattr(around, "_variations", lambda chosen, base: [])
-    monkeypatch.setattr(around, "_diagnosed", lambda chosen, asking: None)
-    for module in (planner, around):
+    monkeypatch.setattr(sensitivity, "_variations", lambda chosen, base: [])
+    monkeypatch.setattr(sensitivity, "_diagnosed", lambda chosen, asking: None)
+    for module in (planner, sensitivity):
         monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=4))
     monkeypatch.setattr(planner, "FINE", Effort(replications=3, gap=2))
-    monkeypatch.setattr(around, "LOOK_REPLICATIONS", 1)
-    monkeypatch.setattr(around, "LONG_LOOK_REPLICATIONS", 1)
-    monkeypatch.setattr(around, "LOOK_SHARES", (0.5, 1.0))
+    monkeypatch.setattr(sensitivity, "LOOK_REPLICATIONS", 1)
+    monkeypatch.setattr(sensitivity, "LONG_LOOK_REPLICATIONS", 1)
+    monkeypatch.setattr(sensitivity, "LOOK_SHARES", (0.5, 1.0))
     monkeypatch.setattr(confirm, "TIMES", 2.0)
     monkeypatch.setattr(confirm, "RUNS", 2)
 
@@ -80,9 +80,9 @@ def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def whole_answer(monkeypatch: pytest.MonkeyPatch, little_effort: None) -> None:
     """With what `little_effort` leaves out: the answer is served again for as long as it is for users, and so on."""
-    monkeypatch.setattr(around, "_variations", VARIATIONS)
-    monkeypatch.setattr(around, "LOOK_SHARES", SHARES)
-    monkeypatch.setattr(around, "_diagnosed", DIAGNOSED)
+    monkeypatch.setattr(sensitivity, "_variations", VARIATIONS)
+    monkeypatch.setattr(sensitivity, "LOOK_SHARES", SHARES)
+    monkeypatch.setattr(sensitivity, "_diagnosed", DIAGNOSED)
     monkeypatch.setattr(confirm, "TIMES", TIMES)
     monkeypatch.setattr(confirm, "RUNS", RUNS)
 
@@ -562,16 +562,16 @@ def test_two_processes_find_the_bytes_of_one() -> None:
 def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = planned()
     asked: list[str] = []
-    pursue = quest.pursue
+    pursue = jobs.pursue
 
-    def stop_after_two(task: quest.Quest) -> Any:
+    def stop_after_two(task: jobs.Quest) -> Any:
         asked.append(task.name)
         if len(asked) == 3:
             raise KeyboardInterrupt
         return pursue(task)
 
     kept = Path(".kept")
-    monkeypatch.setattr(quest, "pursue", stop_after_two)
+    monkeypatch.setattr(jobs, "pursue", stop_after_two)
     with pytest.raises(Interrupted, match="add --resume to go on"):
         planned(resume_dir=kept)
     assert len(list(kept.iterdir())) == 2
@@ -579,11 +579,11 @@ def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-20])
     said: list[str] = []
     asked.clear()
-    monkeypatch.setattr(quest, "pursue", lambda task: asked.append(task.name) or pursue(task))
+    monkeypatch.setattr(jobs, "pursue", lambda task: asked.append(task.name) or pursue(task))
     assert planned(resume_dir=kept, resume=True, say=said.append) == whole
     assert len(said) == 1
     assert "damaged" in said[0]
-    quest.forget(kept)
+    jobs.forget(kept)
     assert not kept.exists()
 
 

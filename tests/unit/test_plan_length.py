@@ -13,11 +13,11 @@ from simkit.engine.build import set_up
 from simkit.planner import plan as planner
 from simkit.planner import trial as trials
 from simkit.planner.capacity import Capacity, capacity, curves
-from simkit.planner.plan_json import plan_json
-from simkit.planner.plan_values import Plan
-from simkit.planner.quest import Answer, Quest, pursue
+from simkit.planner.jobs import Answer, Quest, pursue
+from simkit.planner.result import plan_json
 from simkit.planner.search import Effort
 from simkit.planner.trial import Trial, run_trial, terms
+from simkit.planner.values import Plan
 from simkit.studies.offered_load import base_rate, for_trials, is_same_every_time
 from tests.unit.test_plan import TEXT, load, simkit_
 from tests.unit.test_plan import here as here

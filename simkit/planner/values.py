@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
+from simkit.planner.jobs import Answer
 from simkit.planner.points import Point
-from simkit.planner.quest import Answer
 from simkit.planner.search import Effort
 from simkit.planner.trial import Term, Trial, terms
 from simkit.runs import run_length

@@ -11,10 +11,10 @@ from typing import Any
 
 from simkit.errors import InputError
 from simkit.planner.asking import Asking
-from simkit.planner.plan_values import FleetSize, Found, Plan, found_from
+from simkit.planner.jobs import Quest
 from simkit.planner.points import Point, make_point
-from simkit.planner.quest import Quest
 from simkit.planner.search import COARSE
+from simkit.planner.values import FleetSize, Found, Plan, found_from
 from simkit.runs import run_length
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.doctor import examine
