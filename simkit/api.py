@@ -230,7 +230,7 @@ def write_rows(
 def write_trace_info(
     info: Mapping[str, Any], curves: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False
 ) -> Path:
-    """Write what `simkit.workload.traces.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
+    """Write what `simkit.logs.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
     from simkit.report.trace_figure import write_figure
 
     with _replacing(Path(out_dir), overwrite) as directory:

@@ -9,12 +9,12 @@ import numpy as np
 
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
+from simkit.logs.canonical import CanonicalWriter, Meta
+from simkit.logs.read.record import Columns, Record
 from simkit.metrics.definitions import summarise
 from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
-from simkit.workload.traces.canonical import CanonicalWriter, Meta
-from simkit.workload.traces.record import Columns, Record
 
 Noise = Callable[[int], Floats]
 """Number of requests to a factor of each of their times."""

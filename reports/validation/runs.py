@@ -15,14 +15,14 @@ from simkit.api import run_set_up
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
+from simkit.logs import read_trace
+from simkit.logs.read.fields import time
+from simkit.logs.read.log import RowLog
+from simkit.logs.read.opening import opened
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s
 from simkit.validation.ablation import arms
 from simkit.validation.comparison import Comparison, compare
-from simkit.workload.traces import read_trace
-from simkit.workload.traces.fields import time
-from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.opening import opened
 
 SECTION = "End-to-end runs"
 INTRO = (

@@ -15,8 +15,8 @@ from simkit.cli.studies import Json, Quiet
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
+    from simkit.logs.export import Exported
     from simkit.scenario import Trace
-    from simkit.workload.traces.export import Exported
 
 app = typer.Typer(
     name="trace",
@@ -67,8 +67,8 @@ def info(
 ) -> None:
     """Say what a log holds: what it was read as, rate, burstiness, lengths, sharing, sessions, and the dirt in it."""
     spec = trace_spec(file, format, map, time_unit, hash_block_tokens, failed, on_restart, allow_bad)
+    from simkit.logs.describe import describe
     from simkit.runs import directory
-    from simkit.workload.traces.describe import describe
 
     out_dir = None if out is None else directory.choose(out, "trace")[0]
     with console.progress(quiet) as progress:
@@ -108,7 +108,7 @@ def convert(
 ) -> None:
     """Write a clean copy of a log: canonical parquet, which holds everything, or Mooncake JSONL."""
     spec = trace_spec(file, format, map, time_unit, hash_block_tokens, failed, on_restart, allow_bad)
-    from simkit.workload.traces.export import convert as write
+    from simkit.logs.export import convert as write
 
     with console.progress(quiet) as progress:
         done = write(spec, out, force=force, report=progress)
@@ -139,7 +139,7 @@ def sample(
     """Write a part of a log: a window, a share of its sessions, its first requests."""
     part = {"start_s": start, "end_s": end, "keep_share": keep_share, "max_requests": max_requests}
     spec = trace_spec(file, format, map, time_unit, hash_block_tokens, failed, on_restart, allow_bad, part)
-    from simkit.workload.traces.export import sample as write
+    from simkit.logs.export import sample as write
 
     with console.progress(quiet) as progress:
         done = write(spec, out, seed, force=force, report=progress)

@@ -24,9 +24,9 @@ from simkit.cli.trace import (
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
+    from simkit.logs.fit.fit import Fit
+    from simkit.logs.play.load import Log
     from simkit.scenario import Scenario, Trace
-    from simkit.workload.traces.fit import Fit
-    from simkit.workload.traces.load import Log
 
 
 def fit(
@@ -57,10 +57,10 @@ def fit(
     _check_target(out, force)
     chosen = _engine(scenario, no_check)
     from simkit import __version__
+    from simkit.logs.fit import fit as fitting
+    from simkit.logs.fit.text import workload_yaml
+    from simkit.logs.play.load import load_log
     from simkit.runs.manifest import canonical_json
-    from simkit.workload.traces import fit as fitting
-    from simkit.workload.traces.fit_text import workload_yaml
-    from simkit.workload.traces.load import load_log
 
     log = load_log(spec)
     if not quiet:
@@ -85,7 +85,7 @@ def fit(
 
 def _check_target(out: Path, force: bool) -> None:
     """Refuse, before the work, what cannot be written or would be lost."""
-    from simkit.workload.traces.fit_text import TITLE
+    from simkit.logs.fit.text import TITLE
 
     if out.is_dir():
         raise InputError(f"--out {out}: expected a file, got a directory")

@@ -32,13 +32,13 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
+    from simkit.logs import Trace
     from simkit.metrics.histogram import DurationHistogram
     from simkit.runs.replication import Result
     from simkit.scenario import Scenario
     from simkit.studies.study import Options
     from simkit.validation.comparison import Comparison
     from simkit.validation.samples import Samples
-    from simkit.workload.traces import Trace
 
 PAGE = "validation.html"
 
@@ -202,10 +202,10 @@ def _run(
 def _played(chosen: Scenario) -> tuple[Setup, Trace]:
     """The engine and the requests. InputError where the log measured nothing, before anything is simulated."""
     from simkit.engine.build import set_up
+    from simkit.logs import read_trace
+    from simkit.streams import Streams
     from simkit.validation.comparison import has_times
     from simkit.validation.content import check_as_it_was
-    from simkit.workload.streams import Streams
-    from simkit.workload.traces import read_trace
 
     check_as_it_was(chosen)
     setup = set_up(chosen)

@@ -174,6 +174,6 @@ def _name(summary: Path) -> str:
 
 
 def _sha256(path: Path) -> str:
-    from simkit.workload.files import sha256_of
+    from simkit.logs.files import sha256_of
 
     return sha256_of(path)

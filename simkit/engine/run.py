@@ -23,6 +23,7 @@ from simkit.engine.source import Source
 from simkit.engine.warmup import WarmUp, warmup_of
 from simkit.errors import CheckError, InputError
 from simkit.kv.prefix import PromptTokens
+from simkit.logs.files import resolve, sha256_of
 from simkit.metrics import record as rec
 from simkit.metrics.invariants import check_run
 from simkit.metrics.record import Record
@@ -30,7 +31,6 @@ from simkit.sequence import Sequence
 from simkit.types import Request
 from simkit.units import s_to_ns
 from simkit.workload.build import Workload, build_workload
-from simkit.workload.files import resolve, sha256_of
 from simkit.workload.replay import MeasuredTimes
 
 MAX_TURNED_AWAY_AT_ONCE = 10_000

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
+from simkit.logs.files import resolve
 from simkit.runs.manifest import canonical_json, run_id
 from simkit.runs.replication import Part
-from simkit.workload.files import resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa

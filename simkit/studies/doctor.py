@@ -18,12 +18,12 @@ from simkit.diagnosis.rules import RULES, diagnose
 from simkit.engine.build import set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
+from simkit.logs.files import resolve, sha256_of
 from simkit.runs.manifest import plain, run_id
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.study import Options, Point, run_study, setting
 from simkit.studies.verdict import WATCHED, Proof, judge, look_up, paired_ci95
-from simkit.workload.files import resolve, sha256_of
 
 SAME = "the run itself"
 ELSEWHERE = "relative paths of the scenario start in the working directory, or give --base-dir"

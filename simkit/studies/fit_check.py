@@ -9,12 +9,12 @@ import numpy as np
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
+from simkit.logs.fit.fit import Fit
+from simkit.logs.play.load import Log
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.offered_load import at_rate
 from simkit.studies.study import Options, Point, Study, run_study
-from simkit.workload.traces.fit import Fit
-from simkit.workload.traces.load import Log
 
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATS = ("mean", "p50", "p90", "p95", "p99")

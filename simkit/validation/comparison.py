@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simkit.logs import Trace
+from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.exact import total
@@ -21,8 +23,6 @@ from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
 from simkit.validation.left_out import LeftOut, left_out
 from simkit.validation.samples import Series
-from simkit.workload.traces import Trace
-from simkit.workload.traces.record import UNKNOWN, Gaps
 
 if TYPE_CHECKING:
     import pyarrow as pa

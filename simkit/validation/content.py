@@ -13,6 +13,8 @@ from simkit import __version__
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
+from simkit.logs import Trace as Played
+from simkit.logs.formats.vllm_records import FROM_QUEUE
 from simkit.metrics.histogram import DurationHistogram
 from simkit.runs.manifest import plain
 from simkit.runs.replication import Result, assemble, part_of
@@ -22,8 +24,6 @@ from simkit.units import NS_PER_US
 from simkit.validation import ablation
 from simkit.validation.bands import Verdict
 from simkit.validation.comparison import Comparison, compare, shown_requests
-from simkit.workload.traces import Trace as Played
-from simkit.workload.traces.formats.vllm_records import FROM_QUEUE
 
 ABLATED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean", "makespan_s.value")
 """What is told of an effect: the errors without it."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from simkit.logs import Trace
 from simkit.metrics import record as rec
 from simkit.types import Ints
-from simkit.workload.traces import Trace
 
 MAX_SHARE = 0.01
 """Of the requests that are played: with more left out by the simulation, no band holds."""

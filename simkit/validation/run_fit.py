@@ -19,17 +19,17 @@ from simkit.latency.effects import FIRST_TOKEN, HOST
 from simkit.latency.host import DEFAULT, MAX_US, host_of
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile_values import HostTerms
+from simkit.logs import read_trace
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import summarise
 from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario, apply_sets
+from simkit.streams import Streams
 from simkit.types import Floats, Ints
 from simkit.validation.content import check_as_it_was
 from simkit.validation.host_fit import HostFit, Predict, fit_host
 from simkit.validation.run_facts import TERMS, Served, bias_of, facts_of, log_name, profile_with, term_of
 from simkit.validation.run_numbers import Numbers, Table, numbers_of
-from simkit.workload.streams import Streams
-from simkit.workload.traces import read_trace
 
 DIGITS = 2
 """Of a term in microseconds; the errors told are those of what is stored."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simkit.errors import InputError, nearest
+from simkit.logs.files import open_text, reading
 from simkit.metrics.measured import compared
 from simkit.types import Floats, Ints
 from simkit.units import s_to_ns
-from simkit.workload.files import open_text, reading
 
 if TYPE_CHECKING:
     import pyarrow as pa

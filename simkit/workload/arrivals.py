@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from simkit import scenario
+from simkit.streams import CHUNK, Stream
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S
-from simkit.workload.streams import CHUNK, Stream
 
 NEVER_NS = 2**62
 """146 years: later arrivals are all given this time, and refused by whoever asks for one."""

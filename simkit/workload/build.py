@@ -15,6 +15,8 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs import Trace, read_trace
+from simkit.streams import Streams
 from simkit.types import Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
@@ -23,8 +25,6 @@ from simkit.workload.prefixes import Labels
 from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, trace_chunks
 from simkit.workload.reuse import Shared
 from simkit.workload.servegen import ServeGenClients
-from simkit.workload.streams import Streams
-from simkit.workload.traces import Trace, read_trace
 
 COUNTERS = (
     "outputs_cut_by_max_tokens",

@@ -17,9 +17,9 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, nearest
+from simkit.logs.files import open_text, reading, resolve
 from simkit.types import Floats, Ints
 from simkit.units import s_to_ns
-from simkit.workload.files import open_text, reading, resolve
 
 Column = Literal["prompt_tokens", "output_tokens"]
 

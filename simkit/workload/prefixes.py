@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simkit import scenario
+from simkit.streams import Streams
 from simkit.types import Floats, Ints
-from simkit.workload.streams import Streams
 
 
 def pick(u: Floats, weights: Sequence[float]) -> Ints:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from simkit.logs import Trace
+from simkit.logs.read.record import UNKNOWN
+from simkit.streams import CHUNK
 from simkit.types import Ints, Request
-from simkit.workload.streams import CHUNK
-from simkit.workload.traces import Trace
-from simkit.workload.traces.record import UNKNOWN
 
 Bools = npt.NDArray[np.bool_]
 Segments = tuple[tuple[int, int], ...]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit import scenario
+from simkit.streams import Streams
 from simkit.types import Floats, Ints
-from simkit.workload.streams import Streams
 
 Segments = tuple[tuple[int, int], ...]
 """As `Request.shared`: (request id, upto_tokens), rising."""

@@ -18,11 +18,11 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.streams import CHUNK, Stream, Streams
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S
 from simkit.workload.arrivals import Gaps, gamma_gaps
 from simkit.workload.servegen_files import Client, Histogram, Window, read_clients
-from simkit.workload.streams import CHUNK, Stream, Streams
 
 MAX_REQUESTS = 10_000_000
 """More requests than this are refused, and a window of more, since it is drawn whole."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs.files import open_text, reading, resolve
 from simkit.types import Floats, Ints
-from simkit.workload.files import open_text, reading, resolve
 
 WINDOW_S = 600.0
 MAX_JSON_BYTES = 64 << 20

@@ -14,11 +14,11 @@ import pytest
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs.formats import FORMATS
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.record import Columns, Record
+from simkit.logs.read.stamps import wall_ns as parse_time_ns
 from simkit.workload import Workload, build_workload
-from simkit.workload.traces.format import Format, Head, Source
-from simkit.workload.traces.formats import FORMATS
-from simkit.workload.traces.record import Columns, Record
-from simkit.workload.traces.stamps import wall_ns as parse_time_ns
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"

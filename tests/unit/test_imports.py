@@ -24,12 +24,14 @@ ROOM_OF = {
 VALUES = {"units", "types", "errors", "sequence"}
 SPECS = {"specs"}
 PARTS = {"batching", "kv", "latency", "workload"}
+LOADS = {"streams", "logs"}
 
 # "simkit" is the package itself, that is simkit.__version__.
 MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "errors": set(),
     "types": {"sequence"},
+    "streams": {"types"},
     "sequence": {"types"},
     "scenario": {"units", "errors"},
     "specs": {"units", "errors"},
@@ -37,9 +39,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batching": VALUES,
     "kv": VALUES,
     "latency": {"units", "types", "errors", *SPECS},
-    "workload": {"units", "types", "errors", "scenario"},
+    # Logs of others become columns, and those become arrivals; the scenario only for how a log is to be replayed.
+    "logs": {"units", "types", "errors", "streams", "scenario"},
+    "workload": {"units", "types", "errors", "streams", "scenario", "logs"},
     "metrics": {"units", "types", "errors"},
-    "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS},
+    "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS, *LOADS},
     # A recorded schedule is checked against a batcher: no engine, no clock.
     "conformance": {*VALUES, "batching", "kv"},
     # Rules from the numbers of a run to findings; shared by report, planner and the command line.
@@ -50,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": {"units", "types", "errors", "engine", "metrics", "scenario", "simkit"},
     # The report to write one; the result of a study only as a type.
     "api": {"runs", "engine", "errors", "scenario", "report", "studies"},
-    # A study's unit of work is a replication. "workload" for where its files are, "simkit" for the version.
+    # A study's unit of work is a replication. "logs" for where its files are, "simkit" for the version.
     "studies": {
         *VALUES,
         "runs",
@@ -59,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "memory",
         "metrics",
         "scenario",
+        "logs",
         "workload",
         "simkit",
     },
@@ -74,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "memory",
         "metrics",
         "scenario",
+        *LOADS,
         "workload",
         "simkit",
     },
@@ -90,7 +96,7 @@ HEAVY_ROOMS = {"simkit.report": {"matplotlib", "jinja2"}, "simkit.metrics.tables
 
 NEVER = {"torch", "triton", "pynvml", "vllm"}
 
-PURE_ROOMS = {"batching", "kv", "latency", "engine", "metrics", "workload"}
+PURE_ROOMS = {"batching", "kv", "latency", "engine", "metrics", "workload", "logs"}
 IMPURE = {"time", "random", "secrets", "uuid", "threading", "asyncio"}
 
 # Import name to distribution; the last two are what jinja2 and pydantic are built on, in step with them.

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.streams import Streams
 from simkit.types import Request
 from simkit.workload import build_workload
 from simkit.workload.arrivals import arrival_chunks
 from simkit.workload.lengths import Drift, build_outputs
 from simkit.workload.reuse import Shared, inherited
-from simkit.workload.streams import Streams
 
 FIXED = {"dist": "fixed", "value": 8}
 POISSON = {"process": "poisson", "rate_per_s": 20.0}

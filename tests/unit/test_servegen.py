@@ -13,12 +13,12 @@ import pytest
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.streams import Streams
 from simkit.studies.offered_load import at_rate, base_rate, for_trials
 from simkit.types import Request
 from simkit.workload import Workload, build_workload
 from simkit.workload.servegen import ServeGenClients, window_gaps
 from simkit.workload.servegen_files import read_clients
-from simkit.workload.streams import Streams
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces" / "servegen" / "reason" / "deepseek-r1"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real files (../shared/data/traces) are not here")

@@ -121,8 +121,8 @@ def test_all_at_one_time(tmp_path: Path) -> None:
 
 def test_sessions_turns_and_think_times(tmp_path: Path) -> None:
     assert trace("convert", "log.csv", "--out", "log.parquet").exit_code == 0
-    from simkit.workload.traces.canonical import CanonicalWriter, Meta
-    from simkit.workload.traces.record import Columns, Record
+    from simkit.logs.canonical import CanonicalWriter, Meta
+    from simkit.logs.read.record import Columns, Record
 
     writer = CanonicalWriter(tmp_path / "s.parquet")
     writer.add(

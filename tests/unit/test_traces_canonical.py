@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs import canonical, export
+from simkit.logs.canonical import NAMES, CanonicalWriter, Meta, meta_of, read_parts
+from simkit.logs.jsonl import MooncakeWriter
+from simkit.logs.play.load import load_log
+from simkit.logs.read.log import RowLog
+from simkit.logs.read.record import Columns, Record
 from simkit.workload import build_workload
-from simkit.workload.traces import canonical, export
-from simkit.workload.traces.canonical import NAMES, CanonicalWriter, Meta, meta_of, read_parts
-from simkit.workload.traces.jsonl import MooncakeWriter
-from simkit.workload.traces.load import load_log
-from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.record import Columns, Record
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

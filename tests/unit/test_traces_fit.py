@@ -19,16 +19,16 @@ from typer.testing import CliRunner
 from simkit import scenario
 from simkit.cli import app
 from simkit.errors import InputError
+from simkit.logs.fit.arrivals import fit_arrivals
+from simkit.logs.fit.fit import Fit, fit
+from simkit.logs.fit.lengths import LEAST, LEAST_IN_TAIL, TAIL, quantiles_of
+from simkit.logs.fit.reuse import shared_tokens
+from simkit.logs.fit.text import workload_yaml
+from simkit.logs.play.load import Log, load_log
+from simkit.streams import Streams
 from simkit.studies.offered_load import at_rate, base_rate
 from simkit.types import Request
 from simkit.workload import build_workload
-from simkit.workload.streams import Streams
-from simkit.workload.traces.fit import Fit, fit
-from simkit.workload.traces.fit_arrivals import fit_arrivals
-from simkit.workload.traces.fit_lengths import LEAST, LEAST_IN_TAIL, TAIL, quantiles_of
-from simkit.workload.traces.fit_reuse import shared_tokens
-from simkit.workload.traces.fit_text import workload_yaml
-from simkit.workload.traces.load import Log, load_log
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

@@ -10,9 +10,9 @@ import pytest
 from json_logs import EPOCH_S, LITELLM, MOONCAKE, MS, VLLM_SPAN, Read, S, genai_span, langfuse, otlp_span, written
 
 from simkit.errors import InputError
-from simkit.workload.traces.block_size import fitting_block_tokens
-from simkit.workload.traces.formats import FORMATS
-from simkit.workload.traces.record import NO_TIME, UNKNOWN
+from simkit.logs.formats import FORMATS
+from simkit.logs.read.block_size import fitting_block_tokens
+from simkit.logs.read.record import NO_TIME, UNKNOWN
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

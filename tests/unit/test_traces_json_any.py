@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from json_logs import EPOCH_S, LITELLM, MOONCAKE, VLLM_SPAN, Read, S, genai_span, langfuse, otlp_span
 
 from simkit.errors import InputError
-from simkit.workload.traces.formats import FORMATS
+from simkit.logs.formats import FORMATS
 
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "mooncake": [MOONCAKE, {"session_id": "a", "delay": 5.0, "input_length": 7, "output_length": 3}],

@@ -11,9 +11,9 @@ import pytest
 from json_logs import written
 
 from simkit.errors import InputError
-from simkit.workload.traces import json_rows
-from simkit.workload.traces.json_rows import objects
-from simkit.workload.traces.log import RowLog
+from simkit.logs.read import json_rows
+from simkit.logs.read.json_rows import objects
+from simkit.logs.read.log import RowLog
 
 
 def rows_of(tmp_path: Path, text: str) -> tuple[list[tuple[int, Any]], list[str]]:

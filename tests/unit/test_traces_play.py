@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs.formats import FORMATS
+from simkit.logs.play.load import PLAYED_KEYS, Log, arrange, load_log
+from simkit.logs.play.play import play
+from simkit.logs.play.played import Trace
+from simkit.logs.read.log import RowLog
+from simkit.logs.read.record import Columns, Record
+from simkit.logs.sharing import unlimited_hits
+from simkit.streams import Streams
 from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload import Workload, build_workload
-from simkit.workload.streams import Streams
-from simkit.workload.traces.formats import FORMATS
-from simkit.workload.traces.load import PLAYED_KEYS, Log, arrange, load_log
-from simkit.workload.traces.log import RowLog
-from simkit.workload.traces.play import play
-from simkit.workload.traces.played import Trace
-from simkit.workload.traces.record import Columns, Record
-from simkit.workload.traces.sharing import unlimited_hits
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")
@@ -546,8 +546,8 @@ def test_the_warm_up_is_not_repeated() -> None:
 
 
 def test_of_a_large_log_what_lies_beyond_end_s_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simkit.workload.traces.objects.ROWS_A_PART", 10)
-    monkeypatch.setattr("simkit.workload.traces.load.KEEP_ALL_ROWS", 20)
+    monkeypatch.setattr("simkit.logs.read.objects.ROWS_A_PART", 10)
+    monkeypatch.setattr("simkit.logs.play.load.KEEP_ALL_ROWS", 20)
     row = '{{"timestamp": {}, "input_length": {}, "output_length": 1}}'
     (tmp_path / "t.log").write_text("\n".join(row.format(1000 * (99 - i), i + 1) for i in range(100)))
     trace = play(load_log(spec(end_s=95), tmp_path), spec(end_s=95))
@@ -598,7 +598,7 @@ def test_closed_sessions_give_each_request_those_that_it_causes(
         request(6, 40, session="b"),
         request(7, 50),
     )
-    monkeypatch.setattr("simkit.workload.traces.play.load_log", lambda *_: log)
+    monkeypatch.setattr("simkit.logs.play.play.load_log", lambda *_: log)
     workload = workload_of(tmp_path, trace={"sessions": "closed"})
     assert workload.successors is not None
     caused = {after: [(r.id, think) for r, think in found] for after, found in workload.successors.items()}

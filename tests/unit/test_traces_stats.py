@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkit import scenario
-from simkit.workload.traces.counts import Counts
-from simkit.workload.traces.describe import describe
-from simkit.workload.traces.record import NO_TIME, Columns, Record
-from simkit.workload.traces.sessions import session_codes
-from simkit.workload.traces.stats import SAMPLE_ROWS, Stats, session_stats
-from simkit.workload.traces.ticks import clock_of
-from simkit.workload.traces.times import MAX_BINS, Times
+from simkit.logs.counts import Counts
+from simkit.logs.describe import describe
+from simkit.logs.play.sessions import session_codes
+from simkit.logs.play.ticks import clock_of
+from simkit.logs.play.times import MAX_BINS, Times
+from simkit.logs.read.record import NO_TIME, Columns, Record
+from simkit.logs.stats import SAMPLE_ROWS, Stats, session_stats
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

@@ -17,11 +17,11 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import InputError
+from simkit.logs import read_trace
+from simkit.logs.canonical import CanonicalWriter, Meta
+from simkit.logs.read.record import Columns, Record
 from simkit.validation.bands import KEYS, parse_bands
 from simkit.validation.samples import read_samples
-from simkit.workload.traces import read_trace
-from simkit.workload.traces.canonical import CanonicalWriter, Meta
-from simkit.workload.traces.record import Columns, Record
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "runs"
 RUN = SHARED / "vllm-0.19_rtx-pro-6000_llama-3.1-8b"

@@ -16,11 +16,11 @@ from scipy import stats
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.streams import CHUNK, Stream, Streams
 from simkit.types import Request
 from simkit.workload import Workload, build_workload
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks, gamma_gaps
 from simkit.workload.lengths import list_presets
-from simkit.workload.streams import CHUNK, Stream, Streams
 
 POISSON = {"process": "poisson", "rate_per_s": 20.0}
 FIXED = {"dist": "fixed", "value": 8}

@@ -1,0 +1,109 @@
+"""Langfuse observations, as exported (snake_case, UTC without a zone) and as its API gives them (camelCase, ISO).
+
+Source of the format: Langfuse, observations export and public API. Only generations are model calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simkit.logs.read.fields import MAX_TOKENS, duration, text, tokens
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.log import BadCell
+from simkit.logs.read.moments import arrival, cached, first_of, moment, took
+from simkit.logs.read.objects import read_objects, require
+from simkit.logs.read.record import Columns, Record
+
+START, END = ("start_time", "startTime"), ("end_time", "endTime")
+FIRST = ("completion_start_time", "completionStartTime")
+USAGE = ("usage_details", "usageDetails", "usage")
+SESSION = ("session_id", "sessionId", "trace_id", "traceId")
+MODEL = ("provided_model_name", "providedModelName", "model")
+CACHED = ("input_cached_tokens", "input_cache_read", "cache_read_input_tokens")
+OTHERS = ("SPAN", "EVENT", "TOOL", "AGENT", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
+
+
+def matches(head: Head) -> str | None:
+    """By type, a start and usage."""
+    if head.kind != "json" or "type" not in head.keys:
+        return None
+    found = [next((name for name in names if name in head.keys), None) for names in (START, USAGE)]
+    return None if None in found else f"fields type, {found[0]}, {found[1]}"
+
+
+def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
+    """One observation; None, counted, for what is no generation."""
+    kind = row.get("type")
+    if kind != "GENERATION":
+        why = f"of type {kind}, not GENERATION" if kind in OTHERS else "of another type than GENERATION"
+        source.log.add_skipped(line, why)
+        return None
+    failed = "at level ERROR" if row.get("level") == "ERROR" else None
+    start, end = arrival(row, START, source), moment(row, END, source)
+    first = took(start, moment(row, FIRST, source), "completion start", source)
+    usage = _usage(row)
+    prompt, output = _lengths(usage, failed, source)
+    session, model = first_of(row, SESSION), first_of(row, MODEL)
+    return Record(
+        line=line,
+        time_ns=start,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        id=text(row, "id"),
+        session=text(row, session) if session else None,
+        model=text(row, model) if model else None,
+        failed=failed,
+        ttft_ns=duration(row, "timeToFirstToken", "s") if first is None else first,
+        e2e_ns=took(start, end, "end", source),
+        cached_tokens=cached(usage, CACHED, prompt, source),
+    )
+
+
+def _usage(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first usage that says anything."""
+    for name in USAGE:
+        found = row.get(name)
+        if found and not isinstance(found, dict):
+            raise BadCell(name, found, "an object of token counts")
+        if found and found.get("unit") not in (None, "TOKENS"):
+            raise BadCell(f"unit of {name}", found["unit"], "TOKENS")
+        if found:
+            return found
+    return {}
+
+
+def _lengths(usage: Mapping[str, Any], failed: str | None, source: Source) -> tuple[int, int]:
+    """(prompt, output) tokens; 0 where a failed generation has none.
+
+    Parts of the prompt, as cached tokens, may be split out of `input` or named again beside it: `total` tells. Without
+    a total that fits, all parts are added.
+    """
+    prompts, outputs = _readings(usage, "input", failed), _readings(usage, "output", failed)
+    total = usage.get("total")
+    for prompt in prompts:
+        for output in outputs:
+            if total is None or prompt + output == total:
+                return prompt, output
+    source.log.remark("some rows have a total that is not the sum of their input and output tokens")
+    return prompts[0], outputs[0]
+
+
+def _readings(usage: Mapping[str, Any], part: str, failed: str | None) -> list[int]:
+    """What `part` can mean: the sum of it and all its parts, or it alone."""
+    names = [name for name in usage if (name == part or name.startswith(f"{part}_")) and usage[name] is not None]
+    if not names and failed is None:
+        raise BadCell(f"usage.{part}", None, "a number of tokens >= 0")
+    whole = sum(tokens(usage, name) for name in names)
+    if whole > MAX_TOKENS:
+        raise BadCell(f"usage.{part}", whole, f"at most {MAX_TOKENS} tokens")
+    return [whole, tokens(usage, part)] if part in names else [whole]
+
+
+def read(source: Source) -> Iterator[Columns]:
+    """The generations in file order."""
+    require(source, "langfuse", ("type",))
+    return read_objects(source, record)
+
+
+FORMAT = Format("langfuse", "Langfuse observations", matches, read, ("type", START[0], USAGE[0]))

@@ -1,0 +1,167 @@
+"""Mooncake JSONL and its session and agentic variants: timestamp in ms, input_length, output_length, hash_ids.
+
+Sources of the format: kvcache-ai/Mooncake, FAST25-release/traces (hash_ids of 512 tokens each, prefix-chained,
+identities of 64 bits); its variants, with other names for the same, in ai-dynamo/aiperf (custom datasets) and
+dynamo-data-gen (mooncake rows): later turns of a session have a delay behind the turn before instead of a time, agentic
+rows wait for another request. `request` and the checks serve other formats that have the same fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from simkit.errors import InputError
+from simkit.logs.read.block_size import fitting_block_tokens
+from simkit.logs.read.fields import block_ids, count, duration, text, time, tokens
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.log import BadCell
+from simkit.logs.read.moments import first_of
+from simkit.logs.read.objects import note_unused, read_objects, require
+from simkit.logs.read.record import Columns, Record
+from simkit.logs.read.stamps import Unit
+
+TIME = ("timestamp", "created_time")
+PROMPT = ("input_length", "input_tokens")
+OUTPUT = ("output_length", "output_tokens")
+DELAYS: tuple[tuple[str, Unit | None], ...] = (("delay", None), ("delay_ms", "ms"), ("tool_wait_ms", "ms"))
+"""(field, its unit; None: that of the time)."""
+TEXTS = ("text_input", "messages", "payload")
+SESSION = ("session_id", "conversation_id")
+USED = (
+    *TIME, *PROMPT, *OUTPUT, *SESSION, *(name for name, _ in DELAYS), "hash_ids", "request_id", "model", "turn",
+    "output_token_ids", "wait_for", "branches", "prefix_reset",
+)  # fmt: skip
+MAX_PER_S = 1000
+BLOCK_TOKENS = 512
+
+
+def matches(head: Head) -> str | None:
+    """By time and lengths (under their other names only beside hash_ids or a session), or texts instead of lengths."""
+    keys = head.keys
+    has_own_names = {"input_length", "output_length"} <= keys or {"input_length", "output_token_ids"} <= keys
+    has_other_names = {"input_tokens", "output_tokens"} <= keys and not keys.isdisjoint({"hash_ids", "session_id"})
+    has_texts = not keys.isdisjoint({"text_input", "payload"}) or {"messages", "output_length"} <= keys
+    if head.kind != "json" or keys.isdisjoint(TIME) or not (has_own_names or has_other_names or has_texts):
+        return None
+    telling = (*TIME, *PROMPT, *OUTPUT, "output_token_ids", "hash_ids", *TEXTS, *SESSION)
+    return f"fields {', '.join(name for name in telling if name in keys)}"
+
+
+def request(line: int, row: dict[str, Any], source: Source, default_unit: Unit) -> Record | None:
+    """One row, times in `default_unit` unless the scenario names another."""
+    unit = default_unit if source.spec.time_unit == "auto" else source.spec.time_unit
+    if "schema" in row and first_of(row, PROMPT) is None:
+        source.log.add_skipped(line, "header only")
+        return None
+    prompt_name = first_of(row, PROMPT)
+    if prompt_name is None and first_of(row, TEXTS) is not None:
+        raise BadCell(PROMPT[0], None, f"a number of tokens; {first_of(row, TEXTS)} is text, which needs a tokenizer")
+    session_name = first_of(row, SESSION)
+    parent = _waits_for(row)
+    at = first_of(row, TIME)
+    if at is None and session_name is None and parent is None:
+        raise BadCell(TIME[0], None, f"a time in {unit}, or a session_id and a delay behind the turn before")
+    return Record(
+        line=line,
+        time_ns=None if at is None else time(row, at, unit),
+        prompt_tokens=tokens(row, prompt_name or PROMPT[0]),
+        output_tokens=_output_tokens(row),
+        id=text(row, "request_id"),
+        session=None if session_name is None else text(row, session_name),
+        turn=count(row, "turn"),
+        parent=parent,
+        delay_ns=_delay(row, unit),
+        block_ids=block_ids(row, "hash_ids"),
+        model=text(row, "model"),
+    )
+
+
+def _output_tokens(row: Mapping[str, Any]) -> int:
+    ids = row.get("output_token_ids")
+    name = first_of(row, OUTPUT)
+    return len(ids) if name is None and isinstance(ids, list) else tokens(row, name or OUTPUT[0])
+
+
+def _delay(row: Mapping[str, Any], unit: Unit) -> int | None:
+    """All waiting behind the request before: think time and tool time."""
+    found = [duration(row, name, own or unit) for name, own in DELAYS]
+    known = [value for value in found if value is not None]
+    if sum(known) > 2**62:
+        raise BadCell("delay", row.get("delay"), "a shorter time")
+    return sum(known) if known else None
+
+
+def _waits_for(row: Mapping[str, Any]) -> str | None:
+    """The request that an agentic row waits for. BadCell for what one predecessor cannot say."""
+    for name in ("branches", "prefix_reset"):
+        if row.get(name):
+            raise BadCell(name, row[name], "none: a request follows one other, and shares what hash_ids say")
+    value = row.get("wait_for")
+    if value is None or value == []:
+        return None
+    if isinstance(value, list):
+        if len(value) > 1:
+            raise BadCell("wait_for", value, "one request id: waiting for several cannot be replayed")
+        return text({"wait_for": value[0]}, "wait_for")
+    return text(row, "wait_for")
+
+
+def check_unit(source: Source) -> None:
+    """InputError where the first stamps cannot be ms: most have fractions, and more than MAX_PER_S come in a second."""
+    if source.spec.time_unit != "auto":
+        return
+    stamps = [row[name] for row in source.head.objects if (name := first_of(row, TIME)) is not None]
+    numbers = [float(stamp) for stamp in stamps if type(stamp) in (int, float) and abs(stamp) < 2**53]
+    num_fractions = sum(not number.is_integer() for number in numbers)
+    if num_fractions < 2 or 2 * num_fractions < len(numbers):
+        return
+    span_ms = max(numbers) - min(numbers)
+    if span_ms > 0 and (len(numbers) - 1) / span_ms * 1000 > MAX_PER_S:
+        fitting = fitting_block_tokens(source.head.objects, "input_length", "hash_ids")
+        blocks = f", --hash-block-tokens {fitting} (what hash_ids fit)" if fitting not in (None, BLOCK_TOKENS) else ""
+        raise InputError(
+            f"{source.log.where}: timestamps have fractions, and in ms, as Mooncake has them, the first "
+            f"{len(numbers)} requests would come in {span_ms / 1000:.3g} s ({(len(numbers) - 1) / span_ms * 1000:.0f} "
+            f"a second): give --time-unit s or ms{blocks}; --format guidellm reads the same fields in s"
+        )
+
+
+def check_blocks(source: Source) -> None:
+    """A remark where hash_ids do not fit blocks of 512 tokens, and fit others."""
+    wanted = source.spec.hash_block_tokens or BLOCK_TOKENS
+    fitting = fitting_block_tokens(source.head.objects, "input_length", "hash_ids", wanted)
+    if fitting is not None and fitting != wanted:
+        source.log.remark(f"the first hash_ids fit blocks of {fitting} tokens, not of {wanted} (--hash-block-tokens)")
+
+
+def refuse_text(source: Source) -> None:
+    """InputError where no row has a length, and texts instead."""
+    keys = source.head.keys
+    texts = [name for name in TEXTS if name in keys]
+    if texts and keys.isdisjoint(PROMPT):
+        raise InputError(
+            f"{source.log.where}: prompts are texts ({', '.join(texts)}), and counting their tokens needs the model's "
+            "tokenizer: add input_length to every row"
+        )
+
+
+def read(source: Source) -> Iterator[Columns]:
+    """The requests in file order."""
+    require(source, "mooncake", ())
+    refuse_text(source)
+    check_unit(source)
+    check_blocks(source)
+    note_unused(source, USED)
+    return read_objects(source, partial(request, default_unit="ms"))
+
+
+FORMAT = Format(
+    "mooncake",
+    "Mooncake JSONL",
+    matches,
+    read,
+    ("timestamp", "input_length", "output_length"),
+    hash_block_tokens=BLOCK_TOKENS,
+)

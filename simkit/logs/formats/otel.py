@@ -1,0 +1,111 @@
+"""OpenTelemetry spans of model calls, one flat object a span: GenAI conventions old and new, OpenInference, vLLM's own.
+
+Sources of the names: OpenTelemetry semantic conventions for generative AI (gen_ai.*), Arize OpenInference
+(llm.token_count.*), vLLM's llm_request spans (gen_ai.usage.*, gen_ai.latency.* in s). `record` also serves `otlp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simkit.logs.read.fields import duration, text, tokens
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.log import BadCell
+from simkit.logs.read.moments import arrival, cached, first_of, moment, took
+from simkit.logs.read.objects import read_objects, require
+from simkit.logs.read.record import Columns, Record
+from simkit.logs.read.spans import attributes
+
+START = ("start_time", "startTime", "startTimeUnixNano", "start_time_unix_nano")
+END = ("end_time", "endTime", "endTimeUnixNano", "end_time_unix_nano")
+SPAN_ID = ("span_id", "spanId")
+PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+CACHED = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cache_read_input_tokens",
+    "llm.token_count.prompt_details.cache_read",
+)
+SESSION = ("gen_ai.conversation.id", "session.id")
+MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
+ID = ("gen_ai.request.id", "gen_ai.response.id")
+TTFT, E2E = "gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e"
+OPERATION, KIND = "gen_ai.operation.name", "openinference.span.kind"
+CALLS = ("chat", "generate", "generate_content", "text_completion")
+OTHERS = ("execute_tool", "invoke_agent", "create_agent", "embeddings")
+
+
+def matches(head: Head) -> str | None:
+    """By a span's identity and time beside gen_ai.* or llm.* attributes."""
+    if head.kind != "json" or head.keys.isdisjoint(START) or head.keys.isdisjoint(SPAN_ID):
+        return None
+    names = {name for row in head.objects for name in attributes(row)}
+    found = next((prefix for prefix in ("gen_ai.", "llm.") if any(name.startswith(prefix) for name in names)), None)
+    return None if found is None else f"spans with {found}* attributes"
+
+
+def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
+    """One span; None, counted, for what is no model call."""
+    values = attributes(row)
+    why_not = _why_no_call(row, values)
+    if why_not is not None:
+        source.log.add_skipped(line, why_not)
+        return None
+    failed = "with an error" if _has_failed(row, values) else None
+    start = arrival(row, START, source)
+    end = moment(row, END, source)
+    prompt = _tokens(values, PROMPT, failed)
+    session, model, own_id, span_id = (first_of(values, SESSION), first_of(values, MODEL), first_of(values, ID),
+                                       first_of(row, SPAN_ID))  # fmt: skip
+    whole = duration(values, E2E, "s")
+    return Record(
+        line=line,
+        time_ns=start,
+        prompt_tokens=prompt,
+        output_tokens=_tokens(values, OUTPUT, failed),
+        id=text(values, own_id) if own_id else text(row, span_id) if span_id else None,
+        session=text(values, session) if session else None,
+        model=text(values, model) if model else None,
+        failed=failed,
+        ttft_ns=duration(values, TTFT, "s"),
+        e2e_ns=took(start, end, "end", source) if whole is None else whole,
+        cached_tokens=cached(values, CACHED, prompt, source),
+    )
+
+
+def _why_no_call(row: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """Why a span is not one call of a model; None if it is."""
+    operation = values.get(OPERATION)
+    if operation in CALLS or (operation is None and values.get(KIND) == "LLM"):
+        return None
+    if operation is not None:
+        return f"of operation {operation}" if operation in OTHERS else "of another operation"
+    if values.get(KIND) is not None:
+        return "of another span kind than LLM"
+    if row.get("name") == "llm_request" or first_of(values, PROMPT) is not None:
+        return None
+    return "no model call"
+
+
+def _has_failed(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    status = row.get("status")
+    code = status.get("code") if isinstance(status, dict) else row.get("status_code")
+    return code in (2, "2", "ERROR", "STATUS_CODE_ERROR") or values.get("error.type") not in (None, "")
+
+
+def _tokens(values: Mapping[str, Any], names: tuple[str, ...], failed: str | None) -> int:
+    """A count under any of its names; 0 where a failed call has none."""
+    name = first_of(values, names)
+    if name is None and failed is None:
+        raise BadCell(names[0], None, "a number of tokens >= 0")
+    return tokens(values, name) if name is not None else 0
+
+
+def read(source: Source) -> Iterator[Columns]:
+    """The model calls in file order."""
+    require(source, "otel", ())
+    return read_objects(source, record)
+
+
+FORMAT = Format("otel", "OpenTelemetry GenAI spans", matches, read, (OPERATION, PROMPT[0], OUTPUT[0]))

@@ -1,0 +1,47 @@
+"""RAGPulse JSONL: times as text in seconds, and hash_ids that are ids of the prompt's components.
+
+Source of the format: flashserve/RAGPulse. A component (system prompt, passage, history, user input) is of any length,
+so that its ids say nothing about blocks of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simkit.logs.read.fields import text, time, tokens
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.objects import note_unused, read_objects, require
+from simkit.logs.read.record import Columns, Record
+
+NEEDS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def matches(head: Head) -> str | None:
+    """By hash_ids that is an object."""
+    if head.kind != "json" or not any(isinstance(row.get("hash_ids"), dict) for row in head.objects):
+        return None
+    return "hash_ids is an object" if set(NEEDS) <= head.keys else None
+
+
+def record(line: int, row: dict[str, Any], source: Source) -> Record:
+    """One row."""
+    unit = "s" if source.spec.time_unit == "auto" else source.spec.time_unit
+    return Record(
+        line=line,
+        time_ns=time(row, "timestamp", unit),
+        prompt_tokens=tokens(row, "input_length"),
+        output_tokens=tokens(row, "output_length"),
+        session=text(row, "session_id"),
+    )
+
+
+def read(source: Source) -> Iterator[Columns]:
+    """The requests in file order."""
+    require(source, "ragpulse", NEEDS)
+    note_unused(source, (*NEEDS, "session_id"))
+    source.log.remark("hash_ids are of components of unknown length, not of blocks: the prefix hit rate is unknown")
+    return read_objects(source, record)
+
+
+FORMAT = Format("ragpulse", "RAGPulse JSONL", matches, read, NEEDS)

@@ -1,0 +1,71 @@
+"""vidur: CSV with arrived_at (s from 0), num_prefill_tokens, num_decode_tokens; older files have other names for them.
+
+Source of the format: microsoft/vidur, data/processed_traces and its trace request generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simkit.logs.read.cells import TOKENS
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
+from simkit.logs.read.record import Columns
+
+NEEDS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
+OLD_NEEDS = ("Time", "PromptTokenCount", "GeneratedTokenCount")
+LENGTHS = NEEDS[1:]
+
+
+def matches(head: Head) -> str | None:
+    """By its three columns."""
+    return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
+
+
+def matches_old(head: Head) -> str | None:
+    """By the three columns of older files."""
+    return f"columns {', '.join(OLD_NEEDS)}" if head.kind == "csv" and set(OLD_NEEDS) <= set(head.columns) else None
+
+
+def matches_lengths(head: Head) -> str | None:
+    """By lengths without arrivals."""
+    if head.kind != "csv" or not set(LENGTHS) <= set(head.columns) or "arrived_at" in head.columns:
+        return None
+    return f"columns {', '.join(LENGTHS)} and no arrived_at"
+
+
+def _read(source: Source, needs: tuple[str, ...], name: str) -> Iterator[Columns]:
+    time, prompt, output = needs
+    layout = Layout(
+        (
+            Field("time_ns", time, None, unit=own_unit(source, "s")),
+            Field("prompt_tokens", prompt, TOKENS),
+            Field("output_tokens", output, TOKENS),
+        )
+    )
+    return read_layout(source, layout, name)
+
+
+def read(source: Source) -> Iterator[Columns]:
+    """The requests in file order."""
+    return _read(source, NEEDS, "vidur")
+
+
+def read_old(source: Source) -> Iterator[Columns]:
+    """The requests of an older file in file order."""
+    return _read(source, OLD_NEEDS, "vidur-old")
+
+
+FORMAT = Format("vidur", "vidur CSV", matches, read, NEEDS)
+OLD = Format("vidur-old", "vidur CSV of older versions", matches_old, read_old, OLD_NEEDS)
+LENGTHS_ONLY = Format(
+    "vidur-lengths",
+    "vidur lengths CSV",
+    matches_lengths,
+    None,
+    advice=(
+        "no arrival times, so there is nothing to replay: use its lengths with arrivals of your choice, as "
+        "workload.prompt_tokens: {dist: empirical, path: FILE, column: num_prefill_tokens} and workload.output_tokens: "
+        "{dist: empirical, path: FILE, column: num_decode_tokens}"
+    ),
+)

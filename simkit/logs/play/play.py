@@ -1,0 +1,161 @@
+"""What is played of a log, and how: the window, the gaps, the sessions, the prompts in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from simkit import scenario
+from simkit.logs.play.load import Log, load_log
+from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
+from simkit.logs.play.played import Trace
+from simkit.logs.play.repeat import repeated
+from simkit.logs.play.ticks import spread
+from simkit.logs.play.trie import Shared, walk
+from simkit.logs.play.window import cut
+from simkit.logs.read.log import NUM_NAMED_LINES
+from simkit.logs.read.record import UNKNOWN
+from simkit.streams import Streams
+from simkit.types import Ints
+from simkit.units import ns_to_s
+
+
+def read_trace(
+    spec: scenario.Trace, base_dir: Path | None, *, streams: Streams | None = None, max_model_len: int | None = None
+) -> Trace:
+    """Read `spec.path` and play it. InputError, one line, for anything unreadable and for an empty window."""
+    return play(load_log(spec, base_dir), spec, streams=streams, max_model_len=max_model_len)
+
+
+def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_model_len: int | None = None) -> Trace:
+    """What `spec` plays of a log. `streams` draw what is drawn; prompts are held against `max_model_len` if given."""
+    where, notes = f"trace {spec.path}", list(log.notes)
+    streams = streams or Streams(0, 0)
+    window = cut(log, _spread(log, spec, streams, notes), spec, streams, max_model_len, notes)
+    rows, columns = window.rows, log.columns
+    arrival = without_idle(window.time_ns, spec, notes)
+    after = _nearest_played(log.after, rows)
+    closed = spec.sessions == "closed" and bool(np.any(after >= 0))
+    think = np.zeros(len(rows), dtype=np.int64)
+    if closed:
+        think = think_times(log, rows, after, arrival, spec, notes)
+    elif spec.sessions == "closed":
+        notes.append(f"{where}: no request follows another: all arrive at their recorded times")
+    elif untimed := int(np.count_nonzero(log.untimed[rows])):
+        notes.append(
+            f"{where}: {untimed} request{'s' if untimed > 1 else ''} without a time: placed the delay after the "
+            "arrival of the one before, without its service time (sessions: closed waits for it)"
+        )
+    speed = speed_of(arrival[window.num_warm :], spec, notes)
+    prompts, outputs = _lengths(log, rows, spec, max_model_len, notes)
+    trace = Trace(
+        arrival_ns=scaled(arrival, speed, spec),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        after=after,
+        think_ns=scaled(think, speed, spec),
+        session=_of(log.session, rows),
+        shared=_shared(log, rows, prompts),
+        ttft_ns=_of(columns.ttft_ns, rows),
+        e2e_ns=_of(columns.e2e_ns, rows),
+        row=rows,
+        line=columns.line[rows],
+        num_warm=window.num_warm,
+        closed=closed,
+        has_blocks=log.hash_block_tokens is not None,
+        notes=(),
+        gaps=None if columns.gaps is None else columns.gaps.take(rows),
+    )
+    trace = _possible(trace, where, notes)
+    warm = window.num_warm
+    # What comes again is not the warm-up, so what it has in common with that counts once.
+    part = trace.shared if warm == 0 or spec.repeat == 1 else _shared(log, rows[warm:], prompts[warm:])
+    trace = repeated(trace, part, spec, notes)
+    return replace(trace, notes=tuple(notes))
+
+
+def _possible(trace: Trace, where: str, notes: list[str]) -> Trace:
+    """The trace without measured times that cannot be: a first token behind the last."""
+    wrong = np.flatnonzero((trace.e2e_ns != UNKNOWN) & (trace.ttft_ns > trace.e2e_ns))
+    if not len(wrong):
+        return trace
+    lines = trace.line[wrong].tolist()
+    named = ", ".join(map(str, lines[:NUM_NAMED_LINES])) + (", ..." if len(lines) > NUM_NAMED_LINES else "")
+    many = "s" if len(wrong) > 1 else ""
+    notes.append(
+        f"{where}: {len(wrong)} request{many} with a TTFT longer than the E2E (line{many} {named}): the times are "
+        "taken for unknown"
+    )
+    ttft, e2e = trace.ttft_ns.copy(), trace.e2e_ns.copy()
+    ttft[wrong] = e2e[wrong] = UNKNOWN
+    return replace(trace, ttft_ns=ttft, e2e_ns=e2e)
+
+
+def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) -> Ints:
+    """The times of the log, ties spread over the clock's tick when asked for."""
+    time_ns = log.columns.time_ns
+    if spec.spread_ties == "none":
+        return time_ns
+    tick_ns = None if log.clock is None else log.clock.tick_ns
+    if tick_ns is None:
+        notes.append(f"trace {spec.path}: spread_ties has no effect: the clock has no coarse tick")
+        return time_ns
+    timed = np.flatnonzero(~log.untimed)
+    moved = time_ns.copy()
+    moved[timed] = spread(time_ns[timed], tick_ns, spec.spread_ties, streams("trace_ties"))
+    # A request without a time keeps its distance to the one before it, which is an earlier row.
+    for row in np.flatnonzero(log.untimed).tolist():
+        moved[row] += moved[log.after[row]] - time_ns[log.after[row]]
+    notes.append(
+        f"trace {spec.path}: requests of a tick are spread over its {ns_to_s(tick_ns):g} s ({spec.spread_ties})"
+    )
+    return moved
+
+
+def _nearest_played(after: Ints, rows: Ints) -> Ints:
+    """For each of `rows` the position of the nearest request before it in its session that is played, else -1."""
+    position = np.full(len(after) + 1, -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows))
+    before = after[rows]
+    if np.all(position[before] >= 0, where=before >= 0):
+        return position[before]
+    # A predecessor is an earlier row, so one pass over the log knows the nearest for each.
+    nearest: list[int] = []
+    for at, previous in zip(position.tolist(), after.tolist(), strict=False):
+        nearest.append(at if at >= 0 or previous < 0 else nearest[previous])
+    return np.where(before >= 0, np.array(nearest, dtype=np.int64)[before], -1)
+
+
+def _lengths(
+    log: Log, rows: Ints, spec: scenario.Trace, max_model_len: int | None, notes: list[str]
+) -> tuple[Ints, Ints]:
+    """Prompt and output tokens: an output at least, and prompts cut short with `too_long: truncate`."""
+    prompts, outputs = log.columns.prompt_tokens[rows], log.columns.output_tokens[rows]
+    where = f"trace {spec.path}"
+    if empty := int(np.count_nonzero(outputs == 0)):
+        many = "s" if empty > 1 else ""
+        notes.append(f"{where}: {empty} request{many} with 0 output tokens played for the prompt alone, with 1 token")
+        outputs = np.maximum(outputs, 1)
+    if spec.too_long == "truncate" and max_model_len is not None:
+        room = np.maximum(max_model_len - outputs, 1)
+        if cut_short := int(np.count_nonzero(prompts > room)):
+            many = "s are" if cut_short > 1 else " is"
+            lost = int(np.maximum(prompts - room, 0).sum())
+            notes.append(
+                f"{where}: {cut_short} prompt{many} cut at the end, by {lost} tokens in all, so that prompt and output "
+                f"fit max_model_len ({max_model_len})"
+            )
+            prompts = np.minimum(prompts, room)
+    return prompts, outputs
+
+
+def _shared(log: Log, rows: Ints, prompts: Ints) -> Shared:
+    if log.hash_block_tokens is None or log.columns.blocks is None:
+        return Shared.nothing(len(rows))
+    return walk(log.columns.blocks.take(rows), prompts, log.hash_block_tokens)[1]
+
+
+def _of(column: Ints | None, rows: Ints) -> Ints:
+    return np.full(len(rows), UNKNOWN, dtype=np.int64) if column is None else column[rows]

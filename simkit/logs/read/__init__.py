@@ -1,0 +1,1 @@
+"""Any log becomes columns: compression, CSV, JSON and parquet, cells, times and the layout of columns."""

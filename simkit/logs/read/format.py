@@ -1,0 +1,75 @@
+"""What a log format is: how it is recognised and how its rows become requests.
+
+A format is a module of `formats/` with one `FORMAT`, and one line in the table there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from simkit import scenario
+from simkit.logs.read.log import RowLog
+from simkit.logs.read.record import Columns
+
+Kind = Literal["csv", "json", "parquet", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of a file, from which its format is recognised.
+
+    `kind` is how it is built: `csv` (delimited, `columns` is the header), `json` (one object a line, an array, or one
+    document; `objects` are the first of them), `parquet` (`columns` are the names of its schema) or `text` (neither).
+    `text` is the first few kB. `hash_block_tokens` is what the file says that its block ids stand for.
+    """
+
+    kind: Kind
+    columns: tuple[str, ...] = ()
+    objects: tuple[Mapping[str, Any], ...] = ()
+    text: str = ""
+    hash_block_tokens: int | None = None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """All column names, or all keys of the first objects."""
+        return frozenset(self.columns).union(*self.objects)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An open file as a format reads it: where it is at, and its rows.
+
+    `rows` gives (line, cells) of a CSV file, header left out, or (line, object) of JSON. `spec` holds what the user
+    decided (`time_unit`, `failed`, `map`); `log` takes what is left out. `path` is for formats that read the file in a
+    way of their own.
+    """
+
+    head: Head
+    rows: Iterator[tuple[int, Any]]
+    spec: scenario.Trace
+    log: RowLog
+    path: Path = Path()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One log format.
+
+    `matches` says in words by what it was recognised, or None when it is not this format. `read` gives the requests in
+    file order, some thousand at a time; InputError when a column that it needs is missing. `hash_block_tokens` is the
+    size of the blocks that its hash ids stand for, None where there are none. `needs` names what a file must have.
+    `advice`: this is no log that can be replayed, and the text says why and what to do instead; `read` is then None.
+    `title_of` tells versions of a format apart, and gives the `title` of the one at hand.
+    """
+
+    name: str
+    title: str
+    matches: Callable[[Head], str | None]
+    read: Callable[[Source], Iterator[Columns]] | None
+    needs: tuple[str, ...] = ()
+    hash_block_tokens: int | None = None
+    advice: str | None = None
+    title_of: Callable[[Head], str] | None = None

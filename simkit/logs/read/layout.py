@@ -1,0 +1,299 @@
+"""From delimited rows to columns by a table: which column holds which field, and how its cells are read.
+
+Blocks of rows are read a column at a time; only rows in which something is odd are read one by one, with the same
+result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simkit.errors import InputError, nearest
+from simkit.logs.read.cells import WALL, Column, Parse, number
+from simkit.logs.read.csv_rows import Block, CsvRows
+from simkit.logs.read.format import Source
+from simkit.logs.read.log import BadCell, RowLog, listed
+from simkit.logs.read.record import UNKNOWN, Columns
+from simkit.logs.read.stamps import NS_PER, Unit, epoch_unit
+from simkit.types import Ints
+
+BLOCK_ROWS = 4096
+
+SKIPPED = "skipped"
+"""Values of this name say why a row is no request of the engine, None for one that is."""
+
+Values = dict[str, Any]
+Derive = Callable[[Values, RowLog], None]
+
+
+class Reader(NamedTuple):
+    """A field whose column was found `at` a place, and whose `parse` is settled."""
+
+    name: str
+    at: int
+    column: str
+    parse: Parse
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its name in `Columns`, or one of the format's own; the column that holds it; how its cells are read.
+
+    A `required` column must be there. `parse` None: a stamp whose form and unit the first readable cell tells, a wall
+    clock or a number of `unit`; without one, of the unit that its size names, else of that of its `hint`.
+    """
+
+    name: str
+    column: str
+    parse: Parse | None
+    required: bool = True
+    unit: Unit | None = None
+    hint: Unit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The fields of a format, and what is made of them: `derive` takes the values of some rows, by field name, and
+    puts what it finds out among them."""
+
+    fields: tuple[Field, ...]
+    derive: Derive | None = None
+
+
+def read_layout(source: Source, layout: Layout, format_name: str) -> Iterator[Columns]:
+    """The requests of a file in file order. InputError when a required column is missing or there twice."""
+    log, header = source.log, source.head.columns
+    if source.head.kind != "csv":
+        raise InputError(f"{log.where}: format {format_name} is CSV; this is {source.head.kind}")
+    present = _present(layout, header, log.where, format_name)
+    used = {field.column for field in present}
+    if unused := [name for name in header if name not in used]:
+        log.remark(f"columns not used: {listed(unused)}")
+    if source.spec.time_unit != "auto" and any(field.name == "time_ns" and field.parse is WALL for field in present):
+        log.remark(f"time_unit {source.spec.time_unit} is not used: times are wall clocks")
+    yield from read_blocks(_blocks(source.rows), header, present, layout.derive, log)
+
+
+def own_unit(source: Source, unit: Unit) -> Unit:
+    """The unit of numeric times: what the user says, else the format's own."""
+    return unit if source.spec.time_unit == "auto" else source.spec.time_unit
+
+
+def read_blocks(
+    blocks: Iterator[Block], header: Sequence[str], present: Sequence[Field], derive: Derive | None, log: RowLog
+) -> Iterator[Columns]:
+    """Rows of cells to columns; `present` are fields whose column is in the header."""
+    readers: list[Reader] | None = None
+    for block in blocks:
+        if readers is None:
+            places = [header.index(field.column) for field in present]
+            readers = [
+                Reader(field.name, at, field.column, field.parse or _settled(field, at, block, log))
+                for field, at in zip(present, places, strict=True)
+            ]
+        found = _read(block, len(header), readers, log)
+        if not len(found["line"]):
+            continue
+        if derive is not None:
+            derive(found, log)
+        yield _columns(found, log)
+
+
+def _present(layout: Layout, header: Sequence[str], where: str, format_name: str) -> list[Field]:
+    for field in layout.fields:
+        if field.required and field.column not in header:
+            raise InputError(
+                f"{where}: format {format_name} needs column {field.column!r}, header was {listed(header)!r}"
+                f"{nearest(field.column, header[:1000])}"
+            )
+        if header.count(field.column) > 1:
+            raise InputError(f"{where}: column {field.column!r} appears more than once in the header")
+    return [field for field in layout.fields if field.column in header]
+
+
+def _blocks(rows: Iterator[tuple[int, Any]]) -> Iterator[Block]:
+    if isinstance(rows, CsvRows):
+        yield from rows.blocks()
+        return
+    while chunk := list(itertools.islice(rows, BLOCK_ROWS)):
+        yield Block(np.array([line for line, _ in chunk]), [cells for _, cells in chunk])
+
+
+def _settled(field: Field, at: int, block: Block, log: RowLog) -> Parse:
+    """How the stamps of a column are read, by the first that can be read at all."""
+    cells = [cells[at].strip() for cells in block.rows if at < len(cells)]
+    for cell in cells:
+        try:
+            WALL.one(cell)
+        except ValueError:
+            pass
+        else:
+            if field.unit is not None:
+                log.remark(f"{listed([field.column])} is a wall clock: no unit of time is used")
+            return WALL
+        try:
+            size = number("ns").one(cell)
+        except ValueError:
+            continue
+        assert isinstance(size, int)
+        if field.unit is not None:
+            return number(field.unit)
+        if (unit := epoch_unit(size)) is not None:
+            log.remark(f"{listed([field.column])} is read as {unit} since 1970, by its size")
+            return _of_size(unit)
+        if field.hint is not None:
+            log.remark(f"{listed([field.column])} is read as {field.hint}, by its name")
+            return number(field.hint)
+        raise InputError(
+            f"{log.where}: column {listed([field.column])!r} begins with {cell[:40]}, which could be s, ms, us or ns: "
+            "expected time_unit (--time-unit)"
+        )
+    begin = repr(cells[0][:60]) if cells else "nothing"
+    expected = "a time that even in ns is within 146 years of 0" if cells and _is_number(cells[0]) else _STAMP
+    raise InputError(f"{log.where}: column {listed([field.column])!r} begins with {begin}, expected {expected}")
+
+
+_STAMP = "a wall clock or a number"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def _of_size(unit: Unit) -> Parse:
+    """Numbers in `unit` as long as their size names that unit."""
+    parse = number(unit)
+
+    def one(cell: str) -> int | str | None:
+        found = parse.one(cell)
+        assert isinstance(found, int)
+        if epoch_unit(found / NS_PER[unit]) != unit:
+            raise ValueError(cell)
+        return found
+
+    def many(cells: Sequence[str]) -> Column:
+        column = parse.many(cells)
+        values = column.values
+        assert isinstance(values, np.ndarray)
+        known = set(column.odd)
+        low, high = int(values.min()) / NS_PER[unit], int(values.max()) / NS_PER[unit]
+        if epoch_unit(low) == epoch_unit(high) == unit:
+            return column
+        other = [at for at, value in enumerate(values.tolist()) if epoch_unit(value / NS_PER[unit]) != unit]
+        return column._replace(odd=sorted({*known, *other}))
+
+    return Parse(f"a time in {unit} since 1970, as in the rows before", one, many)
+
+
+def _read(block: Block, width: int, readers: Sequence[Reader], log: RowLog) -> Values:
+    """The values of the readable rows by field name, and their `line`; what is wrong with the others is logged."""
+    log.num_rows += len(block.rows)
+    # Whoever makes the blocks may have read on, to a line that is no row.
+    log.line = max(log.line, int(block.lines[-1]))
+    rows = block.rows
+    at_of: Sequence[int] = range(len(rows))
+    problems: dict[int, str] = {}
+    if set(map(len, rows)) != {width}:
+        problems = {at: f"{len(cells)} cells, expected {width}" for at, cells in enumerate(rows) if len(cells) != width}
+        at_of = [at for at in at_of if at not in problems]
+        rows = [rows[at] for at in at_of]
+    found: Values = {reader.name: np.zeros(0, dtype=np.int64) for reader in readers}
+    lost: dict[int, str] = {}
+    if rows:
+        cells_of = list(zip(*rows, strict=True))
+        read = [(reader.name, reader.parse.many(cells_of[reader.at])) for reader in readers]
+        found = {name: column.values for name, column in read}
+        odd = sorted(set().union(*(column.odd for _, column in read)))
+        lost = _read_exactly(rows, odd, readers, found, log)
+        # The cells of a column that are not odd are all of one form: one of them tells of all.
+        were_odd = set(odd)
+        for reader in readers:
+            if reader.parse.remark is not None:
+                usual = (cell for row, cell in enumerate(cells_of[reader.at]) if row not in were_odd and cell)
+                _remark(reader, next(usual, ""), log)
+    kept = np.array([row for row in range(len(rows)) if row not in lost], dtype=np.int64) if lost else None
+    found["line"] = block.lines if len(at_of) == len(block.rows) else block.lines[np.array(at_of, dtype=np.int64)]
+    if kept is not None:
+        found = {name: _take(values, kept) for name, values in found.items()}
+    problems |= {at_of[row]: problem for row, problem in lost.items()}
+    _log_problems(block, problems, width, log)
+    return found
+
+
+def _read_exactly(
+    rows: Sequence[Sequence[str]], odd: Sequence[int], readers: Sequence[Reader], found: Values, log: RowLog
+) -> dict[int, str]:
+    """Read the odd rows into `found`; gives what is wrong with those that cannot be read."""
+    lost: dict[int, str] = {}
+    for row in odd:
+        for name, at, column, parse in readers:
+            try:
+                value = parse.one(rows[row][at])
+            except ValueError:
+                lost[row] = str(BadCell(column, rows[row][at], parse.expected))
+                break
+            found[name][row] = UNKNOWN if value is None and isinstance(found[name], np.ndarray) else value
+        else:
+            for reader in readers:
+                _remark(reader, rows[row][reader.at], log)
+    return lost
+
+
+def _remark(reader: Reader, cell: str, log: RowLog) -> None:
+    """What a readable cell tells of how all are read."""
+    if reader.parse.remark is not None and cell and (text := reader.parse.remark(cell)) is not None:
+        log.remark(text)
+
+
+def _log_problems(block: Block, problems: dict[int, str], width: int, log: RowLog) -> None:
+    last = len(block.rows) - 1
+    for at in sorted(problems):
+        cells, problem = block.rows[at], problems[at]
+        swallowed = block.swallowed or 1 if at == last else 1
+        if swallowed > 1:
+            problem += f" (a quote in it is never closed, to line {int(block.lines[at]) + swallowed - 1})"
+        is_cut = at == last and block.is_open and swallowed == 1
+        log.add_bad(int(block.lines[at]), problem, cut=is_cut and (len(cells) < width or not cells[-1].strip()))
+        # The rows that it took in cannot be read either, and must not make the share of bad rows look small.
+        log.num_rows += swallowed - 1
+        log.num_bad += swallowed - 1
+
+
+def _columns(found: Values, log: RowLog) -> Columns:
+    reasons = found.pop(SKIPPED, None)
+    for name in ("ttft_ns", "e2e_ns", "delay_ns"):
+        if name in found and (negative := found[name] < 0).any():
+            if (found[name][negative] != UNKNOWN).any():
+                log.remark(f"negative {name.removesuffix('_ns')} times are taken as not measured")
+            found[name] = np.where(negative, UNKNOWN, found[name])
+    columns = Columns(**{name: _or_none(name, found[name]) for name in _NAMES if name in found})
+    if reasons is None or not any(reasons):
+        return columns
+    for line, reason in zip(found["line"].tolist(), reasons, strict=True):
+        if reason is not None:
+            log.add_skipped(line, reason)
+    return columns.take(np.array([at for at, reason in enumerate(reasons) if reason is None], dtype=np.int64))
+
+
+_NAMES = tuple(field.name for field in fields(Columns))
+_ALWAYS = ("line", "time_ns", "prompt_tokens", "output_tokens")
+
+
+def _or_none(name: str, values: Any) -> Any:
+    """A column as `Columns` has it: None for an optional one in which no row has a value."""
+    if isinstance(values, np.ndarray):
+        return values if name in _ALWAYS or (values != UNKNOWN).any() else None
+    return tuple(values) if any(value is not None for value in values) else None
+
+
+def _take(values: Any, rows: Ints) -> Any:
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
