@@ -17,7 +17,7 @@ from reports.validation import evidence, rows, runs
 from reports.validation.line import Line
 from reports.validation.rows import Found
 from simkit.latency.effects import EFFECTS
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.validation.ablation import arms
 from simkit.validation.row_runs import Predicted, simulate, with_terms
 from simkit.validation.row_scenario import RowRun, run_of

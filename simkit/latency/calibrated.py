@@ -13,7 +13,6 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from simkit.latency.attention import Attention
 from simkit.latency.effects import (
     ALL_REDUCE,
     EFFECTS,
@@ -29,12 +28,13 @@ from simkit.latency.effects import (
 )
 from simkit.latency.graphs import graph_rows
 from simkit.latency.host import DEFAULT, HostCosts
-from simkit.latency.kernels import TABLE_ROWS, Kernels
-from simkit.latency.ops import Gemm
+from simkit.latency.ops.attention import Attention
+from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
+from simkit.latency.ops.ops import Gemm
 from simkit.latency.profile import Profile
+from simkit.latency.profile.transfer import is_scaled, transferred
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
-from simkit.latency.transfer import is_scaled, transferred
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, OneStep, StepShapes

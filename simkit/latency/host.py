@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simkit.errors import InputError
-from simkit.latency.profile_values import HostTerms, Profile
+from simkit.latency.profile.values import HostTerms, Profile
 from simkit.units import NS_PER_US
 
 HOST_FIXED_US = 500.0

@@ -7,7 +7,7 @@ A kernel's time is a smooth maximum of three roofs and a launch floor on top:
 compute = FLOPs over the achievable share of peak, traffic = bytes over the achievable share of bandwidth, chain = the
 longest run of work that one processor does by itself (the inner dimension of a matrix product, the keys of one query),
 pieces = what handing out each piece of work costs (attention: a head of a sequence). The shares, the rates and q are
-fitted to measurements by `calib.fit`; what the formula misses is a residual that `simkit.latency.sheets` interpolates.
+fitted to measurements by `calib.fit`; what the formula misses is a residual that `profile.residuals` interpolates.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from simkit.latency.effects import (
     source_of,
 )
 from simkit.latency.host import DEFAULT, HostCosts
-from simkit.latency.kernels import TABLE_ROWS, Kernels, attended
-from simkit.latency.ops import AttentionShape
+from simkit.latency.ops.kernels import TABLE_ROWS, Kernels, attended
+from simkit.latency.ops.ops import AttentionShape
 from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.latency.effects import DATA_SHEET, KERNEL_TABLE, ONE_GPU
-from simkit.latency.kernels import TABLE_ROWS, Kernels
-from simkit.latency.launches import Heads
-from simkit.latency.op_fit import OpFit, Prediction
-from simkit.latency.ops import Elementwise, Gemm
+from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
+from simkit.latency.ops.launches import Heads
+from simkit.latency.ops.ops import Elementwise, Gemm
 from simkit.latency.physics import Limits
 from simkit.latency.profile import Profile, ProfileError
+from simkit.latency.profile.op_fit import OpFit, Prediction
+from simkit.latency.profile.residuals import Bools
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
-from simkit.latency.sheets import Bools
 from simkit.latency.surfaces import ChunkSurface, DecodeSurface
 from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.latency.sheets import Bools
+from simkit.latency.profile.residuals import Bools
 from simkit.types import Floats, Ints
 
 Row = tuple[list[float], list[float]]

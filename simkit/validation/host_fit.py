@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.types import Floats
 
 PROBES_US = {"fixed_us": 2000.0, "per_seq_us": 100.0, "first_token_us": 5000.0}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simkit.errors import InputError, nearest
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.types import Floats
 from simkit.validation.host_fit import HostFit, fit_host
 from simkit.validation.row_scenario import RowRun

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from simkit.engine.run import Progress
 from simkit.errors import InputError
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.study import Failure, Options, Point, run_study

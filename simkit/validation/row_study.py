@@ -21,7 +21,7 @@ import numpy as np
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.latency.host import HOST_FIXED_US
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.scenario import Scenario
 from simkit.studies.study import Failure, Options
 from simkit.types import Floats

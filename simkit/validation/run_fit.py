@@ -18,7 +18,7 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import FIRST_TOKEN, HOST
 from simkit.latency.host import DEFAULT, MAX_US, host_of
 from simkit.latency.profile import is_shipped, load_profile, profile_text
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.logs import read_trace
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import summarise

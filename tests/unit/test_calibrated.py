@@ -17,7 +17,7 @@ import simkit
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.host import host_of
-from simkit.latency.launches import ARRAYS, Skew, skewed
+from simkit.latency.ops.launches import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
 from simkit.latency.roofline import Roofline
 from simkit.scenario import from_dict

@@ -21,10 +21,10 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import EFFECTS, is_on
 from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import DEFAULT, FIRST_TOKEN_US, HOST_FIXED_US, HOST_PER_SEQ_US, HostCosts, host_of
-from simkit.latency.kernels import Kernels
+from simkit.latency.ops.kernels import Kernels
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
+from simkit.latency.profile.transfer import transferred
 from simkit.latency.step_tables import RowTable, TableBuilder
-from simkit.latency.transfer import transferred
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 

@@ -19,10 +19,10 @@ from test_effects import SIZES
 from test_roofline import LLAMA, MIXTRAL
 
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.op_fit import OpFit
 from simkit.latency.profile import load_profile
-from simkit.latency.profile_values import Mixed, Profile
-from simkit.latency.sheets import Sheet
+from simkit.latency.profile.op_fit import OpFit
+from simkit.latency.profile.residuals import Sheet
+from simkit.latency.profile.values import Mixed, Profile
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simkit.errors import InputError
 from simkit.latency import rates
 from simkit.latency.host import HOST_FIXED_US, HostCosts
-from simkit.latency.profile_values import HostTerms
+from simkit.latency.profile.values import HostTerms
 from simkit.latency.roofline import TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
 from simkit.specs.hardware import GpuSpec

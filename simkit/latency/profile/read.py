@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simkit.latency.launches import Skew, Varlen
-from simkit.latency.op_fit import AXES, KEYS, OpFit, SheetKey, sheet_keys
+from simkit.latency.ops.launches import Skew, Varlen
 from simkit.latency.physics import ELEMENT_BYTES, Limits, Physics
-from simkit.latency.profile_values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
-from simkit.latency.sheets import Sheet, from_nested
+from simkit.latency.profile.op_fit import AXES, KEYS, OpFit, SheetKey, sheet_keys
+from simkit.latency.profile.residuals import Sheet, from_nested
+from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a profile may be called: it becomes the name of a file and a word in a line."""

@@ -1,7 +1,6 @@
 """Profiles: the calibrated step times of one GPU as a JSON file. Owns the schema, loading and the list of shipped ones.
 
-Reads shipped profiles as package data of `calib`, never its code. What `calib` may use of simkit goes through this
-module.
+Reads shipped profiles as package data of `calib`, never its code.
 """
 
 from __future__ import annotations
@@ -15,20 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import nearest
-from simkit.latency.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added, launch_us, skewed
-from simkit.latency.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, sheet_key_sizes, sheet_keys
-from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
-from simkit.latency.profile_reader import NAME, Reader
-from simkit.latency.profile_values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
-from simkit.latency.sheets import Sheet, between_neighbours, log_sizes, to_nested
-
-__all__ = [
-    "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
-    "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile",
-    "ProfileError", "Sheet", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe",
-    "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "profile_text",
-    "sheet_key_sizes", "sheet_keys", "skewed", "to_nested", "work_of",
-]  # fmt: skip
+from simkit.latency.profile.op_fit import AXES, KEYS
+from simkit.latency.profile.read import Reader
+from simkit.latency.profile.values import Profile, ProfileError
 
 
 def load_profile(name_or_path: str) -> Profile:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from simkit.latency.effects import CHUNK_CONTEXT, KERNEL_TABLE, MIXED_LAUNCHES, UNEQUAL_DECODES
-from simkit.latency.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
+from simkit.latency.ops.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
-from simkit.latency.sheets import Bools
+from simkit.latency.profile.residuals import Bools
 from simkit.latency.step_tables import TableBuilder
 from simkit.types import Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_US, US_PER_S

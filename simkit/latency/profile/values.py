@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.latency.launches import Skew, Varlen
-from simkit.latency.op_fit import OpFit
+from simkit.latency.ops.launches import Skew, Varlen
+from simkit.latency.profile.op_fit import OpFit
 
 SCHEMA = 1
 

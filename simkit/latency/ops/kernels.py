@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from simkit.errors import InputError
-from simkit.latency.ops import (
+from simkit.latency.ops.ops import (
     Elementwise,
     Gemm,
     attention_shape,

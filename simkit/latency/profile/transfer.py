@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simkit.latency.op_fit import OpFit
 from simkit.latency.physics import MEMORY_BOUND_OPS
-from simkit.latency.profile_values import Mixed, Profile
+from simkit.latency.profile.op_fit import OpFit
+from simkit.latency.profile.values import Mixed, Profile
 from simkit.latency.rates import SIXTEEN_BIT
 from simkit.specs.hardware import GpuSpec
 

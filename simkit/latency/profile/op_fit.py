@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.latency.physics import MEMORY_BOUND_OPS, Limits, Physics, Sizes, work_of
-from simkit.latency.sheets import Bools, Sheet
+from simkit.latency.profile.residuals import Bools, Sheet
 from simkit.types import Floats
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")

@@ -1,0 +1,1 @@
+"""What a step launches: its operations, their work and the kernels that do it."""
