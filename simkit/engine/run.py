@@ -15,7 +15,7 @@ from simkit.engine.build import Setup, describe, make_batcher, make_kv, may_ride
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer, Newcomer
 from simkit.engine.fallible import FallibleReplica
-from simkit.engine.fast_replica import FastReplica
+from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.outages import Outages
 from simkit.engine.replica import Replica
 from simkit.engine.router import ROUTERS

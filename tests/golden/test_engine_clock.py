@@ -24,7 +24,7 @@ from simkit.conformance.trace import Trace, TraceRequest, find_traces, read_trac
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer, Newcomer
-from simkit.engine.fast_replica import FastReplica
+from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator

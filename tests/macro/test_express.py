@@ -15,8 +15,8 @@ from test_macro_equals_single import ARRIVALS, OUTPUTS, PROMPTS, assert_same, bu
 
 from simkit import scenario
 from simkit.engine.build import may_ride, set_up
-from simkit.engine.express import Express
-from simkit.engine.fast_replica import FastReplica
+from simkit.engine.fast_path.express import Express
+from simkit.engine.fast_path.fast_replica import FastReplica
 
 SETTINGS = settings(max_examples=90, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

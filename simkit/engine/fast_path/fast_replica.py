@@ -12,9 +12,9 @@ from typing import Any
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.engine.customer import Customer, Newcomer
-from simkit.engine.express import Express, Segment
+from simkit.engine.fast_path.express import Express, Segment
+from simkit.engine.fast_path.riders import Rider
 from simkit.engine.replica import Replica, Run
-from simkit.engine.riders import Rider
 from simkit.kv.counted import CountedAllocator
 from simkit.sequence import Sequence
 
