@@ -18,10 +18,10 @@ from reports.validation.line import Line
 from reports.validation.rows import Found
 from simkit.latency.effects import EFFECTS
 from simkit.latency.profile.values import HostTerms
-from simkit.validation.ablation import arms
-from simkit.validation.row_runs import Predicted, simulate, with_terms
-from simkit.validation.row_scenario import RowRun, run_of
-from simkit.validation.row_study import ZERO
+from simkit.validation.rows.runs import Predicted, simulate, with_terms
+from simkit.validation.rows.scenario import RowRun, run_of
+from simkit.validation.rows.study import ZERO
+from simkit.validation.runs.ablation import arms
 
 SECTION = "Ablation"
 INTRO = (

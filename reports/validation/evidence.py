@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from simkit.validation.rows import Row, Table, read_rows, select
+from simkit.validation.rows.read import Row, Table, read_rows, select
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -14,7 +14,7 @@ from typing import Any
 
 from reports.validation import evidence, rows, runs
 from reports.validation.line import Line
-from simkit.validation.run_fit import fit_run
+from simkit.validation.runs.fit import fit_run
 
 SECTION = "Host terms fitted to runs"
 INTRO = (

@@ -13,8 +13,8 @@ from typing import Any
 from reports.validation import evidence
 from reports.validation.evidence import Spec
 from reports.validation.line import HIT, MISSED, Line
-from simkit.validation.row_fit import FitRows
-from simkit.validation.row_study import RUNNING_SLACK, study_rows
+from simkit.validation.rows.fit import FitRows
+from simkit.validation.rows.study import RUNNING_SLACK, study_rows
 
 SECTION = "Aggregate rows"
 INTRO = (

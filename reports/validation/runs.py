@@ -21,8 +21,8 @@ from simkit.logs.read.log import RowLog
 from simkit.logs.read.opening import opened
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s
-from simkit.validation.ablation import arms
-from simkit.validation.comparison import Comparison, compare
+from simkit.validation.runs.ablation import arms
+from simkit.validation.runs.comparison import Comparison, compare
 
 SECTION = "End-to-end runs"
 INTRO = (

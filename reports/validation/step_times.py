@@ -19,9 +19,9 @@ from reports.validation.evidence import Spec
 from reports.validation.line import Line
 from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile import list_profiles
-from simkit.validation.row_runs import Predicted, simulate
-from simkit.validation.row_scenario import RowRun, run_of
-from simkit.validation.row_study import ZERO
+from simkit.validation.rows.runs import Predicted, simulate
+from simkit.validation.rows.scenario import RowRun, run_of
+from simkit.validation.rows.study import ZERO
 
 SECTION = "Step times"
 INTRO = (

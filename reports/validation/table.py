@@ -18,8 +18,8 @@ from typing import Any
 from reports.validation.evidence import chosen
 from reports.validation.line import Line
 from simkit.latency.host import HOST_FIXED_US
-from simkit.validation.row_study import RowStudy, study_rows
-from simkit.validation.rows import read_rows
+from simkit.validation.rows.read import read_rows
+from simkit.validation.rows.study import RowStudy, study_rows
 
 SECTION = "All public rows"
 INTRO = (

@@ -42,7 +42,7 @@ def from_run(
         _check_replaced(out)
     chosen = _scenario(scenario, trace, sets)
     from simkit.runs.manifest import canonical_json
-    from simkit.validation.run_fit import fit_run
+    from simkit.validation.runs.fit import fit_run
 
     with console.progress(quiet) as progress:
         fit = fit_run(chosen, name=name, date=date, progress=progress)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from simkit.runs.replication import Result
     from simkit.scenario import Scenario
     from simkit.studies.study import Options
-    from simkit.validation.comparison import Comparison
+    from simkit.validation.runs.comparison import Comparison
     from simkit.validation.samples import Samples
 
 PAGE = "validation.html"
@@ -151,8 +151,8 @@ def _run(
     from simkit.runs import directory
     from simkit.runs.manifest import canonical_json
     from simkit.validation import bands as judging
-    from simkit.validation import content as contents
-    from simkit.validation.comparison import measured_metrics
+    from simkit.validation.runs import content as contents
+    from simkit.validation.runs.comparison import measured_metrics
 
     bands = judging.parse_bands(max_error or [])
     setup, trace = _played(chosen)
@@ -204,8 +204,8 @@ def _played(chosen: Scenario) -> tuple[Setup, Trace]:
     from simkit.engine.build import set_up
     from simkit.logs import read_trace
     from simkit.streams import Streams
-    from simkit.validation.comparison import has_times
-    from simkit.validation.content import check_as_it_was
+    from simkit.validation.runs.comparison import has_times
+    from simkit.validation.runs.content import check_as_it_was
 
     check_as_it_was(chosen)
     setup = set_up(chosen)
@@ -236,7 +236,7 @@ def _compared(
 ) -> Comparison:
     """InputError where not one request can be compared."""
     from simkit.units import ns_to_s
-    from simkit.validation.comparison import compare
+    from simkit.validation.runs.comparison import compare
     from simkit.validation.samples import sample
 
     spec = chosen.workload.trace
@@ -260,7 +260,7 @@ def _compared(
 
 
 def _ablated(chosen: Scenario, trace: Trace, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:
-    from simkit.validation.content import ablate
+    from simkit.validation.runs.content import ablate
 
     with console.progress(quiet) as progress:
         return ablate(chosen, trace, progress=progress, **options)

@@ -12,9 +12,9 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.studies.study import Options
-    from simkit.validation.row_errors import Band
-    from simkit.validation.row_study import RowStudy
-    from simkit.validation.rows import Table
+    from simkit.validation.rows.errors import Band
+    from simkit.validation.rows.read import Table
+    from simkit.validation.rows.study import RowStudy
 
 
 NOTHING_FITTED = "nothing could be fitted: host work is hidden behind the GPU; the terms stay as they were"
@@ -45,10 +45,10 @@ def run_rows(
     from simkit import api
     from simkit.runs import directory
     from simkit.runs.manifest import canonical_json
-    from simkit.validation import row_errors
-    from simkit.validation.rows import read_rows
+    from simkit.validation.rows import errors
+    from simkit.validation.rows.read import read_rows
 
-    bands = row_errors.parse_bands(max_error or [])
+    bands = errors.parse_bands(max_error or [])
     name = _name(summary)
     out_dir, overwrite = directory.choose(out, name)
     table = read_rows(summary)
@@ -57,7 +57,7 @@ def run_rows(
     study = _study(table, select, fit, fit_metric, scenario, studies.settings_of(sets, seed), max_rows,
                    name, summary, out_dir, quiet, options, bands)  # fmt: skip
     content = study.to_json() | {"assumptions": [*study.assumptions, *_told(table)]}
-    judged = row_errors.judge(bands, content["errors"]) if bands else []
+    judged = errors.judge(bands, content["errors"]) if bands else []
     content |= {"bands": judged, "version": __version__}
     facts = {"name": name, "summary": summary.name, "sha256": _sha256(summary), "select": select or [], "fit": fit,
              "fit_metric": fit_metric, "max_rows": max_rows, "set": sets or [], "seed": seed,
@@ -105,10 +105,10 @@ def _study(
     bands: list[Band],
 ) -> RowStudy:
     from simkit import scenario as schema
-    from simkit.validation import rows as tables
-    from simkit.validation.row_errors import check_measured
-    from simkit.validation.row_fit import parse_fit
-    from simkit.validation.row_study import study_rows
+    from simkit.validation.rows import read as tables
+    from simkit.validation.rows.errors import check_measured
+    from simkit.validation.rows.fit import parse_fit
+    from simkit.validation.rows.study import study_rows
 
     if fit is None and fit_metric is not None:
         raise InputError("--fit-metric: expected --fit with it")
@@ -138,7 +138,7 @@ def _study(
 
 def _check_profile(settings: list[str], of_base: str | None, scenario: Path | None) -> None:
     """InputError for step times of no hardware, which have no host terms."""
-    from simkit.validation.row_settings import given_in
+    from simkit.validation.rows.settings import given_in
 
     given = given_in(settings, "latency").get("profile")
     label = f"--set latency.profile={given}" if given is not None else f"--scenario {scenario}: latency.profile"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from simkit.errors import InputError, nearest
 from simkit.metrics.measured import STATS
-from simkit.validation.comparison import Errors
+from simkit.validation.runs.comparison import Errors
 from simkit.validation.samples import SAMPLED
 
 STATS_OF: dict[str, tuple[str, ...]] = {

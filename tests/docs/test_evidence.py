@@ -16,7 +16,7 @@ FOLDER = ROOT / "reports" / "validation"
 sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 
 from reports.validation import build, decisions, evidence, kernels, limits, line, page, rows, wrong  # noqa: E402
-from simkit.validation.row_study import study_rows  # noqa: E402
+from simkit.validation.rows.study import study_rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
 from reports.validation import build, evidence, page, rows, runs, table, wrong  # noqa: E402
 from simkit.errors import InputError  # noqa: E402
 from simkit.latency.host import HOST_FIXED_US  # noqa: E402
-from simkit.validation.row_study import RowStudy  # noqa: E402
+from simkit.validation.rows.study import RowStudy  # noqa: E402
 
 # --- all public rows --------------------------------------------------------------------------------------------------
 

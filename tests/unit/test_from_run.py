@@ -25,9 +25,9 @@ from simkit.latency.profile import ProfileError, load_profile, parse_profile, pr
 from simkit.metrics import record as rec
 from simkit.scenario import Scenario, load_replay, loads
 from simkit.types import Ints
-from simkit.validation import run_fit
-from simkit.validation.run_facts import profile_with
-from simkit.validation.run_numbers import MOST_GROUPS, numbers_of, requests_met
+from simkit.validation.runs import fit as run_fit
+from simkit.validation.runs.facts import profile_with
+from simkit.validation.runs.numbers import MOST_GROUPS, numbers_of, requests_met
 
 TRUTH = {"fixed_us": 1500.0, "per_seq_us": 40.0, "first_token_us": 6000.0}
 SCENARIO = """\

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simkit.latency.profile.values import HostTerms
 from simkit.types import Floats
-from simkit.validation.host_fit import HostFit, Predict, fit_host
+from simkit.validation.runs.host_fit import HostFit, Predict, fit_host
 
 START = HostTerms(500.0, 0.0, 0.0)
 ALL = ("fixed_us", "per_seq_us", "first_token_us")

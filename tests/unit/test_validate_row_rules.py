@@ -10,12 +10,12 @@ from test_validate_rows import row
 
 from simkit.errors import InputError
 from simkit.scenario import Scenario, from_dict
-from simkit.validation.row_errors import parse_bands
-from simkit.validation.row_fit import FitRows
-from simkit.validation.row_names import Unsuitable
-from simkit.validation.row_scenario import RowRun, run_of
-from simkit.validation.row_study import study_rows
-from simkit.validation.rows import read_rows
+from simkit.validation.rows.errors import parse_bands
+from simkit.validation.rows.fit import FitRows
+from simkit.validation.rows.names import Unsuitable
+from simkit.validation.rows.read import read_rows
+from simkit.validation.rows.scenario import RowRun, run_of
+from simkit.validation.rows.study import study_rows
 
 H100 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100 80GB", "mean_tpot_ms": "20"}
 

@@ -21,14 +21,14 @@ from simkit import api
 from simkit.cli.app import app
 from simkit.errors import InputError
 from simkit.scenario import from_dict
-from simkit.validation import row_study
-from simkit.validation.row_errors import parse_bands, statistics
-from simkit.validation.row_fit import FitRows, parse_fit
-from simkit.validation.row_formats import Formats, formats_of
-from simkit.validation.row_names import Unsuitable, engine_of, gpu_of, model_of
-from simkit.validation.row_scenario import RowRun, run_of
-from simkit.validation.row_study import RowStudy, study_rows
-from simkit.validation.rows import Row, read_rows, select
+from simkit.validation.rows import study as row_study
+from simkit.validation.rows.errors import parse_bands, statistics
+from simkit.validation.rows.fit import FitRows, parse_fit
+from simkit.validation.rows.formats import Formats, formats_of
+from simkit.validation.rows.names import Unsuitable, engine_of, gpu_of, model_of
+from simkit.validation.rows.read import Row, read_rows, select
+from simkit.validation.rows.scenario import RowRun, run_of
+from simkit.validation.rows.study import RowStudy, study_rows
 
 FACTS = Path(__file__).resolve().parents[1] / "data" / "serving_rows.csv"
 PLAIN = {

@@ -12,9 +12,9 @@ import math
 import re
 from typing import Any
 
-from simkit.validation.row_assumptions import Assumptions
-from simkit.validation.row_names import Unsuitable
-from simkit.validation.rows import LENGTHS, Row
+from simkit.validation.rows.assumptions import Assumptions
+from simkit.validation.rows.names import Unsuitable
+from simkit.validation.rows.read import LENGTHS, Row
 
 LOOPS = 10
 """Requests of a client of a closed loop, where the row does not say how many there were."""

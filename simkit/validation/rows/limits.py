@@ -6,7 +6,7 @@ from simkit.memory.weights import split_stages, weight_parts
 from simkit.scenario import Scenario
 from simkit.specs.hardware import load_gpu
 from simkit.specs.model_spec import ModelSpec
-from simkit.validation.rows import Row
+from simkit.validation.rows.read import Row
 
 TOO_FAST = (
     "measured faster than the GPU can read the weights once a token "

@@ -25,13 +25,13 @@ from simkit.latency.profile.values import HostTerms
 from simkit.scenario import Scenario
 from simkit.studies.study import Failure, Options
 from simkit.types import Floats
-from simkit.validation.row_errors import RUNNING, error_pct, statistics
-from simkit.validation.row_fit import EngineFit, FitRows, fit_engines
-from simkit.validation.row_names import Unsuitable
-from simkit.validation.row_refusals import refusals
-from simkit.validation.row_runs import Predicted, simulate
-from simkit.validation.row_scenario import RowRun, run_of
-from simkit.validation.rows import Row
+from simkit.validation.rows.errors import RUNNING, error_pct, statistics
+from simkit.validation.rows.fit import EngineFit, FitRows, fit_engines
+from simkit.validation.rows.names import Unsuitable
+from simkit.validation.rows.read import Row
+from simkit.validation.rows.refusals import refusals
+from simkit.validation.rows.runs import Predicted, simulate
+from simkit.validation.rows.scenario import RowRun, run_of
 
 ZERO = HostTerms(0.0, 0.0, 0.0)
 BEYOND = "beyond --max-rows"

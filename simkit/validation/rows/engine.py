@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.scenario.engine import Engine
-from simkit.validation.row_assumptions import Assumptions
-from simkit.validation.row_formats import formats_of
-from simkit.validation.row_names import TRTLLM, VLLM, EngineName, Unsuitable, engine_of
-from simkit.validation.rows import SETTINGS, Row
+from simkit.validation.rows.assumptions import Assumptions
+from simkit.validation.rows.formats import formats_of
+from simkit.validation.rows.names import TRTLLM, VLLM, EngineName, Unsuitable, engine_of
+from simkit.validation.rows.read import SETTINGS, Row
 
 TRTLLM_BUDGET = 8192
 BATCH_VERSION = (0, 6)

@@ -15,8 +15,8 @@ from simkit.latency.profile.values import HostTerms
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.study import Failure, Options, Point, run_study
-from simkit.validation.row_scenario import RowRun
-from simkit.validation.rows import METRICS
+from simkit.validation.rows.read import METRICS
+from simkit.validation.rows.scenario import RowRun
 
 CHUNK = 32
 """Rows whose results are held in memory at a time, with all their requests and steps."""

@@ -21,7 +21,7 @@ from simkit.metrics.terms import ratio
 from simkit.runs.replication import Result
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
-from simkit.validation.left_out import LeftOut, left_out
+from simkit.validation.runs.left_out import LeftOut, left_out
 from simkit.validation.samples import Series
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from simkit.runs.replication import Result, assemble, part_of
 from simkit.scenario import Scenario, Trace
 from simkit.studies.study import Options, Point, run_study
 from simkit.units import NS_PER_US
-from simkit.validation import ablation
 from simkit.validation.bands import Verdict
-from simkit.validation.comparison import Comparison, compare, shown_requests
+from simkit.validation.runs import ablation
+from simkit.validation.runs.comparison import Comparison, compare, shown_requests
 
 ABLATED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean", "makespan_s.value")
 """What is told of an effect: the errors without it."""

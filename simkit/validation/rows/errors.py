@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.errors import InputError, nearest
-from simkit.validation.rows import METRICS, STATS, Row
+from simkit.validation.rows.read import METRICS, STATS, Row
 
 GROUPS = ("all", "engine", "gpu", "model", "concurrency", "set")
 RUNNING = "running"

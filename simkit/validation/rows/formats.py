@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from simkit.validation.row_names import Unsuitable
+from simkit.validation.rows.names import Unsuitable
 
 _UNQUANTISED = ("bf16", "bfloat16", "fp16", "float16", "half", "16-bit", "16bit", "none", "unquantised")
 _FORMATS = {

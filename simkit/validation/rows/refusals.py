@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from simkit.validation.row_names import Unsuitable
-from simkit.validation.rows import Row
+from simkit.validation.rows.names import Unsuitable
+from simkit.validation.rows.read import Row
 
 _SEVERAL = r"(?:_size)?\s*[=:]?\s*(?:[2-9]|\d\d)"
 _ON = r"(?!(?:_size)?\s*[=:]?\s*(?:false|off|no\b|none|0|1\b))"

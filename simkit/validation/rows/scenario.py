@@ -26,14 +26,14 @@ from simkit.scenario.workload import AllAtOnce, ClosedLoop
 from simkit.scenario.yaml import parse_set
 from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.model_spec import ModelSpec
-from simkit.validation import row_engine
-from simkit.validation.row_assumptions import Assumptions
-from simkit.validation.row_limits import TOO_FAST, is_impossible
-from simkit.validation.row_load import generated_tokens, load_of
-from simkit.validation.row_names import PROFILE_OF, TRTLLM, EngineName, Unsuitable, gpu_of, model_of
-from simkit.validation.row_refusals import refuse
-from simkit.validation.row_settings import check_settings, given_in
-from simkit.validation.rows import Row
+from simkit.validation.rows import engine as row_engine
+from simkit.validation.rows.assumptions import Assumptions
+from simkit.validation.rows.limits import TOO_FAST, is_impossible
+from simkit.validation.rows.load import generated_tokens, load_of
+from simkit.validation.rows.names import PROFILE_OF, TRTLLM, EngineName, Unsuitable, gpu_of, model_of
+from simkit.validation.rows.read import Row
+from simkit.validation.rows.refusals import refuse
+from simkit.validation.rows.settings import check_settings, given_in
 
 CONTEXT_TOKENS = 8192
 """`max_model_len` where the row does not state it, unless its requests are longer or the model allows less."""

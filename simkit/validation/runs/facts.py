@@ -18,8 +18,8 @@ from simkit.metrics.measured import STATS, compare_measured
 from simkit.runs.manifest import CREATED_BY
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
-from simkit.validation.host_fit import HostFit
-from simkit.validation.run_numbers import Numbers
+from simkit.validation.runs.host_fit import HostFit
+from simkit.validation.runs.numbers import Numbers
 from simkit.workload.replay import MeasuredTimes
 
 TERMS = ("fixed_us", "per_seq_us", "first_token_us")

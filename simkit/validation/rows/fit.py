@@ -14,9 +14,9 @@ import numpy as np
 from simkit.errors import InputError, nearest
 from simkit.latency.profile.values import HostTerms
 from simkit.types import Floats
-from simkit.validation.host_fit import HostFit, fit_host
-from simkit.validation.row_scenario import RowRun
-from simkit.validation.rows import METRICS, Row
+from simkit.validation.rows.read import METRICS, Row
+from simkit.validation.rows.scenario import RowRun
+from simkit.validation.runs.host_fit import HostFit, fit_host
 
 FITTED = ("fixed_us", "per_seq_us")
 START = HostTerms(fixed_us=1500.0, per_seq_us=40.0, first_token_us=0.0)

@@ -26,10 +26,10 @@ from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.streams import Streams
 from simkit.types import Floats, Ints
-from simkit.validation.content import check_as_it_was
-from simkit.validation.host_fit import HostFit, Predict, fit_host
-from simkit.validation.run_facts import TERMS, Served, bias_of, facts_of, log_name, profile_with, term_of
-from simkit.validation.run_numbers import Numbers, Table, numbers_of
+from simkit.validation.runs.content import check_as_it_was
+from simkit.validation.runs.facts import TERMS, Served, bias_of, facts_of, log_name, profile_with, term_of
+from simkit.validation.runs.host_fit import HostFit, Predict, fit_host
+from simkit.validation.runs.numbers import Numbers, Table, numbers_of
 
 DIGITS = 2
 """Of a term in microseconds; the errors told are those of what is stored."""
