@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from calib.fit import fit_table
-from calib.launches import Launches
+from calib.fit.fit import fit_table
+from calib.fit.launches import Launches
 from calib.table import read_table
 from simkit.latency.profile import Heads
 from simkit.specs.hardware import load_gpu

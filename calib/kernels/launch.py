@@ -1,7 +1,7 @@
 """A kernel launch as a value, and what every launcher checks of its tensors.
 
 A launcher checks its tensors, builds `Launch`es and runs them. The builders work on tensors of the device "meta" too,
-so that ahead-of-time compilation (`calib.compiled`) sees exactly the arguments of a real launch.
+so that ahead-of-time compilation (`calib.verify.compiled`) sees exactly the arguments of a real launch.
 """
 
 from __future__ import annotations

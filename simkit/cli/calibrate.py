@@ -20,7 +20,7 @@ from simkit.cli.trace import Map, columns_of, flag_of
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from calib.fit import FitResult
+    from calib.fit.fit import FitResult
     from calib.table import Table
     from simkit.specs.hardware import GpuSpec
 
@@ -128,7 +128,7 @@ def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | No
     from simkit.specs.hardware import list_gpus, load_gpu
 
     with _calibrating():
-        from calib.measured import info_beside, provenance_of, spec_of
+        from calib.fit.measured import info_beside, provenance_of, spec_of
         from calib.table import read_table
 
         info = info_beside(path)
@@ -161,9 +161,9 @@ def _measure(
     if device == "cpu" and gpu_spec is not None:
         raise InputError("--gpu-spec: a CPU has no specification; its limits are measured")
     with _calibrating():
-        from calib import sweep
-        from calib.device import find_device
-        from calib.measured import provenance_of, read_info, spec_of
+        from calib.fit.measured import provenance_of, read_info, spec_of
+        from calib.measure import sweep
+        from calib.measure.device import find_device
         from calib.table import read_table
 
         folder = Path("calibration") / device.replace("cuda:", "gpu") if out is None else out.parent
@@ -199,7 +199,7 @@ def _path_of(name: str, out: Path | None) -> Path:
 def _fit(
     table: Table, spec: GpuSpec, name: str, provenance: dict[str, Any], out: Path | None, json: bool, quiet: bool
 ) -> None:
-    from calib.fit import fit_table
+    from calib.fit.fit import fit_table
 
     dropped = _hosts_of(_path_of(name, out))
     with console.progress(quiet) as progress:
@@ -227,7 +227,7 @@ def _hosts_of(path: Path) -> list[str]:
 
 def _write(table: Table, result: FitResult, out: Path | None, progress: console.Report | None) -> Path:
     """The profile, and beside it a page of plots."""
-    from calib.plots import plot_page
+    from calib.plots.page import plot_page
 
     name = result.profile.name
     path = _path_of(name, out)

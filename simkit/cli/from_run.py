@@ -121,7 +121,7 @@ def _scenario(path: Path, trace: Mapping[str, Any], sets: list[str] | None) -> S
 
 def _write(profile: Mapping[str, Any], path: Path, out: Path | None) -> None:
     """The profile, whole or not at all. What an interrupt says is what is so: Stopped once the file is there."""
-    from calib.fit import to_text
+    from calib.fit.fit import to_text
     from simkit.latency.profile import parse_profile
 
     text = to_text(profile)

@@ -21,7 +21,7 @@ Interpret = Callable[..., subprocess.CompletedProcess[str]]
 VERIFY = """
 import json, sys
 from dataclasses import asdict
-from calib.verify import verify
+from calib.verify.verify import verify
 print(json.dumps([asdict(check) for check in verify("cpu", kernels=sys.argv[1:])]))
 """
 

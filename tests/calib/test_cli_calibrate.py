@@ -120,13 +120,13 @@ def test_a_table_that_looks_like_another_gpu_is_told(home: Path) -> None:
 
 @pytest.mark.parametrize("step", ["fit_table", "plot_page"])
 def test_an_interrupted_fit_writes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    import calib.fit
-    import calib.plots
+    import calib.fit.fit
+    import calib.plots.page
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calib.fit if step == "fit_table" else calib.plots, step, interrupted)
+    monkeypatch.setattr(calib.fit.fit if step == "fit_table" else calib.plots.page, step, interrupted)
     before = sorted(path.name for path in home.iterdir())
     code, _, err = simkit("calibrate", "--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--out", "mine.json")
     assert (code, err) == (130, "interrupted; nothing was written\n")
@@ -171,7 +171,7 @@ def test_no_gpu_is_one_clear_line(home: Path) -> None:
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed (pip install 'simkit-llm[calibrate]')")
 def test_a_cpu_is_measured_fitted_and_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real measurement of this machine on the coarse grid, with less time for each point than a user gives it."""
-    from calib import grid
+    from calib.measure import grid
 
     monkeypatch.setattr(grid, "_CEILING_S", 0.05)
     monkeypatch.setitem(grid.CPU_PACE, True, replace(grid.CPU_PACE[True], point_s=0.003))
@@ -186,7 +186,7 @@ def test_a_cpu_is_measured_fitted_and_run(home: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed (pip install 'simkit-llm[calibrate]')")
 def test_an_interrupt_says_that_what_was_measured_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from calib import sweep
+    from calib.measure import sweep
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -201,15 +201,15 @@ def test_an_interrupt_says_that_what_was_measured_is_kept(home: Path, monkeypatc
 def test_an_interrupt_after_measuring_says_where_the_measurements_are(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import calib.fit
-    from calib import grid
+    import calib.fit.fit
+    from calib.measure import grid
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(grid, "_CEILING_S", 0.02)
     monkeypatch.setitem(grid.CPU_PACE, True, replace(grid.CPU_PACE[True], point_s=0.001))
-    monkeypatch.setattr(calib.fit, "fit_table", interrupted)
+    monkeypatch.setattr(calib.fit.fit, "fit_table", interrupted)
     code, _, err = simkit("calibrate", "--device", "cpu", "--quick", "--out", "mine.json", "--quiet")
     assert code == 130
     assert err == (

@@ -14,7 +14,7 @@ import pytest
 from synthetic import decode_us, gemm_us, prefill_us, rows, text
 
 from calib.errors import CalibrationError
-from calib.fit import FitResult, fit_table
+from calib.fit.fit import FitResult, fit_table
 from calib.table import read_table
 from simkit.latency.profile import SCALARS, Heads, Profile, Varlen, launch_us, parse_profile
 from simkit.specs.hardware import load_gpu

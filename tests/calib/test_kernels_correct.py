@@ -66,8 +66,8 @@ for root in roots:
     child = os.fork()
     if not child:
         sys.path.insert(0, root)
-        from calib.verify import applies, check
-        from calib.verify_cases import CASES
+        from calib.verify.verify import applies, check
+        from calib.verify.cases import CASES
         on = (torch.device("cpu"), torch.float32)
         checks = (check(case, *on) for case in CASES if case.kernel == kernel and applies(case, *on))
         failed = next((each for each in checks if not each.passed), None)
@@ -106,9 +106,9 @@ def test_a_broken_kernel_is_found_out(kernel: str, run_python: Any, tmp_path: Pa
 CALLS = """
 from dataclasses import replace
 import torch
-from calib.device import find_device
-from calib.gpu_ops import KERNELS_OF_OP, GpuOps
-from calib.shapes import Point, parse_model
+from calib.measure.device import find_device
+from calib.measure.gpu_ops import KERNELS_OF_OP, GpuOps
+from calib.measure.shapes import Point, parse_model
 
 heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 device = replace(find_device("cpu"), cache_bytes=1 << 10)

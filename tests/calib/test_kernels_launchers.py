@@ -21,8 +21,8 @@ from calib.kernels.paged_prefill import paged_prefill
 from calib.kernels.rms_norm import rms_norm
 from calib.kernels.rotary_kv_write import rotary_kv_write
 from calib.kernels.silu_and_mul import silu_and_mul
-from calib.verify import error, verify
-from calib.verify_cases import NOWHERE, Compared, Paged, paged_inputs
+from calib.verify.cases import NOWHERE, Compared, Paged, paged_inputs
+from calib.verify.verify import error, verify
 
 HALF = torch.float16
 

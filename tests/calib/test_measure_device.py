@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from calib import device as module
-from calib.device import find_device, registered_gpu
 from calib.errors import CalibrationError
-from calib.nvml import Monitor, Reading, open_monitor, summary
+from calib.measure import device as module
+from calib.measure.device import find_device, registered_gpu
+from calib.measure.nvml import Monitor, Reading, open_monitor, summary
 from simkit.specs.hardware import list_gpus
 
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from calib.axes import CORE_CPU, FULL_CPU, FULL_GPU, QUICK_CPU, QUICK_GPU, gemm_rows
 from calib.errors import CalibrationError
-from calib.grid import Plan, default_models, make_plan
-from calib.ops import MAX_COPIES, copies, is_out_of_memory, is_refusal
-from calib.shapes import COLUMNS_OF, NOT_IN_TABLE, Point, groups, memory_bytes, parse_model, point_of, work
+from calib.measure.axes import CORE_CPU, FULL_CPU, FULL_GPU, QUICK_CPU, QUICK_GPU, gemm_rows
+from calib.measure.grid import Plan, default_models, make_plan
+from calib.measure.ops import MAX_COPIES, copies, is_out_of_memory, is_refusal
+from calib.measure.shapes import COLUMNS_OF, NOT_IN_TABLE, Point, groups, memory_bytes, parse_model, point_of, work
 from calib.table import COLUMNS
 
 L2_BYTES = 60 << 20
@@ -171,6 +171,7 @@ def test_which_failures_skip_a_point() -> None:
 
 
 def test_planning_a_measurement_imports_no_torch() -> None:
-    script = "import calib.sweep, sys; print([name for name in ('torch', 'triton', 'pynvml') if name in sys.modules])"
+    heavy = ["torch", "triton", "pynvml"]
+    script = f"import calib.measure.sweep, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from calib.bench import Bench
-from calib.device import Device
 from calib.errors import CalibrationError
-from calib.gate import Check, Compiled, refused_ops
-from calib.journal import Entry, read_journal
-from calib.nvml import Monitor, Reading
-from calib.ops import Prepared, Refused
-from calib.outcome import ceilings, gemm_backends, latency_text, spreads, table_text
-from calib.shapes import Point, parse_model, work
-from calib.sweep import INFO_NAME, JOURNAL_NAME, OUT_OF_TIME, TABLE_NAME, Measured, SweepSettings, measure, run
+from calib.measure.bench import Bench
+from calib.measure.device import Device
+from calib.measure.gate import Check, Compiled, refused_ops
+from calib.measure.journal import Entry, read_journal
+from calib.measure.nvml import Monitor, Reading
+from calib.measure.ops import Prepared, Refused
+from calib.measure.outcome import ceilings, gemm_backends, latency_text, spreads, table_text
+from calib.measure.shapes import Point, parse_model, work
+from calib.measure.sweep import INFO_NAME, JOURNAL_NAME, OUT_OF_TIME, TABLE_NAME, Measured, SweepSettings, measure, run
+from calib.measure.timing import CpuTimer, Timing
 from calib.table import COLUMNS
-from calib.timing import CpuTimer, Timing
 
 MODELS = (parse_model("llama-3.2-1b"),)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calib.timing import MAX_SAMPLES, MIN_SAMPLES, CpuTimer, CudaTimer, summarize
+from calib.measure.timing import MAX_SAMPLES, MIN_SAMPLES, CpuTimer, CudaTimer, summarize
 
 
 class Clock:

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from calib import grid
-from calib.axes import CORE_CPU, Axes
-from calib.device import find_device
-from calib.ops import Refused
-from calib.shapes import COLUMNS_OF, NOT_IN_TABLE, Point, parse_model
-from calib.sweep import JOURNAL_NAME, SweepSettings, measure
-from calib.timing import CpuTimer
+from calib.measure import grid
+from calib.measure.axes import CORE_CPU, Axes
+from calib.measure.device import find_device
+from calib.measure.ops import Refused
+from calib.measure.shapes import COLUMNS_OF, NOT_IN_TABLE, Point, parse_model
+from calib.measure.sweep import JOURNAL_NAME, SweepSettings, measure
+from calib.measure.timing import CpuTimer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simkit-llm[calibrate]'")
 
-from calib.cpu_ops import CpuOps, choose_dtype  # noqa: E402
-from calib.gpu_ops import KERNELS_OF_OP, GpuOps  # noqa: E402
+from calib.measure.cpu_ops import CpuOps, choose_dtype  # noqa: E402
+from calib.measure.gpu_ops import KERNELS_OF_OP, GpuOps  # noqa: E402
 
 NEEDS_A_GPU = ("host_overhead", "memcpy_h2d", "memcpy_d2h", "gemm_triton")
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}

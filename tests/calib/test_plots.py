@@ -12,10 +12,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from calib.fit import FitResult, fit_table, limits_of
-from calib.plot_curves import KINDS
-from calib.plots import page_figure, plot_page
-from calib.score import MIN_ROWS
+from calib.fit.fit import FitResult, fit_table, limits_of
+from calib.fit.score import MIN_ROWS
+from calib.plots.curves import KINDS
+from calib.plots.page import page_figure, plot_page
 from calib.table import Rows, Table, size_names
 from simkit.latency.profile import AXES, work_of
 from simkit.specs.hardware import load_gpu
@@ -187,6 +187,6 @@ def test_every_op_of_a_profile_can_be_drawn() -> None:
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:
-    script = "import calib.plots, sys; print('matplotlib' in sys.modules)"
+    script = "import calib.plots.page, sys; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

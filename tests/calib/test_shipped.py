@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calib.fit import FitResult, fit_table
-from calib.score import predict
+from calib.fit.fit import FitResult, fit_table
+from calib.fit.score import predict
 from calib.ship import PROVENANCE, read_unequal
 from calib.table import Rows, Table, read_table
 from simkit.latency.profile import MEMORY_BOUND_OPS, load_profile, work_of

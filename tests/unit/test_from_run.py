@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from measured_logs import served, write_log
 from typer.testing import CliRunner
 
-from calib.fit import to_text
+from calib.fit.fit import to_text
 from simkit.cli import app, from_run
 from simkit.cli.studies import Stopped
 from simkit.errors import InputError

@@ -1,7 +1,7 @@
 """Attention launches that hold unlike sequences: a prefill chunk beside decodes, and decodes of unequal length.
 
-Owns the formulas; `calib.launches` fits their constants. The same code prices arrays and single launches, so that both
-give the same bits.
+Owns the formulas; `calib.fit.launches` fits their constants. The same code prices arrays and single launches, so that
+both give the same bits.
 
 In a FlashAttention-2 kernel any chunk in the launch makes the longest query longer than 1, so that decodes lose the
 packing of the query heads of a KV head and the split of long contexts. Each decode becomes one thread block (CTA)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.checks import merge_equal, split_by_limit
-from calib.fit import FitResult
-from calib.plot_curves import KINDS, Panel, draw_panel, panels
-from calib.plot_residuals import Row, draw_residuals
-from calib.plot_style import CYCLE, DASHED, DOTTED, DPI, INK, WIDTH_IN, drawing
-from calib.score import hold_out
+from calib.fit.checks import merge_equal, split_by_limit
+from calib.fit.fit import FitResult
+from calib.fit.score import hold_out
+from calib.plots.curves import KINDS, Panel, draw_panel, panels
+from calib.plots.residuals import Row, draw_residuals
+from calib.plots.style import CYCLE, DASHED, DOTTED, DPI, INK, WIDTH_IN, drawing
 from calib.table import Rows, Table
 from simkit.latency.profile import OpFit
 

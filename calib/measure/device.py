@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.errors import CalibrationError
-from calib.nvml import Monitor, open_monitor
+from calib.measure.nvml import Monitor, open_monitor
 from simkit.specs.hardware import GpuSpec, list_gpus, load_gpu
 
 INSTALL = "pip install 'simkit-llm[calibrate]'"

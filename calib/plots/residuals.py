@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from calib.plot_style import CYCLE, INK
-from calib.score import MIN_ROWS, Errors, HeldOut, errors_of
+from calib.fit.score import MIN_ROWS, Errors, HeldOut, errors_of
+from calib.plots.style import CYCLE, INK
 from calib.table import Floats
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _ticks(reach: float) -> list[int]:
 
 
 def describe(held: HeldOut) -> str:
-    """The errors of an op in words: of shapes inside the measured grid and of the others, as `calib.score` has it."""
+    """The errors of an op in words: of shapes inside the measured grid and of the others, as `fit.score` has it."""
     parts = []
     for name, errors in (("inside", _errors(held, held.inside)), ("outside", _errors(held, ~held.inside))):
         if errors.num:

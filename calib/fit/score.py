@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calib.fit_op import fit_op
+from calib.fit.fit_op import fit_op
 from calib.table import Floats, Rows
 from simkit.latency.profile import AXES, HEADS, KEYS, Limits, OpFit
 

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from calib.errors import CalibrationError
-from calib.shapes import Point, point_of
+from calib.measure.shapes import Point, point_of
+from calib.measure.timing import Timing
 from calib.table import COLUMNS
-from calib.timing import Timing
 
 _TIMING = ("p10_us", "p90_us", "samples", "calls_per_sample", "method", "way", "note")
 _COLUMNS = (*COLUMNS, *_TIMING)

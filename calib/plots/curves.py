@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calib.plot_style import CYCLE, DASHED, DOTTED, MARKERS, legend_below, plain
+from calib.plots.style import CYCLE, DASHED, DOTTED, MARKERS, legend_below, plain
 from calib.table import Floats, Rows, size_names
 from simkit.latency.profile import KEYS, MEMORY_BOUND_OPS, OpFit, work_of
 

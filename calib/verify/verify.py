@@ -13,7 +13,7 @@ import torch
 
 from calib.kernels.gemm import CONFIGS, FULL_CONFIGS
 from calib.kernels.limits import capability_of, shared_limit_bytes
-from calib.verify_cases import CASES, KERNELS, Case, Compared
+from calib.verify.cases import CASES, KERNELS, Case, Compared
 
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
 """Largest allowed error: some four times what rounding to 16 bits makes, and more of float32 for its split products."""

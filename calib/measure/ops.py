@@ -1,6 +1,6 @@
 """What a device offers to the sweep: a call for each point, over copies of its operands.
 
-Owns the contract that `calib.gpu_ops` and `calib.cpu_ops` fill, how many copies are enough, and which failures belong
+Owns the contract that `gpu_ops` and `cpu_ops` fill, how many copies are enough, and which failures belong
 to a point (it is skipped and listed) and not to the sweep.
 """
 
@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from calib.shapes import Point
-from calib.timing import Call
+from calib.measure.shapes import Point
+from calib.measure.timing import Call
 
 MAX_COPIES = 64
 _CACHES_TO_EXCEED = 3

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from calib.device import Device
 from calib.errors import CalibrationError
-from calib.gate import Check, Compiled
-from calib.grid import Planned
-from calib.journal import Entry
-from calib.ops import Ops, Refused, is_out_of_memory, is_refusal
-from calib.shapes import Point, memory_bytes
-from calib.timing import Timer, Timing
+from calib.measure.device import Device
+from calib.measure.gate import Check, Compiled
+from calib.measure.grid import Planned
+from calib.measure.journal import Entry
+from calib.measure.ops import Ops, Refused, is_out_of_memory, is_refusal
+from calib.measure.shapes import Point, memory_bytes
+from calib.measure.timing import Timer, Timing
 from simkit.units import bytes_to_gib
 
 _MEMORY_SHARE = {"cuda": 0.85, "cpu": 0.5}

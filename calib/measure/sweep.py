@@ -13,17 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from calib import outcome
-from calib.bench import Bench, measure_point
-from calib.device import Device, find_device, import_torch
 from calib.errors import CalibrationError
-from calib.gate import Check, Compiled, refused_ops
-from calib.grid import Plan, Planned, default_models, make_plan
-from calib.journal import Entry, Journal, open_journal
-from calib.nvml import Reading, summary
-from calib.ops import Refused
-from calib.shapes import ModelShapes, Point, parse_model
-from calib.timing import CpuTimer, CudaTimer
+from calib.measure import outcome
+from calib.measure.bench import Bench, measure_point
+from calib.measure.device import Device, find_device, import_torch
+from calib.measure.gate import Check, Compiled, refused_ops
+from calib.measure.grid import Plan, Planned, default_models, make_plan
+from calib.measure.journal import Entry, Journal, open_journal
+from calib.measure.nvml import Reading, summary
+from calib.measure.ops import Refused
+from calib.measure.shapes import ModelShapes, Point, parse_model
+from calib.measure.timing import CpuTimer, CudaTimer
 
 TABLE_NAME = "kernels.csv"
 INFO_NAME = "measured.json"
@@ -107,21 +107,21 @@ def plan_models(settings: SweepSettings) -> tuple[ModelShapes, ...]:
 
 def _bench(device: Device, step_model: ModelShapes) -> Bench:
     if device.kind == "cpu":
-        from calib.cpu_ops import CpuOps
+        from calib.measure.cpu_ops import CpuOps
 
         return Bench(CpuOps(device), CpuTimer(), lambda: ())
-    from calib.gpu_ops import GpuOps
+    from calib.measure.gpu_ops import GpuOps
 
     torch, ops = import_torch(), GpuOps(device, step_model)
     dtype = getattr(torch, ops.dtype)
 
     def verify() -> Iterable[Check]:
-        checks: Iterable[Check] = importlib.import_module("calib.verify").verify(device.torch_name, (dtype,))
+        checks: Iterable[Check] = importlib.import_module("calib.verify.verify").verify(device.torch_name, (dtype,))
         return checks
 
     def compile_kernels() -> Compiled:
-        compiled = importlib.import_module("calib.compiled")
-        wanted = importlib.import_module("calib.variants").variants(device.capability, dtype)
+        compiled = importlib.import_module("calib.verify.compiled")
+        wanted = importlib.import_module("calib.verify.variants").variants(device.capability, dtype)
         reports = compiled.compile_all(wanted, device.capability)
         faults = tuple(f"{report.name}: {report.reason}" for report in reports if not report.ok)
         return Compiled(len(reports), max((report.shared_bytes or 0 for report in reports), default=0), faults)

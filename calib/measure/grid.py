@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from calib.axes import CORE_CPU, CPU_PACE, FULL_CPU, FULL_GPU, GPU_PACE, QUICK_CPU, QUICK_GPU, Axes, Pace
-from calib.shapes import ModelShapes, Point, work
+from calib.measure.axes import CORE_CPU, CPU_PACE, FULL_CPU, FULL_GPU, GPU_PACE, QUICK_CPU, QUICK_GPU, Axes, Pace
+from calib.measure.shapes import ModelShapes, Point, work
 
 _GPU_MODELS = ("llama-3-8b", "llama-3-70b@4", "qwen2.5-7b", "qwen2.5-32b")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calib.score import errors_of
+from calib.fit.score import errors_of
 from calib.table import Floats, Rows
 from simkit.latency.profile import (
     ARRAYS,

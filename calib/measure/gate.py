@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from calib.gpu_ops import KERNELS_OF_OP
+from calib.measure.gpu_ops import KERNELS_OF_OP
 
 
 class Check(Protocol):

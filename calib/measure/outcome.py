@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from calib.errors import CalibrationError
-from calib.journal import Entry
-from calib.shapes import NOT_IN_TABLE, Point, work
+from calib.measure.journal import Entry
+from calib.measure.shapes import NOT_IN_TABLE, Point, work
 from calib.table import COLUMNS
 
 _SIGNIFICANT_DIGITS = 5

@@ -15,8 +15,8 @@ from functools import partial
 
 import torch
 
-from calib import reference
 from calib.kernels import gemm, mixed, paged_decode, paged_prefill, rms_norm, rotary_kv_write, silu_and_mul
+from calib.verify import reference
 
 GUARD = 4096
 """Elements past the end of an output that must stay as they are."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calib.errors import CalibrationError
-from calib.holes import Estimate, estimate
+from calib.fit.holes import Estimate, estimate
 from calib.table import Floats, Rows
 from simkit.latency.profile import (
     AXES,

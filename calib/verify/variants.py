@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from calib.compiled import Variant, variant_of
 from calib.kernels import gemm, mixed, paged_decode, paged_prefill, rms_norm, rotary_kv_write, silu_and_mul
 from calib.kernels.launch import Launch
 from calib.kernels.limits import Capability, shared_limit_bytes
+from calib.verify.compiled import Variant, variant_of
 
 HIDDEN_SIZES = (2048, 4096, 8192, 16384)
 UNEVEN_K = 4096 + 16

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from calib.device import Device, import_torch
-from calib.ops import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, Refused, copies
-from calib.shapes import Point, groups, memory_bytes, work
-from calib.timing import Call, CpuTimer, Timer
+from calib.measure.device import Device, import_torch
+from calib.measure.ops import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, Refused, copies
+from calib.measure.shapes import Point, groups, memory_bytes, work
+from calib.measure.timing import Call, CpuTimer, Timer
 
 _POOL_ELEMENTS = 1 << 20
 _PROBE_WIDTH = 512

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from calib.checks import UNITS_FACTOR, check_units, merge_equal, split_by_limit
 from calib.errors import CalibrationError
-from calib.fit_op import Fitted, fit_op, spikes
-from calib.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
-from calib.score import Score, predict, score
+from calib.fit.checks import UNITS_FACTOR, check_units, merge_equal, split_by_limit
+from calib.fit.fit_op import Fitted, fit_op, spikes
+from calib.fit.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
+from calib.fit.score import Score, predict, score
 from calib.table import Rows, Table
 from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, parse_profile, sheet_keys, to_nested
 from simkit.specs.hardware import GpuSpec

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from calib.device import Device, import_torch
-from calib.ops import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, copies
-from calib.shapes import ModelShapes, Point, groups, memory_bytes
-from calib.timing import Call
+from calib.measure.device import Device, import_torch
+from calib.measure.ops import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, copies
+from calib.measure.shapes import ModelShapes, Point, groups, memory_bytes
+from calib.measure.timing import Call
 
 KERNELS_OF_OP = {
     "gemm_triton": ("gemm",),

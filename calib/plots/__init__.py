@@ -1,0 +1,1 @@
+"""The page of plots of a calibration."""
