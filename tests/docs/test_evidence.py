@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from evidence import build, decisions, kernels, limits, line, page, rows, wrong
+from evidence import sets as evidence
+
+from simkit.validation.rows.study import study_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "validation"
-sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
-
-from reports.validation import build, decisions, evidence, kernels, limits, line, page, rows, wrong  # noqa: E402
-from simkit.validation.rows.study import study_rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from evidence import build, page, rows, runs, sets, table, wrong
+from test_evidence import content, example
 
-from tests.docs.test_evidence import content, example
+from simkit.errors import InputError
+from simkit.latency.host import HOST_FIXED_US
+from simkit.validation.rows.study import RowStudy
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # reports/ is no part of the package
-
-from reports.validation import build, evidence, page, rows, runs, table, wrong  # noqa: E402
-from simkit.errors import InputError  # noqa: E402
-from simkit.latency.host import HOST_FIXED_US  # noqa: E402
-from simkit.validation.rows.study import RowStudy  # noqa: E402
 
 # --- all public rows --------------------------------------------------------------------------------------------------
 
@@ -121,7 +118,7 @@ def test_an_introduction_stands_under_its_title(tmp_path: Path) -> None:
 
 def log_of(shared: Path, *times: tuple[float, float, float]) -> None:
     """A log with arrival_time, queued_ts and last_token_ts of requests."""
-    folder = shared / evidence.chosen()["run"]["folder"]
+    folder = shared / sets.chosen()["run"]["folder"]
     folder.mkdir(parents=True)
     names = ("arrival_time", "queued_ts", "last_token_ts")
     (folder / "requests.jsonl").write_text("\n".join(json.dumps(dict(zip(names, each, strict=True))) for each in times))

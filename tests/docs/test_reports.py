@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evidence import plans
 
 from simkit import scenario
 from simkit.planner.capacity import to_json
@@ -24,16 +24,7 @@ from simkit.studies.study import Failure
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build_script() -> Any:
-    spec = importlib.util.spec_from_file_location("build", ROOT / "reports" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-NAMES = list(build_script().PLANS)
+NAMES = list(plans.PLANS)
 
 
 def content(name: str) -> dict[str, Any]:
@@ -47,7 +38,7 @@ def load(name: str) -> scenario.Scenario:
 
 def test_every_plan_is_kept_and_no_other() -> None:
     kept = sorted(path.name for path in (ROOT / "reports").iterdir() if path.is_dir() and path.name != "__pycache__")
-    assert kept == sorted([*NAMES, build_script().EVIDENCE])
+    assert kept == sorted([*NAMES, plans.EVIDENCE])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sections import section
+from evidence import anyscale, papers, sarathi
 
 from simkit.planner.capacity import ratio
 from simkit.planner.search import Effort
@@ -12,9 +12,6 @@ from simkit.scenario import apply_sets
 FEW = 120
 """Requests of the batching benchmark; the longest of the draws is then shorter than with 1,000."""
 ROUGH = Effort(replications=2, gap=8)
-
-
-anyscale, sarathi = section("anyscale"), section("sarathi")
 
 
 def test_an_answer_above_the_cap_was_drawn_again() -> None:
@@ -58,7 +55,7 @@ def test_chunks_carry_more_within_a_bound_on_the_gaps_between_tokens() -> None:
 
 
 def test_the_figures_of_paged_attention_are_on_the_page() -> None:
-    lines = section("papers").paged_attention()
+    lines = papers.paged_attention()
     assert len(lines) == 12
     assert sum(line.judged for line in lines) == 7
     assert {line.verdict for line in lines} == {"hit", "shown"}

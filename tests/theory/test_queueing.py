@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from evidence import theory
 from queues import QUEUES, TWO_SERVERS, Queue, md1, mm2, saturated, simulate
 from scipy import stats
-from sections import section
 from served import as_asked
 
 from simkit import scenario
@@ -22,7 +22,7 @@ def test_the_delay_is_that_of_its_formula_and_of_no_other(queue: Callable[[], Qu
 
 
 def test_the_evidence_page_prints_these_queues() -> None:
-    lines = section("theory").lines(None)
+    lines = theory.lines(None)
     assert [line.evidence for line in lines[: len(QUEUES)]] == [queue().name for queue in QUEUES]
     assert len(lines) == len(QUEUES) + 2
     assert {line.verdict for line in lines} == {"hit"}

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from reports.validation.line import Line
+from evidence.line import Line
 from simkit.conformance.check import Verdict, check_file
 from simkit.conformance.trace import find_traces, read_trace
 

@@ -1,6 +1,6 @@
-"""Rebuild the plans that are kept here: ``python reports/build.py`` (a few minutes on two cores).
+"""Rebuild the plans that are kept in reports/: ``python tests/evidence/plans.py`` (a few minutes on two cores).
 
-With ``--all`` the evidence page too, whose own command is ``python reports/validation/build.py``.
+With ``--all`` the evidence page too, whose own command is ``python tests/evidence/build.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 PLANS = {
     "llama3-8b-a100": ("--target-rate", "40", "--spare", "1"),
@@ -19,7 +19,7 @@ PLANS = {
 
 
 EVIDENCE = "validation"
-"""The folder of the evidence page."""
+"""The folder of the evidence page in reports/."""
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
             return code
     if not arguments:
         return 0
-    return subprocess.run([sys.executable, f"reports/{EVIDENCE}/build.py"], cwd=ROOT, check=False).returncode
+    return subprocess.run([sys.executable, "tests/evidence/build.py"], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from reports.validation.line import MISSED, SHOWN
+from evidence.line import MISSED, SHOWN
 
 WORST = 5
 """How many groups are named."""

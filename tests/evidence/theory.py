@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.validation.from_tests import module_of
-from reports.validation.line import Line
+from evidence.from_tests import module_of
+from evidence.line import Line
 
 SECTION = "Queueing theory"
 NEEDS: tuple[str, ...] = ()

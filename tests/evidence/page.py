@@ -9,8 +9,8 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
-from reports.validation import drawing, wrong
-from reports.validation.line import HIT, MISSED
+from evidence import drawing, wrong
+from evidence.line import HIT, MISSED
 from simkit.report.figures import Figure
 from simkit.report.html import environment
 from simkit.report.numbers import MISSING
@@ -18,7 +18,7 @@ from simkit.report.plan_markdown import escaped
 
 HERE = Path(__file__).resolve().parent
 TITLE = "Predicted against measured"
-COMMAND = "python reports/validation/build.py"
+COMMAND = "python tests/evidence/build.py"
 ROWS = "Aggregate rows"
 MANY = 12
 """Rows from which those that are not judged are folded away."""

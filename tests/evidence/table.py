@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.validation.evidence import chosen
-from reports.validation.line import Line
+from evidence.line import Line
+from evidence.sets import chosen
 from simkit.latency.host import HOST_FIXED_US
 from simkit.validation.rows.read import read_rows
 from simkit.validation.rows.study import RowStudy, study_rows

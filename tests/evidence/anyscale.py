@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.validation.line import Line
+from evidence.line import Line
 from simkit.api import run
 from simkit.scenario import Scenario, apply_sets, load
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.validation.line import Line
+from evidence.line import Line
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import HOST

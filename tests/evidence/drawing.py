@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from reports.validation import marks
+from evidence import marks
 from simkit.report import style
 from simkit.report.figures import Figure
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.validation import evidence, rows, runs
-from reports.validation.line import Line
+from evidence import rows, runs, sets
+from evidence.line import Line
 from simkit.validation.runs.fit import fit_run
 
 SECTION = "Host terms fitted to runs"
@@ -33,12 +33,12 @@ def lines(shared: Path | None) -> list[Line]:
 
 def gaps(shared: Path | None) -> list[str]:
     """What there is nothing to test on."""
-    name = evidence.chosen()["run"]["name"]
+    name = sets.chosen()["run"]["name"]
     return [f"{name}: no second run of this engine with a record for each request, to test terms fitted to it on."]
 
 
 def _own(shared: Path) -> Iterator[Line]:
-    run, facts = evidence.chosen()["run"], _facts(shared)
+    run, facts = sets.chosen()["run"], _facts(shared)
     told = f"stored: {'yes' if facts['stored'] else 'no, the errors are hardly smaller'}"
     for metric in METRICS:
         mean = facts["errors"][metric]["mean"]

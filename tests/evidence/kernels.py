@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reports.validation.line import Line
+from evidence.line import Line
 from simkit.latency.profile import Profile, describe, list_profiles
 from simkit.report.profile_tables import LISTED
 

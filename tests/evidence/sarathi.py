@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.validation.line import Line
+from evidence.line import Line
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
 from simkit.planner.jobs import Quest, pursue_all

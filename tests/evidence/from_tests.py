@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def module_of(path: str) -> ModuleType:

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.validation import evidence
-from reports.validation.evidence import Spec
-from reports.validation.line import Line
+from evidence import sets
+from evidence.line import Line
+from evidence.sets import Spec
 from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile import list_profiles
 from simkit.validation.rows.runs import Predicted, simulate
@@ -29,7 +29,7 @@ INTRO = (
     "for the host's work, one too slow would be wrong whatever the host did. Below them, "
     "launches of unequal decodes that were held out of the fit."
 )
-NEEDS = (evidence.chosen()["tables"]["shared"],)
+NEEDS = (sets.chosen()["tables"]["shared"],)
 PARTIAL = True
 INDEPENDENT = "none (independent of every fit)"
 TPOT, DURATION = "mean_tpot_ms", "duration_s"
@@ -51,7 +51,7 @@ def lines(shared: Path | None) -> list[Line]:
     launches = [line for line in found if line is not None]
     if shared is None:
         return launches
-    sources = {spec["name"]: evidence.source_of(evidence.rows_of(shared, spec), spec) for spec in _specs(shared)}
+    sources = {spec["name"]: sets.source_of(sets.rows_of(shared, spec), spec) for spec in _specs(shared)}
     return [_line(name, sources[name], steps) for name, steps in _steps(shared).items()] + launches
 
 
@@ -67,7 +67,7 @@ def gaps(shared: Path | None) -> list[str]:
     assumed = f"The host's work of a step is assumed where no run was fitted: {HOST_FIXED_US:g} us on every GPU"
     if shared is None:
         return [f"{assumed}."]
-    judged = {spec["name"] for spec in evidence.specs() if evidence.is_judged(spec)}
+    judged = {spec["name"] for spec in sets.specs() if sets.is_judged(spec)}
     steps = [step for name, found in _steps(shared).items() if name in judged for step in found]
     left = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]
     told = f"whole steps of the sets that are judged leave {_range(left)} us, {fmean(left):,.0f} us in the mean"
@@ -80,12 +80,12 @@ def _steps(shared: Path) -> dict[str, list[Step]]:
 
 
 def _specs(shared: Path) -> list[Spec]:
-    return [spec for spec in evidence.specs() if evidence.is_here(shared, spec)]
+    return [spec for spec in sets.specs() if sets.is_here(shared, spec)]
 
 
 def _of_set(shared: Path, spec: Spec) -> list[Step]:
     """The rows of a set with the fewest sequences at a time."""
-    runs = [run_of(row, sets=tuple(spec.get("set", ()))) for row in evidence.rows_of(shared, spec)]
+    runs = [run_of(row, sets=tuple(spec.get("set", ()))) for row in sets.rows_of(shared, spec)]
     counts = [run.concurrency for run in runs if run.concurrency is not None]
     fewest = [run for run in runs if run.concurrency == min(counts)]
     found = simulate(fewest, lambda run: ZERO)

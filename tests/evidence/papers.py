@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.validation import anyscale, sarathi
-from reports.validation.from_tests import module_of
-from reports.validation.line import Line
+from evidence import anyscale, sarathi
+from evidence.from_tests import module_of
+from evidence.line import Line
 
 SECTION = "Papers"
 NEEDS: tuple[str, ...] = ()

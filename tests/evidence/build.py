@@ -1,4 +1,4 @@
-"""Rebuild the evidence page and its data: ``python reports/validation/build.py`` (minutes on two cores).
+"""Rebuild the evidence page and its data: ``python tests/evidence/build.py`` (minutes on two cores).
 
 Writes validation.json (all lines and curves), README.md, index.html and figures/. Exit 2, and nothing is written, where
 the logs and tables that sections need are not beside this clone; with ``--partial`` what they would show is left out,
@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "reports" / "validation"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from reports.validation import drawing, page  # noqa: E402  (the repository is made importable first)
+from evidence import drawing, page  # noqa: E402  (the repository is made importable first)
 from simkit.runs.manifest import plain  # noqa: E402
 
 SECTIONS = (
@@ -38,7 +38,7 @@ MISSING_INPUT = 2
 
 def sections() -> dict[str, ModuleType]:
     """The modules by name."""
-    return {name: importlib.import_module(f"reports.validation.{name}") for name in SECTIONS}
+    return {name: importlib.import_module(f"evidence.{name}") for name in SECTIONS}
 
 
 def missing(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, list[str]]:
@@ -98,10 +98,10 @@ def main(arguments: Sequence[str] = ()) -> int:
             )
         return MISSING_INPUT
     written = files(content(modules, SHARED))
-    shutil.rmtree(HERE / "figures", ignore_errors=True)
-    (HERE / "figures").mkdir()
+    shutil.rmtree(OUT / "figures", ignore_errors=True)
+    (OUT / "figures").mkdir()
     for name, text in written.items():
-        (HERE / name).write_bytes(text.encode())
+        (OUT / name).write_bytes(text.encode())
     print(f"wrote {len(written)} files to reports/validation", file=sys.stderr)
     return 0
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.validation import evidence
-from reports.validation.evidence import Spec
-from reports.validation.line import HIT, MISSED, Line
+from evidence import sets as evidence
+from evidence.line import HIT, MISSED, Line
+from evidence.sets import Spec
 from simkit.validation.rows.fit import FitRows
 from simkit.validation.rows.study import RUNNING_SLACK, study_rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from reports.validation.line import Line
+from evidence.line import Line
 from simkit.memory.evidence import judge, read_evidence
 
 SECTION = "Memory"

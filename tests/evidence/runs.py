@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reports.validation import evidence
-from reports.validation.line import Line
+from evidence import sets as evidence
+from evidence.line import Line
 from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up
@@ -30,7 +30,7 @@ INTRO = (
     "number was fitted to it: its steps come from the profile of the GPU and the default host term."
 )
 NEEDS = (evidence.chosen()["run"]["folder"],)
-ENGINE = evidence.HERE.parents[1] / "scenarios" / "validate-rtx-pro-6000.yaml"
+ENGINE = evidence.ROOT / "scenarios" / "validate-rtx-pro-6000.yaml"
 LOGS = "requests*.json*"
 """The log in the folder of the run, plain or packed."""
 

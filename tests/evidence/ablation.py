@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.validation import evidence, rows, runs
-from reports.validation.line import Line
-from reports.validation.rows import Found
+from evidence import rows, runs, sets
+from evidence.line import Line
+from evidence.rows import Found
 from simkit.latency.effects import EFFECTS
 from simkit.latency.profile.values import HostTerms
 from simkit.validation.rows.runs import Predicted, simulate, with_terms
@@ -66,13 +66,13 @@ def curves(shared: Path | None) -> dict[str, Any]:
 
 @functools.cache
 def _all_arms(shared: Path) -> tuple[Arms, ...]:
-    judged = [found for found in rows.studies(shared) if evidence.is_judged(found.spec)]
+    judged = [found for found in rows.studies(shared) if sets.is_judged(found.spec)]
     return (*_run_arms(shared), *(_arms(shared, found) for found in judged))
 
 
 def _run_arms(shared: Path) -> Iterator[Arms]:
     """The run with a record for each request."""
-    run = evidence.chosen()["run"]
+    run = sets.chosen()["run"]
     for key, (all_on, without) in runs.errors_without(shared).items():
         singles = {effect: (error,) for effect, error in without.items()}
         yield Arms(run["name"], run["source"], runs.NAMES[key], runs.fitted_text(), (all_on,), singles)
@@ -81,7 +81,7 @@ def _run_arms(shared: Path) -> Iterator[Arms]:
 def _arms(shared: Path, found: Found) -> Arms:
     """The test rows of a set, simulated again without each effect that it has."""
     spec, test = found.spec, {point.row: point for point in found.points if point.test}
-    chosen = [row for row in evidence.rows_of(shared, spec) if row.id in test]
+    chosen = [row for row in sets.rows_of(shared, spec) if row.id in test]
     terms = {fit["engine"]: HostTerms(**fit["terms"]) for fit in found.fits}
     made = [run_of(row, sets=tuple(spec.get("set", ()))) for row in chosen]
     switched = [arms(with_terms(run, terms.get(run.engine, ZERO))) for run in made]
