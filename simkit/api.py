@@ -194,7 +194,7 @@ def write_plan(
 
 def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False) -> Path:
     """Write what `simkit.studies.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
-    from simkit.report.memory_figure import write_figure
+    from simkit.report.figures.memory import write_figure
 
     with _replacing(Path(out_dir), overwrite) as directory:
         (directory / "memory.json").write_bytes(canonical_json(memory))
@@ -231,7 +231,7 @@ def write_trace_info(
     info: Mapping[str, Any], curves: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False
 ) -> Path:
     """Write what `simkit.logs.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
-    from simkit.report.trace_figure import write_figure
+    from simkit.report.figures.log import write_figure
 
     with _replacing(Path(out_dir), overwrite) as directory:
         (directory / "info.json").write_bytes(canonical_json(info))

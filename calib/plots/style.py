@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.legend import Legend
 
-# The palette of simkit.report.style (Okabe-Ito), which calib may not import.
+# The palette of simkit.report.figures.style (Okabe-Ito), which calib may not import.
 INK, GREY = "#1c1c1c", "#9A9A9A"
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")

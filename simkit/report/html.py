@@ -10,8 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from simkit.errors import InputError
-from simkit.report import arm_table, doctor, figures, headline, lengths, numbers, provenance, replay_tables, scopes
+from simkit.report import arm_table, doctor, headline, lengths, numbers, provenance, replay_tables, scopes
 from simkit.report.definitions import DEFINITIONS
+from simkit.report.figures import run as figures
 from simkit.report.load import load_run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from simkit.errors import InputError
-from simkit.report.figures import Figure
+from simkit.report.figures.run import Figure
 from simkit.report.headline import Badge
 from simkit.report.html import environment
 from simkit.report.plan_parts import Part

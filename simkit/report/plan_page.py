@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simkit.report import parts_page, plan_curves, plan_figures, plan_front, plan_parts, plan_words
-from simkit.report.figures import Figure
+from simkit.report import parts_page, plan_parts, plan_words
+from simkit.report.figures import capacity, curves, front
+from simkit.report.figures.run import Figure
 from simkit.report.plan_data import Content
 from simkit.report.plan_markdown import scenario_yaml
 from simkit.report.plan_sheets import LEFT
 
 FIGURES: dict[str, Callable[[Content], Figure | None]] = {
-    "capacity": plan_figures.capacity,
-    "chance": plan_figures.chance,
-    "throughput": plan_curves.throughput,
-    "latency": plan_curves.latency,
-    "pareto": plan_front.pareto,
-    "pressure": plan_curves.pressure,
-    "sensitivity": plan_figures.sensitivity,
+    "capacity": capacity.capacity,
+    "chance": capacity.chance,
+    "throughput": curves.throughput,
+    "latency": curves.latency,
+    "pareto": front.pareto,
+    "pressure": curves.pressure,
+    "sensitivity": capacity.sensitivity,
 }
 """The figure of a part, by the key of the part."""
 

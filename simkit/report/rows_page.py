@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from simkit.report import parts_page, rows_figures, rows_parts
-from simkit.report.figures import Figure
+from simkit.report import parts_page, rows_parts
+from simkit.report.figures import rows
+from simkit.report.figures.run import Figure
 from simkit.report.plan_sheets import LEFT
 from simkit.report.rows_data import Content
 
 FIGURES: dict[str, Callable[[Content], Figure | None]] = {
-    "agreement": rows_figures.scatter,
-    "concurrency": rows_figures.concurrency,
+    "agreement": rows.scatter,
+    "concurrency": rows.concurrency,
 }
 """The figure of a part, by the key of the part; a part of this list without its figure is left out."""
 

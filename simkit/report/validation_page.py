@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from simkit.report import parts_page, validation_figures, validation_parts
-from simkit.report.figures import Figure
+from simkit.report import parts_page, validation_parts
+from simkit.report.figures import validation
+from simkit.report.figures.run import Figure
 from simkit.report.plan_markdown import scenario_yaml
 from simkit.report.plan_sheets import LEFT
 from simkit.report.validation_data import Content
 
 FIGURES: dict[str, Callable[[Content], Figure | None]] = {
-    "distributions": validation_figures.distributions,
-    "requests": validation_figures.requests,
-    "series": validation_figures.series,
-    "ablation": validation_figures.ablation,
+    "distributions": validation.distributions,
+    "requests": validation.requests,
+    "series": validation.series,
+    "ablation": validation.ablation,
 }
 """The figure of a part, by the key of the part; a part of this list without its figure is left out."""
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from simkit.report import style
+from simkit.report.figures import style
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h")
 WITHIN_PCT = 10.0

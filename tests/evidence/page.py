@@ -11,7 +11,7 @@ from jinja2 import ChoiceLoader, FileSystemLoader
 
 from evidence import drawing, wrong
 from evidence.line import HIT, MISSED
-from simkit.report.figures import Figure
+from simkit.report.figures.run import Figure
 from simkit.report.html import environment
 from simkit.report.numbers import MISSING
 from simkit.report.plan_markdown import escaped

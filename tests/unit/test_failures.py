@@ -15,7 +15,7 @@ from simkit import api, scenario
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.errors import InputError
-from simkit.report import timeline
+from simkit.report.figures import timeline
 from simkit.report.load import load_run
 
 MS = 1_000_000

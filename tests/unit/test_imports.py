@@ -317,7 +317,7 @@ def test_the_rules_see_a_breach(importer: str, source: str, rule: object) -> Non
         ("simkit.cli.app", "import simkit.engine.run", layering_breach),
         ("simkit.api", "if TYPE_CHECKING:\n    from simkit.studies.compare import Comparison", layering_breach),
         ("simkit.api", "def f():\n    import pandas", heavy_breach),
-        ("simkit.report.style", "import matplotlib as mpl", heavy_breach),
+        ("simkit.report.figures.style", "import matplotlib as mpl", heavy_breach),
         ("simkit.engine.clock", "import simpy", simpy_breach),
         ("calib.fit.fit", "from simkit.units import NS_PER_S\nfrom simkit.specs import hardware", calib_breach),
     ],

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from simkit.planner import advise, capacity, limits, waits
-from simkit.report import plan_choice, plan_confirm, plan_front, plan_page, plan_words
+from simkit.report import plan_choice, plan_confirm, plan_page, plan_words
+from simkit.report.figures import front
 from simkit.report.plan_markdown import plan_markdown
 from simkit.report.plan_page import render_plan
 from simkit.report.plan_tables import continued, plan_tables
@@ -555,8 +556,8 @@ def test_every_figure_has_units_and_a_legend() -> None:
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
     slow, good, best, worse, tie = (100, 10, 1), (200, 12, 2), (300, 30, 3), (290, 40, 4), (200, 13, 5)
-    assert plan_front.front([worse, best, tie, slow, good]) == [slow, good, best]
-    assert plan_front.front([best]) == [best]
+    assert front.front([worse, best, tie, slow, good]) == [slow, good, best]
+    assert front.front([best]) == [best]
 
 
 def test_the_command_can_be_pasted() -> None:

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from simkit.errors import InputError
-from simkit.report import arm_table, gantt, headline, lengths, memory_map, series
+from simkit.report import arm_table, headline, lengths
+from simkit.report.figures import gantt, memory_map, series
 from simkit.report.html import render, write_report
 from simkit.report.load import Run, load_run
 

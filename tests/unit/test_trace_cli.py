@@ -224,7 +224,7 @@ def test_rates_of_the_picture_count_every_request(
 ) -> None:
     import numpy as np
 
-    from simkit.report.trace_figure import rate_bins
+    from simkit.report.figures.log import rate_bins
 
     found, ends, width = rate_bins(np.array(counts), 1.0, span_s)
     assert found.tolist() == pytest.approx(rates)

@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from simkit.report import style
-from simkit.report.figures import Figure
+from simkit.report.figures import style
+from simkit.report.figures.capacity import WIDTH, band, band_handles
+from simkit.report.figures.run import Figure
 from simkit.report.plan_data import (
     METRICS,
     STATS,
@@ -30,7 +31,6 @@ from simkit.report.plan_data import (
     stat_label,
     targets,
 )
-from simkit.report.plan_figures import WIDTH, band, band_handles
 
 WIDE = 6.0
 """Largest over smallest tried rate, as a multiple of the capacity, beyond which the axis of rates is logarithmic."""

@@ -1,6 +1,6 @@
 """The figures of a plan that compare settings: capacity against max_num_seqs, chance to pass, sensitivity.
 
-Figures against the rate are in plan_curves.
+Figures against the rate are in `curves`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from simkit.report import style
-from simkit.report.figures import Figure
+from simkit.report.figures import style
+from simkit.report.figures.run import Figure
 from simkit.report.plan_choice import variation_name
 from simkit.report.plan_data import Content, combinations, ends, known, several_gpus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkit.report import cdf, gantt, memory_map, series, timeline
+from simkit.report.figures import cdf, gantt, memory_map, series, timeline
 from simkit.report.load import Run
 
 

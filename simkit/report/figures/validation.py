@@ -15,11 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from simkit.report import agreement, style
-from simkit.report.cdf import time_axis
-from simkit.report.figures import Figure
+from simkit.report.figures import agreement, style
+from simkit.report.figures.capacity import WIDTH
+from simkit.report.figures.cdf import time_axis
+from simkit.report.figures.run import Figure
 from simkit.report.numbers import count
-from simkit.report.plan_figures import WIDTH
 from simkit.report.validation_data import (
     HEADLINE,
     LATENCIES,

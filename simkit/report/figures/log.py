@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from simkit.report import style
+from simkit.report.figures import style
 from simkit.types import Floats, Ints
 
 if TYPE_CHECKING:

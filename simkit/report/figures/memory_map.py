@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.report import numbers, series, style
+from simkit.report import numbers
+from simkit.report.figures import series, style
 from simkit.report.load import Run, Table, num_rows
 from simkit.types import Floats
 from simkit.units import bytes_to_gib

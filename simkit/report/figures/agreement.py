@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from simkit.report import style
+from simkit.report.figures import style
 
 NEAR_PCT = 10.0
 """Half the width of the band around the line, in per cent of what was measured."""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from simkit.report import style
+from simkit.report.figures import style
 from simkit.report.load import Run, Table, select
 from simkit.types import Floats
 from simkit.units import NS_PER_MS

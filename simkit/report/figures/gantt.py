@@ -11,7 +11,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MultipleLocator
 
-from simkit.report import style
+from simkit.report.figures import style
 from simkit.report.load import Column, Run, Table, num_rows, select
 from simkit.types import Floats, Ints
 

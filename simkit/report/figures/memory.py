@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simkit.report import style
+from simkit.report.figures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

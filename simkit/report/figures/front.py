@@ -12,12 +12,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from simkit.report import style
-from simkit.report.figures import Figure
+from simkit.report.figures import style
+from simkit.report.figures.capacity import WIDTH
+from simkit.report.figures.curves import FLAT, plain_log, rows_of
+from simkit.report.figures.run import Figure
 from simkit.report.numbers import plain
-from simkit.report.plan_curves import FLAT, plain_log, rows_of
 from simkit.report.plan_data import METRICS, Content, Row, mean_of
-from simkit.report.plan_figures import WIDTH
 
 
 def pareto(content: Content) -> Figure | None:
