@@ -108,7 +108,7 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
     with _replacing(Path(out_dir), overwrite) as directory:
         _write_run(result, directory)
         if report:
-            from simkit.report.html import write_report
+            from simkit.report.render.html import write_report
 
             name = result.manifest["name"]
             write_report(directory / "report.html", {name: directory}, title=name)
@@ -131,8 +131,8 @@ def write_validation(
         _write_run(result, directory)
         (directory / "validation.json").write_bytes(canonical_json(validation))
         if report:
-            from simkit.report import validation_page
-            from simkit.report.html import write_report
+            from simkit.report.render.html import write_report
+            from simkit.report.sections import validation_page
 
             name = result.manifest["name"]
             write_report(directory / "report.html", {name: directory}, title=name)
@@ -153,7 +153,7 @@ def write_comparison(comparison: Comparison, out_dir: str | Path, overwrite: boo
         }
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
         if report and folders:
-            from simkit.report.html import write_report
+            from simkit.report.render.html import write_report
 
             facts = json.loads(canonical_json(content))
             facts = {"baseline": comparison.baseline, "paired": facts["paired"], "failed": facts["failed"]}
@@ -185,10 +185,11 @@ def write_plan(
         manifest = {key: content[key] for key in ("name", "version", "seed", "profile", "scenario", "created_by")}
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
         if report:
-            from simkit.report import plan_markdown, plan_page
+            from simkit.report.render import markdown
+            from simkit.report.sections import plan_page
 
             (directory / "report.html").write_text(plan_page.render_plan(content), encoding="utf-8", newline="")
-            (directory / "report.md").write_text(plan_markdown.plan_markdown(content), encoding="utf-8", newline="")
+            (directory / "report.md").write_text(markdown.plan_markdown(content), encoding="utf-8", newline="")
     return Path(out_dir)
 
 
@@ -221,7 +222,7 @@ def write_rows(
         (directory / "rows.csv").write_text(table, encoding="utf-8", newline="")
         (directory / "manifest.json").write_bytes(canonical_json({**facts, "created_by": CREATED_BY}))
         if report:
-            from simkit.report import rows_page
+            from simkit.report.sections import rows_page
 
             rows_page.write(directory / "report.html", content)
     return Path(out_dir)

@@ -185,9 +185,9 @@ def models(json: Json = False) -> None:
     if json:
         console.out_bytes(canonical_json(found))
         return
-    from simkit.report import spec_tables
+    from simkit.report.sections import specs
 
-    console.out(*spec_tables.model_tables(found, registry.NOT_MODELLED, console.width()))
+    console.out(*specs.model_tables(found, registry.NOT_MODELLED, console.width()))
 
 
 @app.command()
@@ -200,9 +200,9 @@ def gpus(json: Json = False) -> None:
     if json:
         console.out_bytes(canonical_json(found))
         return
-    from simkit.report import spec_tables
+    from simkit.report.sections import specs
 
-    console.out(*spec_tables.gpu_tables(found, console.width()))
+    console.out(*specs.gpu_tables(found, console.width()))
 
 
 app.command()(calibrate.profiles)

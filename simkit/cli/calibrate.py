@@ -251,7 +251,7 @@ def _write(table: Table, result: FitResult, out: Path | None, progress: console.
 
 def _show(result: FitResult, written: Path, json: bool, quiet: bool) -> None:
     from simkit.latency.profile import describe
-    from simkit.report import profile_tables
+    from simkit.report.sections import profile
     from simkit.runs.manifest import canonical_json
 
     described: dict[str, Any] = describe(result.profile)
@@ -262,8 +262,8 @@ def _show(result: FitResult, written: Path, json: bool, quiet: bool) -> None:
     if json:
         console.out_bytes(canonical_json(described))
     else:
-        console.out(*profile_tables.profile_tables(described, console.width()))
-        console.out_lines(profile_tables.listing(described))
+        console.out(*profile.profile_tables(described, console.width()))
+        console.out_lines(profile.listing(described))
     if not quiet:
         for line in result.unusable[:20]:
             console.say(f"note: {line}")
@@ -319,6 +319,6 @@ def profiles(
     if json:
         console.out_bytes(canonical_json(found))
         return
-    from simkit.report import profile_tables
+    from simkit.report.sections import profile
 
-    console.out(*profile_tables.profiles_tables(found, console.width()))
+    console.out(*profile.profiles_tables(found, console.width()))

@@ -12,7 +12,7 @@ from simkit.cli.studies import Dask, Jobs, Json, Quiet
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from simkit.report.load import Run
+    from simkit.report.read_run import Run
 
 
 def doctor(
@@ -33,7 +33,7 @@ def doctor(
 ) -> None:
     """Say what is wrong with a run and which setting to change, and prove it by running the same customers again."""
     if rules:
-        from simkit.report import doctor_text
+        from simkit.report.sections import doctor_text
 
         console.out(*doctor_text.rules_tables(console.width()))
         return
@@ -53,7 +53,7 @@ def doctor(
     with console.progress(quiet) as progress:
         found = planner.examine(scenario, facts, progress=progress, jobs=jobs, dask=dask)
     content = canonical_json(found)
-    from simkit.report import doctor_text
+    from simkit.report.sections import doctor_text
 
     if target is not None:
         _write(target, content, doctor_text.markdown(found, verdict.labels(found)).encode())
@@ -67,7 +67,7 @@ def doctor(
 
 def _load(run_dir: Path) -> Run:
     """The run in a directory. A study holds several runs: then say which."""
-    from simkit.report.load import load_run, read_json
+    from simkit.report.read_run import load_run, read_json
 
     manifest: Any = read_json(run_dir / "manifest.json")
     for kind in ("arms", "points"):

@@ -120,7 +120,7 @@ def _print(found: dict[str, Any], json: bool) -> None:
 
         console.out_bytes(canonical_json(found))
         return
-    from simkit.report.memory_tables import memory_tables
+    from simkit.report.sections.memory import memory_tables
 
     console.out(*memory_tables(found, console.width()))
 

@@ -76,7 +76,7 @@ def plan(
     if json:
         console.out_bytes((written / "plan.json").read_bytes())
     else:
-        from simkit.report import plan_tables
+        from simkit.report.sections import plan_tables
 
         console.out(*plan_tables.plan_tables(content, console.width()))
     if not quiet:

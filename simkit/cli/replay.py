@@ -102,9 +102,10 @@ def replay(
     if json:
         console.out_bytes((written / "summary.json").read_bytes())
     else:
-        from simkit.report import replay_tables, tables
+        from simkit.report.sections import replay as replay_tables
+        from simkit.report.sections import run
 
-        console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
+        console.out(*run.run_tables(result.summary, result.manifest, console.width()))
         console.out(*replay_tables.terminal(result.summary, console.width()))
         headroom.say(result.summary)
     if not quiet:

@@ -87,7 +87,7 @@ def info(
 
         console.out_bytes(canonical_json(found.info))
         return
-    from simkit.report.trace_tables import trace_tables
+    from simkit.report.sections.log import trace_tables
 
     console.out(*trace_tables(found.info))
 

@@ -185,7 +185,7 @@ def _run(
     if json:
         console.out_bytes(canonical_json(content["errors"]))
     else:
-        from simkit.report import validation_tables
+        from simkit.report.sections import validation_tables
 
         console.out(*validation_tables.terminal(content, console.width()))
     if not quiet:

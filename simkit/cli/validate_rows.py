@@ -68,7 +68,7 @@ def run_rows(
     if json:
         console.out_bytes(canonical_json(content))
     else:
-        from simkit.report import rows_tables
+        from simkit.report.sections import rows_tables
 
         console.out(*rows_tables.terminal(content, console.width()))
     if not quiet:

@@ -8,7 +8,7 @@ from typing import Any
 
 from evidence.line import Line
 from simkit.latency.profile import Profile, describe, list_profiles
-from simkit.report.profile_tables import LISTED
+from simkit.report.sections.profile import LISTED
 
 SECTION = "Kernels"
 NEEDS: tuple[str, ...] = ()

@@ -12,9 +12,9 @@ from jinja2 import ChoiceLoader, FileSystemLoader
 from evidence import drawing, wrong
 from evidence.line import HIT, MISSED
 from simkit.report.figures.run import Figure
-from simkit.report.html import environment
-from simkit.report.numbers import MISSING
-from simkit.report.plan_markdown import escaped
+from simkit.report.render.html import environment
+from simkit.report.render.markdown import escaped
+from simkit.report.words import MISSING
 
 HERE = Path(__file__).resolve().parent
 TITLE = "Predicted against measured"

@@ -20,7 +20,7 @@ import simkit
 from simkit.cli import app, console
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
-from simkit.report import tables
+from simkit.report.sections import run as tables
 from simkit.runs import manifest
 from simkit.runs.manifest import canonical_json
 

@@ -15,7 +15,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
-from simkit.report.html import render
+from simkit.report.render.html import render
 from simkit.studies import doctor, verdict
 
 BASE: dict[str, Any] = {

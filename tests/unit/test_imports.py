@@ -290,8 +290,8 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     [
         ("simkit.batching.continuous", "from simkit.engine.clock import Clock", layering_breach),
         ("simkit.batching.continuous", "from simkit import engine", layering_breach),
-        ("simkit.report.html", "import simkit.engine.run", layering_breach),
-        ("simkit.report.html", "def f():\n    from simkit.api import run", layering_breach),
+        ("simkit.report.render.html", "import simkit.engine.run", layering_breach),
+        ("simkit.report.render.html", "def f():\n    from simkit.api import run", layering_breach),
         ("simkit.api", "from simkit.studies.compare import compare", layering_breach),
         (
             "simkit.units",
@@ -301,7 +301,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         ("simkit.kv.paged", "import simpy.events", simpy_breach),
         ("simkit.api", "import pandas as pd", heavy_breach),
         ("simkit.metrics.definitions", "from pyarrow import parquet", heavy_breach),
-        ("simkit.report.load", "try:\n    import pandas\nexcept ImportError:\n    pass", heavy_breach),
+        ("simkit.report.read_run", "try:\n    import pandas\nexcept ImportError:\n    pass", heavy_breach),
         ("calib.fit.fit", "from simkit.latency.roofline import Roofline", calib_breach),
         ("calib.fit.fit", "from simkit import api", calib_breach),
     ],

@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 from simkit.planner import advise, capacity, limits, waits
-from simkit.report import plan_choice, plan_confirm, plan_page, plan_words
 from simkit.report.figures import front
-from simkit.report.plan_markdown import plan_markdown
-from simkit.report.plan_page import render_plan
-from simkit.report.plan_tables import continued, plan_tables
+from simkit.report.render.markdown import plan_markdown
+from simkit.report.sections import plan_choice, plan_confirm, plan_page, plan_words
+from simkit.report.sections.plan_page import render_plan
+from simkit.report.sections.plan_tables import continued, plan_tables
 from simkit.runs import run_length
 from simkit.studies import offered_load
 from tests.unit.test_report import assert_well_formed
@@ -621,15 +621,15 @@ def test_definitions_quote_the_planners_thresholds() -> None:
 
 
 def test_every_key_of_the_planners_evidence_has_words() -> None:
-    from simkit.report.plan_sheets import EVIDENCE
+    from simkit.report.sections.plan_grid import EVIDENCE
 
     assert set(waits.WAITS) <= set(EVIDENCE)
 
 
 def test_same_content_same_bytes_in_another_process() -> None:
     code = (
-        "import json, sys; from simkit.report.plan_page import render_plan; "
-        "from simkit.report.plan_markdown import plan_markdown\n"
+        "import json, sys; from simkit.report.sections.plan_page import render_plan; "
+        "from simkit.report.render.markdown import plan_markdown\n"
         "plan = json.load(sys.stdin); sys.stdout.buffer.write((render_plan(plan) + plan_markdown(plan)).encode())"
     )
     plan = json.loads(json.dumps(content()))

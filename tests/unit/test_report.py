@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from simkit.errors import InputError
-from simkit.report import arm_table, headline, lengths
 from simkit.report.figures import gantt, memory_map, series
-from simkit.report.html import render, write_report
-from simkit.report.load import Run, load_run
+from simkit.report.read_run import Run, load_run
+from simkit.report.render.html import render, write_report
+from simkit.report.sections import arm_table, headline, lengths
 
 STEP_NS = 10_000_000
 POOL = 200_000
@@ -320,7 +320,7 @@ def test_comparison_names_its_arms_answers_definitions_and_provenance(
 def test_same_input_same_bytes_in_another_process(tmp_path: Path) -> None:
     arms = {"static": make_run(tmp_path / "static", (5, 9, 30), batching="static", slots=2)}
     code = (
-        "import pathlib, sys; from simkit.report.html import write_report\n"
+        "import pathlib, sys; from simkit.report.render.html import write_report\n"
         "out, *arms = map(pathlib.Path, sys.argv[1:])\n"
         "write_report(out, {path.name: path for path in arms}, title='Twice')"
     )

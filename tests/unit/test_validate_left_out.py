@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from simkit.cli import app
-from simkit.report import validation_data, validation_page
+from simkit.report.sections import validation_data, validation_page
 
 MS = 1_000_000
 SCENARIO = """\

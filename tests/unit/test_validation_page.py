@@ -17,8 +17,8 @@ from rich.console import Console
 
 from simkit.errors import InputError
 from simkit.latency.effects import EFFECTS
-from simkit.report import (
-    parts_page,
+from simkit.report.render import page as parts_page
+from simkit.report.sections import (
     rows_data,
     rows_page,
     rows_tables,

@@ -16,8 +16,8 @@ from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.curves import FLAT, plain_log, rows_of
 from simkit.report.figures.run import Figure
-from simkit.report.numbers import plain
-from simkit.report.plan_data import METRICS, Content, Row, mean_of
+from simkit.report.sections.plan_data import METRICS, Content, Row, mean_of
+from simkit.report.words import plain
 
 
 def pareto(content: Content) -> Figure | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.report import numbers
+from simkit.report import words
 from simkit.report.figures import series, style
-from simkit.report.load import Run, Table, num_rows
+from simkit.report.read_run import Run, Table, num_rows
 from simkit.types import Floats
 from simkit.units import bytes_to_gib
 
@@ -106,7 +106,7 @@ def _describe(run: Run, pool: float, num_replicas: int, zoomed: bool, thinned: b
     peak = run.value("kv", "peak_tokens")
     if peak is not None:
         where = " on one replica" if num_replicas > 1 else ""
-        text += f", peak allocated{where} {numbers.count(peak)} ({numbers.percent(peak * num_replicas / pool)})"
+        text += f", peak allocated{where} {words.count(peak)} ({words.percent(peak * num_replicas / pool)})"
     if zoomed:
         text += "; the axis stops just above the peak, what is above it is free"
     if thinned:

@@ -13,13 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from simkit.report import rows_data
 from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.run import Figure
-from simkit.report.numbers import count
-from simkit.report.rows_data import ROLES, Content, Row, metric_name, metric_unit
-from simkit.report.validation_data import known
+from simkit.report.sections import rows_data
+from simkit.report.sections.rows_data import ROLES, Content, Row, metric_name, metric_unit
+from simkit.report.sections.validation_data import known
+from simkit.report.words import count
 
 MAX_METRICS = 4
 """Metrics that are drawn; the tables have all."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkit.report.figures import cdf, gantt, memory_map, series, timeline
-from simkit.report.load import Run
+from simkit.report.read_run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.cdf import time_axis
 from simkit.report.figures.run import Figure
-from simkit.report.numbers import count
-from simkit.report.validation_data import (
+from simkit.report.sections.validation_data import (
     HEADLINE,
     LATENCIES,
     SERIES,
@@ -33,6 +32,7 @@ from simkit.report.validation_data import (
     known,
     things,
 )
+from simkit.report.words import count
 from simkit.types import Floats, Ints
 
 MAX_DOTS = 1_500

@@ -1,0 +1,1 @@
+"""How a report is shown: as a page, as Markdown, on a terminal."""

@@ -1,0 +1,207 @@
+"""A plan's report as a list of parts, in order: words, tables, lines to paste. The page, the Markdown twin and the
+terminal show the same parts; only the page adds figures.
+
+Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.report.sections import plan_choice, plan_confirm, plan_doctor, plan_grid, plan_words
+from simkit.report.sections.plan_data import METRICS, Content, rates_text, word
+from simkit.report.sections.plan_grid import Sheet
+from simkit.report.sections.run import Column
+from simkit.report.words import count, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A section: paragraphs, tables, a list, and a line to paste. `key` is its anchor and that of its figure."""
+
+    key: str
+    title: str
+    text: tuple[str, ...] = ()
+    sheets: tuple[Sheet, ...] = ()
+    items: tuple[str, ...] = ()
+    code: str | None = None
+
+
+def parts(content: Content) -> list[Part]:
+    """All parts that the content has something for; definitions and provenance are apart."""
+    around = [] if content.get("recommended") is None else _around(content)
+    return [
+        _capacity(content),
+        *around,
+        *_limits(content),
+        *([] if content.get("recommended") is None else _decisions(content)),
+        *_doctor(content),
+        *_failed(content),
+        *_notes(content),
+    ]
+
+
+def _sheets(*sheets: Sheet | None) -> tuple[Sheet, ...]:
+    return tuple(sheet for sheet in sheets if sheet is not None)
+
+
+def _capacity(content: Content) -> Part:
+    text = [f"{_slo(content)} {plan_words.length_text(content)}"]
+    if content.get("recommended") is not None:
+        text += [plan_words.compared_text(content), plan_words.knee_text(content), plan_words.bound_text(content)]
+    text += plan_words.scaling_texts(content)
+    return Part("capacity", "Capacity against max_num_seqs", tuple(text), (plan_grid.points(content),))
+
+
+def _slo(content: Content) -> str:
+    """What must hold."""
+    terms = [
+        f"{METRICS.get(term['metric'], term['metric'])} {term['stat']} ≤ {term['target_ms']:,g} ms"
+        for term in content["slo"]
+    ]
+    return f"SLO: {' and '.join(terms)}."
+
+
+def _around(content: Content) -> list[Part]:
+    """The recommended point against the rate."""
+    found = content["recommended"]["capacity"]
+    verdict = "this is a soft limit" if found["soft"] else "not a soft limit (that takes more than 20 %)"
+    parts_found = [
+        Part(
+            "chance",
+            "Chance to pass",
+            (
+                f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
+                *plan_confirm.confirm_texts(content["recommended"]),
+            ),
+            _sheets(plan_grid.chance(content)),
+        )
+    ]
+    if content.get("curve"):
+        parts_found += [
+            Part("throughput", "Throughput and concurrency against the rate"),
+            Part("latency", "Latency against the rate", (_slo(content),), _sheets(plan_choice.curve(content))),
+            Part("pareto", "Throughput against latency"),
+            Part("pressure", "Memory and preemptions against the rate"),
+        ]
+    return parts_found
+
+
+def _limits(content: Content) -> list[Part]:
+    sheet = plan_grid.limits(content)
+    if sheet is None:
+        return []
+    seen: dict[str, None] = {}
+    for point in content["points"]:
+        if point["limit"] is not None:
+            name, text = point["limit"]["name"], point["limit"]["text"]
+            seen[f"{name}: {text.partition(': ')[2] or text}."] = None
+    text = (
+        "What was seen at the first rate that each replication fails, as means. Shares are of the time after warm-up; "
+        "the first share is that in which a request waits, the next four say what it waits for."
+    )
+    return [Part("limits", "What binds", (text,), (sheet,), tuple(seen))]
+
+
+def _decisions(content: Content) -> list[Part]:
+    """What follows: loads, GPUs, money, neighbouring settings, the command."""
+    found = []
+    loads = plan_choice.loads(content)
+    if loads is not None:
+        found.append(Part("loads", "Half the load, and double", (plan_words.loads_text(content),), (loads,)))
+    fleet = plan_choice.fleet(content)
+    if fleet:
+        found.append(Part("fleet", "GPUs for the target rate", plan_words.fleet_text(content), tuple(fleet)))
+    cost = plan_choice.cost(content)
+    if cost is None:
+        text = "Cost is left out: the scenario gives no hardware.price_per_gpu_hour."
+    else:
+        price = content["scenario"]["hardware"].get("price_per_gpu_hour")
+        text = f"At {plain(price)} a GPU hour, in the currency of that price; every GPU is paid for all the time."
+    found.append(Part("cost", "Cost", (text,), _sheets(cost)))
+    sensitivity = plan_choice.sensitivity(content)
+    if sensitivity is not None:
+        text = (
+            "Neighbours of the recommended point that the engine would start with, one setting changed in each, beside "
+            "that point with as few replications as they have; the narrowest interval is that of the grid of rates."
+        )
+        found.append(Part("sensitivity", "Sensitivity", (text,), (sensitivity,)))
+    notes = tuple(f"{note}." for note in content.get("command_notes") or ())
+    command = content.get("command")
+    if command or notes:
+        text = "The engine as it was planned." if command else "There is no command line of the engine for this plan."
+        found.append(Part("command", "Engine command", (text,), (), notes, command))
+    return found
+
+
+def _doctor(content: Content) -> list[Part]:
+    """What the doctor found, where the plan brings it."""
+    found = content.get("doctor")
+    if not found:
+        return []
+    text, items, sheets = plan_doctor.intro(found), plan_doctor.items(found), plan_doctor.sheets(found)
+    return [Part("doctor", "What the doctor says", (text,), sheets, items)]
+
+
+def _failed(content: Content) -> list[Part]:
+    failed: Mapping[str, Mapping[str, Any]] = content["failed"]
+    if not failed:
+        return []
+    items = tuple(f"{name}: {failure['message']}" for name, failure in failed.items())
+    return [Part("failed", "Failed points", ("They have no numbers; the other points stand alone.",), (), items)]
+
+
+def _notes(content: Content) -> list[Part]:
+    notes = tuple(str(note) for note in content["notes"])
+    return [Part("notes", "Notes", (), (), notes)] if notes else []
+
+
+def _gpus(content: Content) -> str | None:
+    """Its replicas and GPUs; None where one replica is all there is."""
+    chosen = content.get("recommended") or {}
+    replicas = chosen.get("replicas", 1)
+    return f"{replicas:,} replicas x {chosen['gpus'] // replicas:,} {content['gpu']}" if replicas > 1 else None
+
+
+# --- where the numbers come from --------------------------------------------------------------------------------------
+def provenance(content: Content) -> Sheet:
+    """Scenario, profile, seed, length and number of runs, version."""
+    profile, length = content["profile"] or {}, content["run_length"] or {}
+    chosen = (content.get("recommended") or {}).get("capacity") or {}
+    sizes = content["lengths"]
+    warmup = length.get("warmup")
+    if isinstance(warmup, Mapping):
+        warmup = ", ".join(f"{word(value)} {key}" for key, value in warmup.items() if value is not None)
+    axes = [(f"axis {key}", ", ".join(map(word, values))) for key, values in content["axes"].items()]
+    facts = (
+        ("scenario", content["name"]),
+        ("model", content["model"]),
+        ("GPU", content["gpu"]),
+        ("GPUs of the recommended point", _gpus(content)),
+        ("step times", content["latency_source"]),
+        ("profile", profile.get("name")),
+        ("profile hash", profile.get("hash")),
+        ("seed", str(content["seed"])),
+        ("requests a run", length.get("num_requests")),
+        ("duration of a run [s]", length.get("duration_s")),
+        ("trace", length.get("trace")),
+        ("times the trace is played", length.get("times_played")),
+        ("requests arrive for [s]", length.get("span_s")),
+        ("E2E p99 at the capacity [s]", length.get("e2e_p99_s")),
+        ("left out at the start", warmup),
+        ("measured requests a replication", length.get("measured_requests")),
+        ("replications of the recommended point", chosen.get("replications")),
+        ("simulations of all points", sum(point["trials"] for point in content["points"])),
+        *axes,
+        ("target rate [requests/s]", content["target_rate_per_s"]),
+        ("scenario's own rate [requests/s]", content["base_rate_per_s"]),
+        ("prompt, mean [tokens]", sizes["prompt_tokens"]),
+        ("answer, mean [tokens]", sizes["output_tokens"]),
+        ("prompt and answer, p95 [tokens]", sizes["p95_tokens"]),
+        ("written by", content["created_by"]),
+    )
+    pairs = [(name, value if isinstance(value, str) else count(value)) for name, value in facts if value is not None]
+    cells = tuple(value for _, value in pairs)
+    return Sheet("Facts", "fact", tuple(name for name, _ in pairs), ((Column("value", cells),),))

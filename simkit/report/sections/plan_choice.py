@@ -1,0 +1,192 @@
+"""The tables of a plan about its recommended point: rates, loads, fleets, money, neighbouring settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkit.report.sections.plan_data import (
+    METRICS,
+    STATS,
+    Content,
+    Row,
+    ci_of,
+    known,
+    mean_of,
+    means_text,
+    metrics_shown,
+    preemptions_per_1000,
+    stat_label,
+    word,
+)
+from simkit.report.sections.plan_grid import Sheet, Show, column, joined, money
+from simkit.report.sections.run import Column
+from simkit.report.words import MISSING, count, percent, plain
+
+SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
+
+
+def _turned(
+    title: str, head: str, names: Sequence[str], groups: Sequence[Sequence[Column]], rows: Sequence[Row]
+) -> Sheet:
+    """A table of few rates and many numbers, with a row a number."""
+    columns = [column for group in groups for column in group]
+    cells = [column(name, [column.cells[index] for column in columns]) for index, name in enumerate(names)]
+    notes = (means_text(rows),)
+    return Sheet(title, head, tuple(joined(column.header) for column in columns), tuple((one,) for one in cells), notes)
+
+
+def _spread(mean: float | None, half: float | None, show: Show = plain) -> str:
+    text = show(mean)
+    return text if half is None or text == MISSING else f"{text} ± {show(half)}"
+
+
+def _cells(rows: Sequence[Row], key: str, show: Show = plain) -> list[str]:
+    return [_spread(mean_of(row, key), ci_of(row, key), show) for row in rows]
+
+
+def _rates(content: Content, rows: Sequence[Row]) -> list[tuple[Column, ...]]:
+    """What is told of every rate."""
+    latencies = [
+        tuple(
+            column(f"{METRICS[metric]} [ms]\n{stat_label(content, stat)}", _cells(rows, f"{metric}.{stat}"))
+            for stat in STATS
+        )
+        for metric in metrics_shown(content)
+    ]
+    pressed = [preemptions_per_1000(row) for row in rows]
+    return [
+        *latencies,
+        (
+            column("done\n[1/s]", _cells(rows, "throughput.requests_per_s")),
+            column("output\ntokens/s", _cells(rows, "throughput.output_tokens_per_s")),
+            column("concur-\nrency", _cells(rows, "concurrency_mean")),
+        ),
+        (
+            column("KV use,\nmean", _cells(rows, "kv.utilization", percent)),
+            column("KV use,\npeak", [percent(known(row["waits"].get("peak_kv"))) for row in rows]),
+            column("preempted\nper 1,000", [_spread(mean, half) for mean, half in pressed]),
+        ),
+    ]
+
+
+def _meets(rows: Sequence[Row]) -> Column:
+    """Whether the runs at a rate, taken together, met the SLO."""
+    return column("meets\nthe SLO", ["yes" if row["meets"] else "no" for row in rows])
+
+
+def curve(content: Content) -> Sheet | None:
+    """A row a rate at which the recommended point was looked at."""
+    rows: Sequence[Row] = content.get("curve") or ()
+    if not rows:
+        return None
+    verdict = (column("verdict", [row["verdict"] or MISSING for row in rows]), _meets(rows))
+    return Sheet(
+        "All rates of the recommended point",
+        "rate [1/s]",
+        tuple(plain(row["rate_per_s"]) for row in rows),
+        (verdict, *_rates(content, rows)),
+        (means_text(rows),),
+        folded=True,
+    )
+
+
+def loads(content: Content) -> Sheet | None:
+    """A row for half, once and twice the load."""
+    rows: Sequence[Row] = content.get("loads") or ()
+    if not rows:
+        return None
+    names = tuple(SHARES.get(row["share"], f"{row['share']:g} x") for row in rows)
+    first = (
+        column("rate\n[1/s]", [plain(row["rate_per_s"]) for row in rows]),
+        column("verdict", [row["verdict"] or MISSING for row in rows]),
+        _meets(rows),
+    )
+    return _turned("Loads", "load", names, (first, *_rates(content, rows)), rows)
+
+
+def fleet(content: Content) -> list[Sheet]:
+    """How many GPUs the target takes, and what simulated fleets did at it; empty without a target."""
+    found = content.get("fleet")
+    if not found:
+        return []
+    facts = (
+        ("target", f"{plain(found['target_per_s'])} requests/s"),
+        ("replicas that carry it", count(found["replicas"])),
+        ("they carry, by the interval's lower end", f"{plain(found['carries_per_s'])} requests/s"),
+        ("spare replicas", count(found["spare"])),
+        ("GPUs a replica", count(found["gpus_per_replica"])),
+        ("GPUs", count(found["gpus"])),
+    )
+    sheets = [
+        Sheet("GPUs", "fleet", tuple(name for name, _ in facts), ((column("value", [text for _, text in facts]),),))
+    ]
+    checks: Sequence[Row] = found["checks"]
+    if checks:
+        names = tuple(map(_size, checks))
+        first = (_meets(checks),)
+        sheets.append(
+            _turned("Simulated at the target rate", "fleet", names, (first, *_rates(content, checks)), checks)
+        )
+    return sheets
+
+
+def _size(row: Row) -> str:
+    """A simulated fleet: its replicas, and how many of them are lost."""
+    count_of = f"{row['replicas']:,} replica{'s' if row['replicas'] != 1 else ''}"
+    return count_of + (f",\n{row['lost']:,} lost halfway" if row.get("lost") else "")
+
+
+def cost(content: Content) -> Sheet | None:
+    """Money per million tokens; None without a price."""
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    if content.get("cost"):
+        rows.append(("recommended point at capacity", content["cost"]))
+    found = content.get("fleet")
+    if found and found["cost"]:
+        rows.append(("fleet at the target, with spares", found["cost"]))
+    if not rows:
+        return None
+    columns = (
+        column("rate\n[1/s]", [plain(known(paid["rate_per_s"])) for _, paid in rows]),
+        column("GPUs", [count(paid["gpus"]) for _, paid in rows]),
+        column("a million\noutput tokens", [money(paid, "output") for _, paid in rows]),
+        column("a million\ntotal tokens", [money(paid, "total") for _, paid in rows]),
+    )
+    return Sheet("Cost", "for", tuple(name for name, _ in rows), (columns,))
+
+
+def variation_name(item: Mapping[str, Any]) -> str:
+    """A neighbouring setting, and what it stands instead of."""
+    key = item["key"].rpartition(".")[2]
+    return f"{key} {word(item['value'])} (not {word(item['instead_of'])})"
+
+
+def differs(item: Mapping[str, Any]) -> str:
+    """What the interval of a ratio says."""
+    found = item["ratio"]
+    if found is None or known(found["low"]) is None or known(found["high"]) is None:
+        return MISSING
+    if found["low"] > 1:
+        return "carries more"
+    return "carries less" if found["high"] < 1 else "no clear effect"
+
+
+def sensitivity(content: Content) -> Sheet | None:
+    """A row a neighbouring setting: its capacity as a ratio to the recommended one."""
+    rows = content.get("sensitivity") or ()
+    if not rows:
+        return None
+    ratios = [row["ratio"] or {} for row in rows]
+    groups = (
+        tuple(
+            column(header, [plain(known(item.get(key))) for item in ratios])
+            for header, key in (("low", "low"), ("ratio", "estimate"), ("high", "high"))
+        ),
+        (column("reading", [differs(row) for row in rows]),),
+        (
+            column("capacity\n[1/s]", [plain(known((row["capacity"] or {}).get("estimate_per_s"))) for row in rows]),
+            column("KV blocks", [count(row["num_gpu_blocks"]) for row in rows]),
+        ),
+    )
+    return Sheet("Sensitivity", "setting", tuple(map(variation_name, rows)), groups)

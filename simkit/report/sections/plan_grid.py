@@ -1,0 +1,163 @@
+"""The tables of a plan as plain text cells, one source for the page, the Markdown and the terminal.
+
+Owns columns and how numbers read in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.report.sections.plan_data import Content, ends, has_axes, known, label, several_gpus
+from simkit.report.sections.run import Column
+from simkit.report.words import MISSING, count, percent, plain, plain_down
+
+Show = Callable[[Any], str]
+LEFT = frozenset(
+    {"limit", "missed first", "soft", "mark", "verdict", "meets\nthe SLO", "reading", "looked for", "value"}
+)
+"""Columns of words, which read from the left."""
+
+EVIDENCE: dict[str, tuple[str, Show]] = {
+    "waiting": ("requests\nwait", percent),
+    "slots": ("no slot\nfree", percent),
+    "kv": ("no memory\nfree", percent),
+    "budget": ("budget\nspent", percent),
+    "turn": ("not their\nturn", percent),
+    "full": ("full\nsteps", percent),
+    "tail_queued": ("queue share\nof tail TTFT", percent),
+    "peak_running": ("running,\npeak", plain),
+    "peak_kv": ("KV use,\npeak", percent),
+    "concurrency": ("concur-\nrency", plain),
+    "gpu_busy": ("GPU\nbusy", percent),
+    "preemptions": ("preemp-\ntions", plain),
+    "capacity_with_more_slots": ("gain by\nmore slots", lambda gain: f"{100 * (gain - 1):+.1f} %"),
+}
+"""What is seen just beyond a capacity: (header, how it reads)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table: what a row is (`head`, `names`), columns in groups that stay together, and notes under it.
+
+    `folded`: shown by the page only on demand, and not at all by the terminal.
+    """
+
+    title: str
+    head: str
+    names: tuple[str, ...]
+    groups: tuple[tuple[Column, ...], ...]
+    notes: tuple[str, ...] = ()
+    folded: bool = False
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns."""
+        return tuple(column for group in self.groups for column in group)
+
+
+def column(header: str, cells: Sequence[str]) -> Column:
+    """A column of any sequence of cells."""
+    return Column(header, tuple(cells))
+
+
+def joined(header: str) -> str:
+    """A header of several lines as one: a word that was broken is whole again."""
+    return re.sub(r"(?<=[a-z])-\n(?=[a-z])", "", header).replace("\n", " ")
+
+
+def points(content: Content) -> Sheet:
+    """A row a point: its capacity, what binds, what it costs."""
+    rows: Sequence[Mapping[str, Any]] = content["points"]
+    chosen, knee = (content.get("recommended") or {}).get("name"), (content.get("knee") or {}).get("name")
+    marks = [
+        " and ".join(text for text, name in (("recommended", chosen), ("knee", knee)) if name == row["name"])
+        for row in rows
+    ]
+    found = [row["capacity"] or {} for row in rows]
+    intervals = [ends(row["capacity"]) for row in rows]
+    groups: list[tuple[Column, ...]] = [
+        (
+            column("low\n[1/s]", [plain_down(low) for low, _ in intervals]),
+            column("capacity\n[1/s]", [plain(known(item.get("estimate_per_s"))) for item in found]),
+            column("high\n[1/s]", [plain(high) for _, high in intervals]),
+        ),
+    ]
+    if several_gpus(content):
+        groups.append(
+            (
+                column("GPUs", [count(row["gpus"]) for row in rows]),
+                column("a GPU\n[1/s]", [plain(known(row["per_gpu_per_s"])) for row in rows]),
+            )
+        )
+    groups += [
+        (
+            column("limit", [(row["limit"] or {}).get("name") or MISSING for row in rows]),
+            column("soft", [plain(item.get("soft")) for item in found]),
+        ),
+        (column("cost", [money(row["cost"], "output") for row in rows]),) if _priced(content) else (),
+        (column("mark", marks),) if any(marks) else (),
+    ]
+    whys: dict[str, list[str]] = {}
+    for row in rows:
+        if row["capacity"] is None:
+            whys.setdefault(row["no_capacity"] or "no reason given", []).append(label(content, row))
+    notes = [f"No capacity, {why}: {', '.join(names)}." for why, names in whys.items()]
+    counts: dict[int, list[str]] = {}
+    for row, item in zip(rows, found, strict=True):
+        if item:
+            counts.setdefault(item["replications"], []).append(label(content, row))
+    if len(counts) > 1:
+        most = max(counts)
+        notes.append(f"Intervals are narrower with {most} replications, at {', '.join(counts.pop(most))}, than with "
+                     f"{max(counts)}.")  # fmt: skip
+    if _priced(content):
+        notes.append("Cost: per million output tokens at the capacity.")
+    return Sheet(
+        "Points", _head(content), tuple(label(content, row) for row in rows), tuple(filter(None, groups)), tuple(notes)
+    )
+
+
+def _head(content: Content) -> str:
+    return "point" if has_axes(content) else "max_num_seqs"
+
+
+def _priced(content: Content) -> bool:
+    return bool(content.get("cost")) or any(point["cost"] for point in content["points"])
+
+
+def money(cost: Mapping[str, Any] | None, kind: str) -> str:
+    """Cost of a million output or total tokens."""
+    found = None if cost is None else known(cost[f"per_million_{kind}_tokens"])
+    return MISSING if found is None else f"{found:.3g}"
+
+
+def limits(content: Content) -> Sheet | None:
+    """A row a point: what binds it and what was seen just beyond its capacity."""
+    rows = [point for point in content["points"] if point["limit"] is not None]
+    if not rows:
+        return None
+    seen = dict.fromkeys(name for row in rows for name in row["limit"]["evidence"])
+    order = [*(name for name in EVIDENCE if name in seen), *(name for name in seen if name not in EVIDENCE)]
+    evidence = []
+    for name in order:
+        header, show = EVIDENCE.get(name, (name, plain))
+        values = [known(row["limit"]["evidence"].get(name)) for row in rows]
+        evidence.append((column(header, [MISSING if value is None else show(value) for value in values]),))
+    first = (
+        column("limit", [row["limit"]["name"] for row in rows]),
+        column("missed first", [row["limit"]["term"] for row in rows]),
+    )
+    return Sheet("Evidence", _head(content), tuple(label(content, row) for row in rows), (first, *evidence))
+
+
+def chance(content: Content) -> Sheet | None:
+    """A row a rate from which on one replication more misses the SLO."""
+    rows = content.get("chance") or ()
+    if not rows:
+        return None
+    names = tuple(f"{row['rate_per_s']:.4g}" for row in rows)
+    chances = column("chance", [f"{row['chance']:.3g}" for row in rows])
+    return Sheet("Chance to pass, step by step", "above [1/s]", names, ((chances,),), folded=True)

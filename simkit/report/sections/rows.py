@@ -1,0 +1,317 @@
+"""What a study of aggregate rows says, as parts: sentences, tables, lists. The page and the terminal show them.
+
+Owns words and columns; draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simkit.report.sections import rows_data
+from simkit.report.sections.headline import Badge
+from simkit.report.sections.plan import Part
+from simkit.report.sections.plan_grid import Sheet, column
+from simkit.report.sections.rows_data import (
+    GROUPS,
+    ROLES,
+    RUNNING,
+    Content,
+    Errors,
+    Row,
+    metric_name,
+    metric_unit,
+    text,
+)
+from simkit.report.sections.run import Column
+from simkit.report.sections.validation import SIGN, WORDS, band_badges, band_sheet
+from simkit.report.sections.validation_data import error, known
+from simkit.report.words import MISSING, count, plain
+
+LEFT = frozenset({"engine", "GPU", "model", "role", "note", "verdict", "fitted"})
+"""Columns of words."""
+
+ZERO = "at 0"
+MAX_RUNNING = 40
+"""Rows of logged counts that are shown unasked."""
+
+MAX_IDS = 16
+"""Rows that are named where they are only counted otherwise."""
+
+MAX_NAMED = 3
+"""Rows that are named of those left out for one reason."""
+
+TERMS = {
+    "fixed_us": "a step, fixed",
+    "per_seq_us": "a step, for each sequence",
+    "first_token_us": "a request, to its first token",
+}
+"""Host terms and how they are called."""
+
+DEFINITIONS: tuple[tuple[str, str], ...] = (
+    *(pair for pair in WORDS if pair[0] in ("TTFT", "TPOT", "ITL", "E2E")),
+    ("Row", "The means that somebody published of one run, with its settings. Each is a simulation of its own."),
+    ("Error", SIGN),
+    ("MAPE", "The mean size of the errors of the rows, whatever their sign."),
+    ("Bias", "The mean of the errors with their signs: what they have in common."),
+    ("Worst", "The error of largest size, with its sign."),
+    ("Host terms", "Work of the host for a step, fixed and for each sequence, and the path of a request."),
+    ("Rows fitted on, test rows", "Host terms are fitted on the first; the second were not looked at for it."),
+)
+
+
+def title(content: Content) -> str:
+    """The heading."""
+    return f"{content['name']}: predicted against measured rows"
+
+
+def answer(content: Content) -> str:
+    """What came out, in one sentence: over the rows that nothing was fitted on."""
+    said = []
+    for metric in rows_data.metrics(content):
+        found = _given(content, "all", "all", metric)
+        if found is not None:
+            said.append(f"{metric_name(metric)} {size(found.mape)} ({_rows_text(found.n)})")
+    over = rows_data.judged_name(content)
+    return f"Mean size of the error over {over}: {', '.join(said) or 'none is known'}."
+
+
+def badges(content: Content) -> list[Badge]:
+    """Whether the bands hold; none where none was set."""
+    return band_badges(content.get("bands") or (), metric_name, size)
+
+
+def _rows_text(number: int) -> str:
+    return f"{count(number)} {'row' if number == 1 else 'rows'}"
+
+
+def parts(content: Content) -> list[Part]:
+    """Everything there is something to say of, in order. Keys of pictures are those of the page."""
+    found = [
+        _errors(content),
+        _fit(content),
+        Part("agreement", "Row by row", (_AGREEMENT,)),
+        Part("concurrency", "Error against concurrency", (_CONCURRENCY,)),
+        *_groups(content),
+        _skipped(content),
+        _assumptions(content),
+        _rows(content),
+    ]
+    return [part for part in found if part is not None]
+
+
+_AGREEMENT = (
+    "A mark is a row: to the right what was measured, upwards what was predicted. On the line both are the same; the "
+    "band around it is 10 % to either side."
+)
+_CONCURRENCY = (
+    "The error of each row against the requests that its client kept under way. An error that grows to the left is "
+    "in what a step costs whatever it holds, one that grows to the right in what each sequence adds."
+)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+def _errors(content: Content) -> Part:
+    number = content["num_rows"]
+    text_ = [
+        f"Rows of {content['source']}: {count(number['read'])} read, {count(number['simulated'])} simulated, "
+        f"{count(number['skipped'])} left out. {SIGN}"
+    ]
+    if rows_data.has_zero(content):
+        text_.append(f"Columns “{ZERO}”: the same rows with the host terms at 0.")
+    zeros, roles = rows_data.has_zero(content), rows_data.roles(content)
+    lines: list[Line] = []
+    for metric in rows_data.metrics(content):
+        name = metric_name(metric)
+        if "fit" in roles:
+            lines.append(_line(f"{name}, {ROLES['fit']}", rows_data.of_role(content, "fit"), metric))
+        given = (content["errors"].get("all") or {}).get("all") or {}
+        lines.append(_line(f"{name}, {rows_data.judged_name(content)}", rows_data.judged(content), metric, given))
+        if {"test", "all"} <= set(roles):
+            lines.append(_line(f"{name}, of them {ROLES['test']}", rows_data.of_role(content, "test"), metric))
+    sheets = [_sheet("Errors", "metric", lines, zeros)] if lines else []
+    bands = band_sheet(content.get("bands") or (), metric_name, size)
+    running = _running(content)
+    return Part("errors", "Errors", tuple(text_), tuple(sheet for sheet in (*sheets, bands, running) if sheet))
+
+
+Line = tuple[str, Errors, Errors]
+"""Name, errors, and errors with the host terms at 0."""
+
+
+def _given(content: Content, group: str, value: str, metric: str) -> Errors | None:
+    return rows_data.given(((content["errors"].get(group) or {}).get(value) or {}).get(metric))
+
+
+def _line(name: str, rows: Sequence[Row], metric: str, by_metric: Mapping[str, Any] | None = None) -> Line:
+    """Errors over `rows`; `by_metric`: what rows.json says of them, where it does."""
+    zero = rows_data.errors_over(rows, metric, "error_zero_pct")
+    found = rows_data.given((by_metric or {}).get(metric))
+    if found is None:
+        return name, rows_data.errors_over(rows, metric, "error_pct"), zero
+    return name, found, zero if zero.n == found.n else rows_data.NO_ERRORS
+
+
+def _running(content: Content) -> Sheet | None:
+    """Logged counts of running requests, which belong between the simulated mean over time and the peak."""
+    rows = [row for row in content["rows"] if RUNNING in row["metrics"]]
+    if not rows:
+        return None
+    values = [row["metrics"][RUNNING] for row in rows]
+    group = (
+        column("concur-\nrency", [text(row.get("concurrency")) for row in rows]),
+        column("logged", [count(known(value.get("measured"))) for value in values]),
+        column("mean", [_number(value.get("predicted_mean")) for value in values]),
+        column("peak", [count(known(value.get("predicted_peak", value.get("predicted")))) for value in values]),
+        column("within", [plain(value.get("within")) for value in values]),
+    )
+    notes = (
+        f"{count(sum(bool(value.get('within')) for value in values))} of {_rows_text(len(rows))} within: a log shows "
+        "moments, so its largest count belongs between a little below the simulated mean over time and the peak.",
+    )
+    names = tuple(str(row["id"]) for row in rows)
+    return Sheet("Requests running at once", "running, row", names, (group,), notes, folded=len(rows) > MAX_RUNNING)
+
+
+def _sheet(title_: str, head: str, lines: Sequence[Line], zeros: bool) -> Sheet:
+    groups: list[tuple[Column, ...]] = [(column("n", [count(found.n) for _, found, _ in lines]),)]
+    for name, key, show in (("MAPE", "mape", size), ("bias", "bias", error), ("worst", "worst", error)):
+        group = [column(name, [show(getattr(found, key)) for _, found, _ in lines])]
+        if zeros:
+            group.append(column(f"{name}\n{ZERO}", [show(getattr(zero, key)) for _, _, zero in lines]))
+        groups.append(tuple(group))
+    return Sheet(title_, head, tuple(name for name, _, _ in lines), tuple(groups))
+
+
+def size(value: Any) -> str:
+    """The mean size of errors in per cent, without a sign."""
+    found = known(value)
+    return MISSING if found is None else f"{found:.1f} %"
+
+
+def _groups(content: Content) -> list[Part]:
+    """A table for each group with more than one value."""
+    sheets = []
+    for group, name in GROUPS.items():
+        values = content["errors"].get(group) or {}
+        if len(values) < 2:
+            continue
+        lines = [
+            _line(f"{metric_name(metric)}, {value}", rows_data.of_group(content, group, value), metric, by_metric)
+            for metric in rows_data.metrics(content)
+            for value, by_metric in values.items()
+            if metric in by_metric
+        ]
+        sheets.append(_sheet(f"By {name}", name, lines, rows_data.has_zero(content)))
+    text_ = f"Over the {rows_data.judged_name(content)}."
+    return [Part("groups", "Errors by group", (text_,), tuple(sheets))] if sheets else []
+
+
+# --- what was fitted, left out, assumed -------------------------------------------------------------------------------
+def _fit(content: Content) -> Part:
+    fits = rows_data.fits(content)
+    if not fits:
+        return Part("fit", "What was fitted", ("Nothing: no number was fitted to these rows.",))
+    number = sum(len(fit["fitted"]) for fit in fits)
+    if not number:
+        return Part("fit", "What was fitted", ("Nothing could be fitted: host work is hidden behind the GPU.",))
+    words = "number was" if number == 1 else "numbers were"
+    chosen, test = ([name for fit in fits for name in fit[key]] for key in ("rows", "test_rows"))
+    text_ = (
+        f"{count(number)} {words} fitted, on {_rows_text(len(chosen))}, and tested on {count(len(test))} others. "
+        "The rest stays as it was."
+    )
+    items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.")
+    return Part("fit", "What was fitted", (text_,), tuple(_terms(fit) for fit in fits if fit["fitted"]), items)
+
+
+def _terms(fit: Mapping[str, Any]) -> Sheet:
+    """The host terms of an engine."""
+    idle = fit.get("idle") or ()
+    told = {**dict.fromkeys(fit["fitted"], "yes"), **dict.fromkeys(idle, "no: changes nothing")}
+    group = (
+        column("time [us]", [plain(known(value)) for value in fit["terms"].values()]),
+        column("fitted", [told.get(term, "no") for term in fit["terms"]]),
+    )
+    of = f" of {fit['engine']}" if fit.get("engine") else ""
+    to = f" fitted to {metric_name(fit['metric'])}" if fit.get("metric") else ""
+    return Sheet(
+        f"Host terms{of}{to}", f"host term{of}", tuple(TERMS.get(term, term) for term in fit["terms"]), (group,)
+    )
+
+
+def _some(ids: Sequence[Any]) -> str:
+    """Names of rows; of many only the first, as the tables of rows say of each what it is for."""
+    if len(ids) <= MAX_IDS:
+        return ", ".join(map(str, ids)) or "none"
+    return f"{', '.join(map(str, ids[:MAX_IDS]))} and {count(len(ids) - MAX_IDS)} more, which rows.json names"
+
+
+def _skipped(content: Content) -> Part | None:
+    skipped = content.get("skipped") or {}
+    if not skipped:
+        return None
+    rows, lines = content.get("skipped_rows") or {}, content.get("skipped_lines") or {}
+    items = tuple(f"{_rows_text(number)}: {reason}{_named(reason, rows, lines)}" for reason, number in skipped.items())
+    return Part("skipped", "Rows left out, and why", (), (), items)
+
+
+def _named(reason: str, rows: Mapping[str, str], lines: Mapping[str, int]) -> str:
+    """The first of the rows that were left out for a reason."""
+    names = [name for name, why in rows.items() if why == reason]
+    shown = [f"{name} in line {lines[name]}" if name in lines else name for name in names[:MAX_NAMED]]
+    more = f" and {count(len(names) - MAX_NAMED)} more" if len(names) > MAX_NAMED else ""
+    return f" ({', '.join(shown)}{more})" if names else ""
+
+
+def _assumptions(content: Content) -> Part | None:
+    items = tuple(str(line) for line in content.get("assumptions") or ())
+    text_ = "What the rows do not say, and what was taken instead."
+    return Part("assumptions", "Assumptions", (text_,), (), items) if items else None
+
+
+def _rows(content: Content) -> Part:
+    """Every row, a folded table a metric."""
+    sheets = tuple(_row_sheet(content, metric) for metric in rows_data.metrics(content))
+    return Part("rows", "Every row", ("A table for each metric; the numbers are also in rows.json.",), sheets)
+
+
+def _row_sheet(content: Content, metric: str) -> Sheet:
+    rows = [row for row in content["rows"] if metric in row["metrics"]]
+    settings = tuple(
+        column(head, [text(row.get(key)) for row in rows])
+        for head, key in (
+            ("engine", "engine"), ("GPU", "gpu"), ("model", "model"), ("TP", "tp"), ("input\n[tokens]", "input_len"),
+            ("output\n[tokens]", "output_len"), ("concur-\nrency", "concurrency"), ("role", "role"),
+        )
+    )  # fmt: skip
+    shown: list[tuple[str, str, Any]] = [("measured", "measured", _number), ("predicted", "predicted", _number)]
+    shown.append(("error", "error_pct", error))
+    if rows_data.has_zero(content):
+        shown += [(f"predicted\n{ZERO}", "predicted_zero", _number), (f"error\n{ZERO}", "error_zero_pct", error)]
+    numbers = tuple(column(head, [show(row["metrics"][metric].get(key)) for row in rows]) for head, key, show in shown)
+    notes = (column("note", [str(row.get("note") or "") for row in rows]),)
+    unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
+    names = tuple(str(row["id"]) for row in rows)
+    groups = (settings, numbers, *((notes,) if any(notes[0].cells) else ()))
+    return Sheet(f"{metric_name(metric)}{unit}, {count(len(rows))} rows", "row", names, groups, (), folded=True)
+
+
+def _number(value: Any) -> str:
+    return plain(known(value))
+
+
+def provenance(content: Content) -> Sheet:
+    """Names and counts."""
+    number = content["num_rows"]
+    facts = (
+        ("name", str(content["name"])),
+        ("rows from", str(content["source"])),
+        ("rows read", count(number["read"])),
+        ("rows simulated", count(number["simulated"])),
+        ("rows left out", count(number["skipped"])),
+        ("numbers fitted", count(sum(len(fit["fitted"]) for fit in rows_data.fits(content)))),
+    )
+    return Sheet(
+        "Facts", "fact", tuple(name for name, _ in facts), ((column("value", [value for _, value in facts]),),)
+    )

@@ -1,0 +1,302 @@
+"""What a comparison with a measured run says, as parts: sentences, tables, lists. The page and the terminal show them.
+
+Owns words and columns; draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from simkit.report.definitions import DEFINITIONS
+from simkit.report.sections.headline import Badge
+from simkit.report.sections.plan import Part
+from simkit.report.sections.plan_grid import Sheet, column
+from simkit.report.sections.validation_data import (
+    HEADLINE,
+    LATENCIES,
+    STATS,
+    WHOLE_RUN,
+    Content,
+    counts,
+    effect_name,
+    error,
+    error_of,
+    has_enough,
+    key_name,
+    known,
+    latencies,
+    left_out,
+    missed,
+    things,
+    whole_run,
+)
+from simkit.report.words import count, plain
+
+LEFT = frozenset({"source", "verdict"})
+"""Columns of words."""
+
+OUTSIDE = " *"
+SIGN = (
+    "An error is predicted / measured - 1. Positive: the prediction is higher, so too slow for a time and too fast for "
+    "a throughput."
+)
+
+WORDS: tuple[tuple[str, str], ...] = (
+    *(pair for pair in DEFINITIONS if pair[0] in ("TTFT", "TPOT", "ITL", "E2E")),
+    ("Makespan", "Time from the first arrival to the last token, of the requests that are compared."),
+    ("Requests in the system", "Sum of the E2E divided by the makespan: requests that wait for a slot are in it."),
+    ("Measured", "What the log says of the real run. A time that it lacks is left out, never filled in."),
+    ("Predicted", "The same requests at the same times on the simulated engine, which knows only their lengths."),
+    ("Error", SIGN),
+    ("Band", "The largest error that was asked for, in either direction."),
+    (
+        "Effect",
+        "A part of the step time, or of the path of a request, that can be switched off by name (latency.without).",
+    ),
+)  # fmt: skip
+
+
+def title(content: Content) -> str:
+    """The heading."""
+    return f"{content['name']}: predicted against measured"
+
+
+def answer(content: Content) -> str:
+    """What came out, in one sentence."""
+    compared, _ = counts(content)
+    said = [
+        f"{key_name(key)} {error(error_of(content, key))}" for key in HEADLINE if error_of(content, key) is not None
+    ]
+    found = ", ".join(said) or "no error is known"
+    return f"Error of the prediction over {things(compared, 'request')}: {found}."
+
+
+def badges(content: Content) -> list[Badge]:
+    """Whether the bands hold; none where none was set."""
+    found, lost = band_badges(content.get("bands") or (), key_name), left_out(content)
+    if not found or not lost:
+        return found
+    if has_enough(content):
+        return [replace(badge, text=f"{badge.text} {lost}") for badge in found]
+    return [Badge("outside a band" if missed(content) else "too many left out", f"{found[0].text} {lost}", "bad")]
+
+
+def band_badges(
+    bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
+) -> list[Badge]:
+    """One label for all bands; `name` says what a key is called and `show` how its error reads."""
+    if not bands:
+        return []
+    out = [band for band in bands if not band["ok"]]
+    if not out:
+        which = ", ".join(f"{name(band['key'])} within {band['limit_pct']:g} %" for band in bands)
+        return [Badge("bands met", f"{which}.", "good")]
+    which = ", ".join(f"{name(b['key'])} {show(b['error_pct'])} (band {b['limit_pct']:g} %)" for b in out)
+    return [Badge("outside a band", f"{len(out)} of {len(bands)}: {which}.", "bad")]
+
+
+def parts(content: Content) -> list[Part]:
+    """Everything there is something to say of, in order. Keys of pictures are those of the page."""
+    found = [
+        _errors(content),
+        Part("distributions", "Distributions", (_DISTRIBUTIONS,)),
+        Part("requests", "Request by request", (_REQUESTS,)),
+        _series(content),
+        _ablation(content),
+        _effects(content),
+        _left_out(content),
+    ]
+    return [part for part in found if part is not None]
+
+
+_DISTRIBUTIONS = (
+    "The height of a line at x is the share of requests that took x or less. Where the lines lie on each other, the "
+    "prediction has the right requests slow as often as they were."
+)
+_REQUESTS = (
+    "A dot is a request: to the right what was measured, upwards what was predicted. On the line both are the same; "
+    "the band around it is 10 % to either side. A right distribution with dots far from the line has the wrong "
+    "requests slow."
+)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+def _errors(content: Content) -> Part:
+    compared, by_metric = counts(content)
+    over = ", ".join(f"{LATENCIES[metric]} {count(number)}" for metric, number in by_metric.items())
+    text = (
+        f"The requests of {content['log']} arrive at the simulated engine at the times at which they arrived at the "
+        f"real one, with the prompts and answers that they had. {things(compared, 'request')} "
+        f"{'is' if compared == 1 else 'are'} compared"
+        + (f"; those that have the time in question: {over}." if over else "."),
+        f"Step times: {content['latency_source']}. {_fitted(content)} {SIGN}",
+    )
+    sheets = tuple(
+        sheet
+        for sheet in (_latencies(content), _whole(content), band_sheet(content.get("bands") or (), key_name))
+        if sheet is not None
+    )
+    return Part("errors", "Measured, predicted, error", text, sheets)
+
+
+def _fitted(content: Content) -> str:
+    """Which effects hold numbers that were fitted to a run, as their sources say."""
+    effects = content.get("latency_effects") or {}
+    found = [f"{effect_name(name)} ({source})" for name, source in effects.items() if "fitted" in str(source)]
+    return (
+        f"Fitted to a run: {'; '.join(found)}." if found else "No source of an effect says that it was fitted to a run."
+    )
+
+
+def _latencies(content: Content) -> Sheet | None:
+    metrics = latencies(content)
+    if not metrics:
+        return None
+    stats = [stat for stat in STATS if any(stat in values for values in metrics.values())]
+    names = [
+        f"{LATENCIES[metric]} {what}" for metric in metrics for what in ("measured [ms]", "predicted [ms]", "error")
+    ]
+    outside = missed(content)
+    groups = tuple((column(stat, _cells(metrics, stat, outside)),) for stat in stats)
+    return Sheet(
+        "Latencies",
+        "latency",
+        tuple(names),
+        groups,
+        _outside_note(any(k.partition(".")[0] in metrics for k in outside)),
+    )
+
+
+def _cells(metrics: Mapping[str, Mapping[str, Any]], stat: str, outside: set[str]) -> list[str]:
+    cells = []
+    for metric, stats in metrics.items():
+        values = stats.get(stat) or {}
+        cells += [plain(known(values.get("measured"))), plain(known(values.get("predicted")))]
+        cells.append(_marked(values.get("error_pct"), f"{metric}.{stat}", outside))
+    return cells
+
+
+def _marked(value: Any, key: str, outside: set[str]) -> str:
+    return error(value) + (OUTSIDE if key in outside else "")
+
+
+def _outside_note(needed: bool) -> tuple[str, ...]:
+    return ("* outside its band.",) if needed else ()
+
+
+def _whole(content: Content) -> Sheet | None:
+    rows = list(whole_run(content))
+    if not rows:
+        return None
+    outside = missed(content)
+    group = (
+        column("measured", [count(known(values.get("measured"))) for _, values in rows]),
+        column("predicted", [count(known(values.get("predicted"))) for _, values in rows]),
+        column("error", [_marked(values.get("error_pct"), key, outside) for key, values in rows]),
+    )
+    names = tuple(WHOLE_RUN.get(key, key) for key, _ in rows)
+    return Sheet("The run as a whole", "run", names, (group,), _outside_note(any(key in outside for key, _ in rows)))
+
+
+def band_sheet(
+    bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
+) -> Sheet | None:
+    """The bands, a row each; `name` says what a key is called and `show` how its error reads."""
+    if not bands:
+        return None
+    group = (
+        column("band", [f"{band['limit_pct']:g} %" for band in bands]),
+        column("error", [show(band["error_pct"]) for band in bands]),
+        column("verdict", ["met" if band["ok"] else "MISSED" for band in bands]),
+    )
+    return Sheet("Bands", "band of", tuple(name(band["key"]) for band in bands), (group,))
+
+
+# --- over time, effects, what is missing ------------------------------------------------------------------------------
+def _series(content: Content) -> Part | None:
+    if not content.get("series"):
+        return None
+    text = "The real engine at the moments at which it was sampled, and the simulated one at the same moments."
+    return Part("series", "Over time", (text,))
+
+
+def _ablation(content: Content) -> Part | None:
+    ablation = content.get("ablation")
+    if not ablation:
+        return None
+    keys = [key for key in HEADLINE if error_of(content, key) is not None]
+    groups = []
+    for key in keys:
+        base = error_of(content, key)
+        cells = [error(base), *(_changed(values.get(key), base) for values in ablation.values())]
+        groups.append((column(key_name(key), cells),))
+    names = ("none: all on", *(effect_name(effect) for effect in ablation))
+    text = (
+        "The error with one effect switched off, beside that with all of them on; in brackets by how many percentage "
+        "points it moves. An effect that moves nothing does not occur in this run, or costs nothing in it."
+    )
+    return Part(
+        "ablation", "What each effect contributes", (text,), (Sheet("Ablation", "switched off", names, tuple(groups)),)
+    )
+
+
+def _changed(value: Any, base: float | None) -> str:
+    found = known(value)
+    if found is None or base is None:
+        return error(value)
+    moved = f"{found - base:+.1f}"
+    return f"{error(found)} ({'0' if float(moved) == 0 else moved})"
+
+
+def _effects(content: Content) -> Part | None:
+    effects = content.get("latency_effects") or {}
+    if not effects:
+        return None
+    group = (
+        column("name", list(effects)),
+        column("source", [str(source) for source in effects.values()]),
+    )
+    sheet = Sheet("Effects", "effect", tuple(effect_name(effect) for effect in effects), (group,))
+    return Part("effects", "Where the effects come from", (), (sheet,))
+
+
+def _left_out(content: Content) -> Part:
+    """What is not compared and why, and the notes of the run."""
+    compared, by_metric = counts(content)
+    items = [
+        f"{count(compared - number)} of {things(compared, 'request')} "
+        f"{'has' if compared - number == 1 else 'have'} no {LATENCIES[metric]} in both."
+        for metric, number in by_metric.items()
+        if number < compared
+    ]
+    absent = [name for metric, name in LATENCIES.items() if metric not in content["errors"]]
+    if absent:
+        items.append(f"{', '.join(absent)}: not in the log, or undefined for this run.")
+    if not content.get("series"):
+        items.append("Running, waiting and KV use over time: no samples of the real engine were given (--series).")
+    if content.get("ablation") is None:
+        items.append("What each effect contributes: the run was not repeated with effects switched off (--ablate).")
+    elif not content["ablation"]:
+        items.append("What each effect contributes: none that can be switched off acts in this run.")
+    items += [_sentence(str(note)) for note in content.get("notes") or ()]
+    return Part("left-out", "What is left out, and notes", (), (), tuple(items))
+
+
+def _sentence(note: str) -> str:
+    return note if note.endswith((".", "!", "?")) else f"{note}."
+
+
+def provenance(content: Content) -> Sheet:
+    """Names, sources and counts."""
+    compared, _ = counts(content)
+    scenario = content.get("scenario")
+    facts = [
+        ("name", content["name"]),
+        ("log", content["log"]),
+        *([("scenario", scenario)] if isinstance(scenario, str) else []),
+        ("step times", content["latency_source"]),
+        ("requests compared", count(compared)),
+    ]
+    return Sheet("Facts", "fact", tuple(name for name, _ in facts), ((column("value", [str(v) for _, v in facts]),),))
