@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from simkit import scenario
+from simkit.logs.read.open import scanning
 from simkit.logs.read.record import Columns
-from simkit.logs.read.scan import scanning
 
 MS, S = 10**6, 10**9
 EPOCH_S = 1_764_432_000  # 2025-11-29 16:00:00 UTC

@@ -19,7 +19,7 @@ from simkit.logs.read.fields import MAX_TOKENS
 from simkit.logs.read.format import Head
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import NO_TIME, UNKNOWN, Blocks, Columns, Gaps
-from simkit.logs.read.stamps import MAX_NS
+from simkit.logs.read.timestamps import MAX_NS
 
 if TYPE_CHECKING:
     import pyarrow as pa

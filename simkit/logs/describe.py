@@ -15,8 +15,8 @@ from simkit.logs.play.load import Log, arrange
 from simkit.logs.play.times import Times, too_fast
 from simkit.logs.read.format import Format
 from simkit.logs.read.log import RowLog
+from simkit.logs.read.open import scanning
 from simkit.logs.read.record import EPOCH_NS, NO_TIME, Columns
-from simkit.logs.read.scan import scanning
 from simkit.logs.sharing import unlimited_hits
 from simkit.logs.stats import Stats, session_stats
 from simkit.types import Ints

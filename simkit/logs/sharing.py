@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.logs.play.trie import walk
+from simkit.logs.read.blocks import walk
 from simkit.logs.read.record import Columns
 
 

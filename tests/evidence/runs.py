@@ -18,7 +18,7 @@ from simkit.latency.host import HOST_FIXED_US
 from simkit.logs import read_trace
 from simkit.logs.read.fields import time
 from simkit.logs.read.log import RowLog
-from simkit.logs.read.opening import opened
+from simkit.logs.read.open import opened
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s
 from simkit.validation.runs.ablation import arms

@@ -17,7 +17,7 @@ from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.stamps import wall_ns as parse_time_ns
+from simkit.logs.read.timestamps import wall_ns as parse_time_ns
 from simkit.workload import Workload, build_workload
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

@@ -11,7 +11,7 @@ from json_logs import EPOCH_S, LITELLM, MOONCAKE, MS, VLLM_SPAN, Read, S, genai_
 
 from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
-from simkit.logs.read.block_size import fitting_block_tokens
+from simkit.logs.read.blocks import fitting_block_tokens
 from simkit.logs.read.record import NO_TIME, UNKNOWN
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"

@@ -11,8 +11,8 @@ import pytest
 from json_logs import written
 
 from simkit.errors import InputError
-from simkit.logs.read import json_rows
-from simkit.logs.read.json_rows import objects
+from simkit.logs.read import json as json_rows
+from simkit.logs.read.json import objects
 from simkit.logs.read.log import RowLog
 
 

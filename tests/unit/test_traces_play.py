@@ -546,7 +546,7 @@ def test_the_warm_up_is_not_repeated() -> None:
 
 
 def test_of_a_large_log_what_lies_beyond_end_s_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simkit.logs.read.objects.ROWS_A_PART", 10)
+    monkeypatch.setattr("simkit.logs.read.fields.ROWS_A_PART", 10)
     monkeypatch.setattr("simkit.logs.play.load.KEEP_ALL_ROWS", 20)
     row = '{{"timestamp": {}, "input_length": {}, "output_length": 1}}'
     (tmp_path / "t.log").write_text("\n".join(row.format(1000 * (99 - i), i + 1) for i in range(100)))

@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simkit.logs.read.fields import count, duration, text, time, tokens
+from simkit.logs.read.fields import (
+    count,
+    duration,
+    first_of,
+    note_unit,
+    read_objects,
+    require,
+    text,
+    time,
+    tokens,
+    took,
+)
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.moments import first_of, took
-from simkit.logs.read.objects import note_unit, read_objects, require
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.stamps import NS_PER
+from simkit.logs.read.timestamps import NS_PER
 
 NEEDS = ("metadata", "metrics")
 ID, SESSION = ("x_request_id", "session_num"), ("x_correlation_id", "conversation_id")

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from simkit.logs.read.fields import block_ids, count, text, time, tokens
+from simkit.logs.read.fields import block_ids, count, note_unused, read_objects, require, text, time, tokens
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.objects import note_unused, read_objects, require
 from simkit.logs.read.record import Columns, Record
 
 NEEDS = ("chat_id", "timestamp", "input_length", "output_length")

@@ -11,13 +11,13 @@ import numpy as np
 
 from simkit.errors import InputError, nearest
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, Parse, number, optional
-from simkit.logs.read.csv_rows import Block
+from simkit.logs.read.csv import Block
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.layout import BLOCK_ROWS, Field, Layout, own_unit, read_blocks, read_layout
 from simkit.logs.read.log import RowLog, listed
-from simkit.logs.read.parquet_rows import ParquetRows, plain_values
+from simkit.logs.read.parquet import ParquetRows, plain_values
 from simkit.logs.read.record import Columns
-from simkit.logs.read.stamps import Unit
+from simkit.logs.read.timestamps import Unit
 
 NEEDS = ("prompt", "output", "time")
 FIELD_OF: dict[str, tuple[str, Parse | None]] = {

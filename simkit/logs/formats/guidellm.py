@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from simkit.logs.formats.mooncake import BLOCK_TOKENS, USED, check_blocks, refuse_text, request
+from simkit.logs.read.fields import note_unused, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.objects import note_unused, read_objects, require
 from simkit.logs.read.record import Columns
 
 NEEDS = ("timestamp", "input_length", "output_length")

@@ -12,11 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.logs.read.fields import text, time, tokens
+from simkit.logs.read.fields import first_of, note_unit, read_objects, require, text, time, tokens, took
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell, shown
-from simkit.logs.read.moments import first_of, took
-from simkit.logs.read.objects import note_unit, read_objects, require
 from simkit.logs.read.record import Columns, Record
 
 NEEDS = ("benchmarks",)

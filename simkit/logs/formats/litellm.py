@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simkit.logs.formats.litellm_csv import NEEDS, failure, why_not
-from simkit.logs.read.fields import text, tokens
+from simkit.logs.read.fields import arrival, cached, first_of, moment, read_objects, require, text, tokens, took
 from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.moments import arrival, cached, first_of, moment, took
-from simkit.logs.read.objects import read_objects, require
 from simkit.logs.read.record import Columns, Record
 
 ID, SESSION = ("request_id", "id"), ("session_id", "trace_id")

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from simkit.logs.read.fields import duration, text, time, tokens
+from simkit.logs.read.fields import duration, note_unit, note_unused, read_objects, require, text, time, tokens
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.objects import note_unit, note_unused, read_objects, require
 from simkit.logs.read.record import Columns, Record
 
 NEEDS = ("arrival_time_ns",)

@@ -13,14 +13,23 @@ from functools import partial
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.logs.read.block_size import fitting_block_tokens
-from simkit.logs.read.fields import block_ids, count, duration, text, time, tokens
+from simkit.logs.read.blocks import fitting_block_tokens
+from simkit.logs.read.fields import (
+    block_ids,
+    count,
+    duration,
+    first_of,
+    note_unused,
+    read_objects,
+    require,
+    text,
+    time,
+    tokens,
+)
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.moments import first_of
-from simkit.logs.read.objects import note_unused, read_objects, require
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.stamps import Unit
+from simkit.logs.read.timestamps import Unit
 
 TIME = ("timestamp", "created_time")
 PROMPT = ("input_length", "input_tokens")

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from simkit.logs.formats.mooncake import USED, check_unit, refuse_text, request
-from simkit.logs.read.fields import MAX_TOKENS
+from simkit.logs.read.fields import MAX_TOKENS, note_unused, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.objects import note_unused, read_objects, require
 from simkit.logs.read.record import Columns, Record
 
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simkit.logs.read.fields import duration, text, tokens
+from simkit.logs.read.fields import (
+    arrival,
+    cached,
+    duration,
+    first_of,
+    moment,
+    read_objects,
+    require,
+    text,
+    tokens,
+    took,
+)
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.moments import arrival, cached, first_of, moment, took
-from simkit.logs.read.objects import read_objects, require
 from simkit.logs.read.record import Columns, Record
 from simkit.logs.read.spans import attributes
 

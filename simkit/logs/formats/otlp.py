@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from simkit.logs.formats.otel import record
+from simkit.logs.read.fields import read_objects, require
 from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.objects import read_objects, require
 from simkit.logs.read.record import Columns
 from simkit.logs.read.spans import otlp_spans
 

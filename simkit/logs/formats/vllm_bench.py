@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.logs.read.fields import duration, time, tokens
+from simkit.logs.read.fields import ROWS_A_PART, duration, note_unit, require, time, tokens
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell, shown
-from simkit.logs.read.objects import ROWS_A_PART, note_unit, require
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.stamps import MAX_NS
+from simkit.logs.read.timestamps import MAX_NS
 from simkit.units import ns_to_s
 
 NEEDS = ("input_lens", "output_lens", "ttfts")

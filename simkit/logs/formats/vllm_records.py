@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.logs.read.fields import text, time, tokens
+from simkit.logs.read.fields import note_unit, note_unused, read_objects, require, text, time, tokens, took
 from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.moments import took
-from simkit.logs.read.objects import note_unit, note_unused, read_objects, require
 from simkit.logs.read.record import Columns, Record
 from simkit.units import ns_to_s
 

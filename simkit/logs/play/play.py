@@ -13,8 +13,8 @@ from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
 from simkit.logs.play.played import Trace
 from simkit.logs.play.repeat import repeated
 from simkit.logs.play.ticks import spread
-from simkit.logs.play.trie import Shared, walk
 from simkit.logs.play.window import cut
+from simkit.logs.read.blocks import Shared, walk
 from simkit.logs.read.log import NUM_NAMED_LINES
 from simkit.logs.read.record import UNKNOWN
 from simkit.streams import Streams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simkit.logs.play.trie import Shared
+from simkit.logs.read.blocks import Shared
 from simkit.logs.read.record import Gaps
 from simkit.types import Ints
 

@@ -9,8 +9,8 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.play.played import Trace
-from simkit.logs.play.trie import Shared
-from simkit.logs.read.stamps import MAX_NS
+from simkit.logs.read.blocks import Shared
+from simkit.logs.read.timestamps import MAX_NS
 from simkit.types import Ints
 from simkit.units import ns_to_s
 

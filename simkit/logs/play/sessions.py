@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from simkit.logs.read.log import NUM_NAMED_LINES, RowLog
 from simkit.logs.read.record import NO_TIME, UNKNOWN, Columns
-from simkit.logs.read.stamps import MAX_NS
+from simkit.logs.read.timestamps import MAX_NS
 from simkit.types import Ints
 
 Bools = npt.NDArray[np.bool_]

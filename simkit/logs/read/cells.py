@@ -15,7 +15,7 @@ import numpy as np
 
 from simkit.logs.read.fields import MAX_TOKENS
 from simkit.logs.read.record import UNKNOWN
-from simkit.logs.read.stamps import MAX_NS, NS_PER, Unit, number_ns, wall_ns
+from simkit.logs.read.timestamps import MAX_NS, NS_PER, Unit, number_ns, wall_ns
 from simkit.types import Ints
 
 NAIVE = "times name no zone and are read as UTC"

@@ -16,11 +16,11 @@ import numpy as np
 
 from simkit.errors import InputError, nearest
 from simkit.logs.read.cells import WALL, Column, Parse, number
-from simkit.logs.read.csv_rows import Block, CsvRows
+from simkit.logs.read.csv import Block, CsvRows
 from simkit.logs.read.format import Source
 from simkit.logs.read.log import BadCell, RowLog, listed
 from simkit.logs.read.record import UNKNOWN, Columns
-from simkit.logs.read.stamps import NS_PER, Unit, epoch_unit
+from simkit.logs.read.timestamps import NS_PER, Unit, epoch_unit
 from simkit.types import Ints
 
 BLOCK_ROWS = 4096
