@@ -58,7 +58,7 @@ def fit(
     chosen = _engine(scenario, no_check)
     from simkit import __version__
     from simkit.logs.fit import fit as fitting
-    from simkit.logs.fit.text import workload_yaml
+    from simkit.logs.fit.fit import workload_yaml
     from simkit.logs.play.load import load_log
     from simkit.runs.manifest import canonical_json
 
@@ -85,7 +85,7 @@ def fit(
 
 def _check_target(out: Path, force: bool) -> None:
     """Refuse, before the work, what cannot be written or would be lost."""
-    from simkit.logs.fit.text import TITLE
+    from simkit.logs.fit.fit import TITLE
 
     if out.is_dir():
         raise InputError(f"--out {out}: expected a file, got a directory")

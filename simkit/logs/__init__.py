@@ -6,7 +6,6 @@ is a module of `formats`.
 
 from __future__ import annotations
 
-from simkit.logs.play.play import read_trace
-from simkit.logs.play.played import Trace
+from simkit.logs.play.play import Trace, read_trace
 
 __all__ = ["Trace", "read_trace"]

@@ -12,13 +12,12 @@ import numpy as np
 
 from simkit import scenario
 from simkit.logs.play.load import Log, arrange
-from simkit.logs.play.times import Times, too_fast
 from simkit.logs.read.format import Format
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import EPOCH_NS, NO_TIME, Columns
-from simkit.logs.sharing import unlimited_hits
-from simkit.logs.stats import Stats, session_stats
+from simkit.logs.running_stats import Times, too_fast
+from simkit.logs.stats import Stats, session_stats, unlimited_hits
 from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s
 

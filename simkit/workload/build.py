@@ -21,9 +21,8 @@ from simkit.types import Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
 from simkit.workload.lengths import ConditionalLengths, Drift, Lengths, build_lengths, build_outputs
-from simkit.workload.prefixes import Labels
+from simkit.workload.prefixes import Labels, Shared
 from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, trace_chunks
-from simkit.workload.reuse import Shared
 from simkit.workload.servegen import ServeGenClients
 
 COUNTERS = (

@@ -1,4 +1,4 @@
-"""What a request carries besides times and lengths: priority, tenant, shared prefix.
+"""What a request carries besides times and lengths: priority, tenant, shared prefix, and beginnings of earlier prompts.
 
 Each has its own random stream and is drawn only when the scenario asks for it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from simkit import scenario
 from simkit.streams import Streams
@@ -55,3 +56,103 @@ class Labels:
         group = (self._group.uniforms(n) * spec.groups).astype(np.int64)
         shared = np.minimum(prompt_tokens - 1, spec.tokens)
         return np.where(shared > 0, group, -1), shared
+
+
+Segments = tuple[tuple[int, int], ...]
+"""As `Request.shared`: (request id, upto_tokens), rising."""
+
+MAX_STEPS = 256
+"""How far to look either way for an earlier prompt that is long enough."""
+
+
+class Shared:
+    """Draws what each request shares, in request order; remembers as many requests as the schema looks back."""
+
+    def __init__(self, spec: scenario.Reuse, streams: Streams) -> None:
+        self._share_stream, self._back_stream = streams("reuse_share"), streams("reuse_back")
+        self._shares, self._backs = _Binned(spec.prompt_shares), _Binned(spec.requests_back)
+        furthest = int(max(part.quantiles[-1][1] for part in spec.requests_back))
+        # Rings of the last requests: the one with id i is at i modulo the size.
+        self._size = furthest + MAX_STEPS
+        self._prompts: list[int] = []
+        self._segments: list[Segments] = []
+        self._next_id = 0
+
+    def segments(self, prompt_tokens: Ints) -> tuple[list[Segments], npt.NDArray[np.bool_]]:
+        """What the next requests share, and which of them found no earlier prompt that is long enough."""
+        n = len(prompt_tokens)
+        shares = self._shares.values(prompt_tokens, self._share_stream.uniforms(n))
+        wanted = np.rint(shares * prompt_tokens).astype(np.int64)
+        backs = np.rint(self._backs.values(wanted, self._back_stream.uniforms(n))).astype(np.int64)
+        found, cut = [], np.zeros(n, dtype=np.bool_)
+        for at, (prompt, tokens, back) in enumerate(
+            zip(prompt_tokens.tolist(), wanted.tolist(), backs.tolist(), strict=True)
+        ):
+            segments: Segments = ()
+            if tokens and self._next_id:
+                owner = self._next_id - self._earlier(tokens, back)
+                place = owner % self._size
+                segments = inherited(owner, self._segments[place], min(tokens, self._prompts[place]))
+                cut[at] = segments[-1][1] < tokens
+            found.append(segments)
+            self._remember(prompt, segments)
+        return found, cut
+
+    def _remember(self, prompt: int, segments: Segments) -> None:
+        if self._next_id < self._size:
+            self._prompts.append(prompt)
+            self._segments.append(segments)
+        else:
+            place = self._next_id % self._size
+            self._prompts[place], self._segments[place] = prompt, segments
+        self._next_id += 1
+
+    def _earlier(self, tokens: int, back: int) -> int:
+        """How far back the request `back` before this one is, or the nearest to it with a prompt of `tokens`.
+
+        Those further back come first. Near the start there are fewer requests than `back`: it is counted round.
+        """
+        prompts, size, here = self._prompts, self._size, self._next_id
+        known = min(here, size)
+        back = 1 + (back - 1) % known
+        longest, most = back, 0
+        further = range(back, min(known, back + MAX_STEPS - 1) + 1)
+        nearer = range(back - 1, max(0, back - MAX_STEPS), -1)
+        for places in (further, nearer):
+            for place in places:
+                length = prompts[(here - place) % size]
+                if length >= tokens:
+                    return place
+                if length > most:
+                    longest, most = place, length
+        return longest
+
+
+def inherited(owner: int, segments: Segments, tokens: int) -> Segments:
+    """What a prompt shares that begins with `tokens` of request `owner`, which itself shares `segments`.
+
+    Every token keeps the name of the request in which it first occurred.
+    """
+    kept: list[tuple[int, int]] = []
+    for request, upto in segments:
+        if upto >= tokens:
+            return (*kept, (request, tokens))
+        kept.append((request, upto))
+    return (*kept, (owner, tokens))
+
+
+class _Binned:
+    """Quantiles for each bin of token counts, the last one open."""
+
+    def __init__(self, bins: Sequence[scenario.ShareBin] | Sequence[scenario.BackBin]) -> None:
+        self._ends = np.array([part.upto_tokens for part in bins[:-1]], dtype=np.int64)
+        self._points = [np.array(part.quantiles, dtype=np.float64) for part in bins]
+
+    def values(self, tokens: Ints, u: Floats) -> Floats:
+        """The value of each request, unrounded."""
+        at = np.searchsorted(self._ends, tokens, side="left")
+        found = np.empty(len(u))
+        for index, points in enumerate(self._points):
+            inside = at == index
+            found[inside] = np.interp(u[inside], points[:, 0], points[:, 1])
+        return found

@@ -17,7 +17,7 @@ from simkit.types import Request
 from simkit.workload import build_workload
 from simkit.workload.arrivals import arrival_chunks
 from simkit.workload.lengths import Drift, build_outputs
-from simkit.workload.reuse import Shared, inherited
+from simkit.workload.prefixes import Shared, inherited
 
 FIXED = {"dist": "fixed", "value": 8}
 POISSON = {"process": "poisson", "rate_per_s": 20.0}

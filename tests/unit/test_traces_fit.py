@@ -20,10 +20,9 @@ from simkit import scenario
 from simkit.cli import app
 from simkit.errors import InputError
 from simkit.logs.fit.arrivals import fit_arrivals
-from simkit.logs.fit.fit import Fit, fit
+from simkit.logs.fit.fit import Fit, fit, workload_yaml
 from simkit.logs.fit.lengths import LEAST, LEAST_IN_TAIL, TAIL, quantiles_of
 from simkit.logs.fit.reuse import shared_tokens
-from simkit.logs.fit.text import workload_yaml
 from simkit.logs.play.load import Log, load_log
 from simkit.streams import Streams
 from simkit.studies.offered_load import at_rate, base_rate

@@ -16,11 +16,10 @@ from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
 from simkit.logs.play.load import PLAYED_KEYS, Log, arrange, load_log
-from simkit.logs.play.play import play
-from simkit.logs.play.played import Trace
+from simkit.logs.play.play import Trace, play
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.sharing import unlimited_hits
+from simkit.logs.stats import unlimited_hits
 from simkit.streams import Streams
 from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload import Workload, build_workload

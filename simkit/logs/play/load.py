@@ -12,15 +12,15 @@ import numpy.typing as npt
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.files import resolve, sha256_of
+from simkit.logs.play.clock_resolution import CoarseClock, clock_of
 from simkit.logs.play.order import straighten
 from simkit.logs.play.sessions import place_untimed, predecessors, session_codes
-from simkit.logs.play.ticks import CoarseClock, clock_of
-from simkit.logs.play.times import too_fast
 from simkit.logs.read.blocks import checked_blocks
 from simkit.logs.read.format import Format
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import NO_TIME, Blocks, Columns, Gaps
+from simkit.logs.running_stats import too_fast
 from simkit.types import Ints
 from simkit.units import ns_to_s, s_to_ns
 
