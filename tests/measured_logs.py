@@ -9,7 +9,7 @@ import numpy as np
 
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
-from simkit.logs.canonical import CanonicalWriter, Meta
+from simkit.logs.formats.canonical import CanonicalWriter, Meta
 from simkit.logs.read.record import Columns, Record
 from simkit.metrics.definitions import summarise
 from simkit.runs.replication import terms_of

@@ -14,11 +14,11 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs import canonical
-from simkit.logs.canonical import CanonicalWriter, Meta
 from simkit.logs.describe import Report, Survey, own_times, plain_notes, survey
 from simkit.logs.files import resolve
-from simkit.logs.jsonl import MooncakeWriter
+from simkit.logs.formats import canonical
+from simkit.logs.formats.canonical import CanonicalWriter, Meta
+from simkit.logs.formats.mooncake import MooncakeWriter
 from simkit.logs.play.load import Log, load_log
 from simkit.logs.play.window import cut
 from simkit.logs.read.record import NO_TIME, Columns

@@ -121,7 +121,7 @@ def test_all_at_one_time(tmp_path: Path) -> None:
 
 def test_sessions_turns_and_think_times(tmp_path: Path) -> None:
     assert trace("convert", "log.csv", "--out", "log.parquet").exit_code == 0
-    from simkit.logs.canonical import CanonicalWriter, Meta
+    from simkit.logs.formats.canonical import CanonicalWriter, Meta
     from simkit.logs.read.record import Columns, Record
 
     writer = CanonicalWriter(tmp_path / "s.parquet")

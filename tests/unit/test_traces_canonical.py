@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs import canonical, export
-from simkit.logs.canonical import NAMES, CanonicalWriter, Meta, meta_of, read_parts
-from simkit.logs.jsonl import MooncakeWriter
+from simkit.logs import export
+from simkit.logs.formats import canonical
+from simkit.logs.formats.canonical import NAMES, CanonicalWriter, Meta, meta_of, read_parts
+from simkit.logs.formats.mooncake import MooncakeWriter
 from simkit.logs.play.load import load_log
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import Columns, Record

@@ -18,7 +18,7 @@ from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.logs import read_trace
-from simkit.logs.canonical import CanonicalWriter, Meta
+from simkit.logs.formats.canonical import CanonicalWriter, Meta
 from simkit.logs.read.record import Columns, Record
 from simkit.validation.bands import KEYS, parse_bands
 from simkit.validation.samples import read_samples

@@ -3,18 +3,27 @@
 Sources of the format: kvcache-ai/Mooncake, FAST25-release/traces (hash_ids of 512 tokens each, prefix-chained,
 identities of 64 bits); its variants, with other names for the same, in ai-dynamo/aiperf (custom datasets) and
 dynamo-data-gen (mooncake rows): later turns of a session have a delay behind the turn before instead of a time, agentic
-rows wait for another request. `request` and the checks serve other formats that have the same fields.
+rows wait for another request.
+
+`GUIDELLM` are trace files of vllm-project/guidellm (trace_synthetic and mooncake datasets): the same with times in s;
+nothing but the unit sets them apart, so that they must be named, unless conversation_id is there. `DELTA` (ai-dynamo's
+mocker, MooncakeDelta): a later turn's input_length is only what it adds; the user must name it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice, pairwise, repeat
+from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
+from simkit.logs.formats.canonical import Meta
 from simkit.logs.read.blocks import fitting_block_tokens
 from simkit.logs.read.fields import (
+    MAX_TOKENS,
     block_ids,
     count,
     duration,
@@ -28,8 +37,10 @@ from simkit.logs.read.fields import (
 )
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.record import Columns, Record
+from simkit.logs.read.record import EPOCH_NS, NO_TIME, UNKNOWN, Columns, Record
 from simkit.logs.read.timestamps import Unit
+from simkit.types import Ints
+from simkit.units import NS_PER_MS
 
 TIME = ("timestamp", "created_time")
 PROMPT = ("input_length", "input_tokens")
@@ -44,6 +55,7 @@ USED = (
 )  # fmt: skip
 MAX_PER_S = 1000
 BLOCK_TOKENS = 512
+NEEDS = ("timestamp", "input_length", "output_length")
 
 
 def matches(head: Head) -> str | None:
@@ -166,11 +178,149 @@ def read(source: Source) -> Iterator[Columns]:
     return read_objects(source, partial(request, default_unit="ms"))
 
 
+def matches_guidellm(head: Head) -> str | None:
+    """By conversation_id beside the fields of Mooncake."""
+    fits = head.kind == "json" and {*NEEDS, "conversation_id"} <= head.keys
+    return f"fields {', '.join(NEEDS)} and conversation_id" if fits else None
+
+
+def read_guidellm(source: Source) -> Iterator[Columns]:
+    """The requests in file order."""
+    require(source, "guidellm", NEEDS)
+    refuse_text(source)
+    check_blocks(source)
+    note_unused(source, USED)
+    return read_objects(source, partial(request, default_unit="s"))
+
+
+def matches_delta(head: Head) -> str | None:
+    """Never: it looks like any other Mooncake file with sessions."""
+    return None
+
+
+def read_delta(source: Source) -> Iterator[Columns]:
+    """The requests in file order, with whole prompts; the context of every session is kept."""
+    require(source, "mooncake-delta", ())
+    refuse_text(source)
+    check_unit(source)
+    note_unused(source, USED)
+    source.log.remark(
+        "input_length is read as what a turn adds to the prompt and output of the turn before; hash_ids stand for the "
+        "additions and are not used, so the prefix hit rate is unknown"
+    )
+    context: dict[str, int] = {}
+
+    def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
+        found = request(line, row, source, "ms")
+        if found is None:
+            return None
+        whole = found.prompt_tokens
+        if found.session is not None:
+            whole += context.get(found.session, 0)
+            if whole + found.output_tokens > MAX_TOKENS:
+                raise BadCell("input_length", found.prompt_tokens, f"at most {MAX_TOKENS} tokens in a session")
+            context[found.session] = whole + found.output_tokens
+        return found._replace(prompt_tokens=whole, block_ids=None)
+
+    return read_objects(source, record)
+
+
 FORMAT = Format(
     "mooncake",
     "Mooncake JSONL",
     matches,
     read,
-    ("timestamp", "input_length", "output_length"),
+    NEEDS,
     hash_block_tokens=BLOCK_TOKENS,
 )
+GUIDELLM = Format("guidellm", "GuideLLM JSONL", matches_guidellm, read_guidellm, NEEDS, hash_block_tokens=BLOCK_TOKENS)
+DELTA = Format(
+    "mooncake-delta",
+    "Mooncake JSONL with additions a turn",
+    matches_delta,
+    read_delta,
+    ("input_length", "output_length"),
+)
+
+
+MOONCAKE_BLOCK_TOKENS = 512
+"""What a reader of Mooncake files takes a hash id for, unless it is told otherwise."""
+
+# What the format has no field for, in words.
+_NOT_HELD = {
+    "failed": "reasons of failure",
+    "ttft_ns": "measured TTFT",
+    "e2e_ns": "measured E2E",
+    "cached_tokens": "measured cache hits",
+    "gaps": "measured gaps between tokens",
+}
+
+
+class MooncakeWriter:
+    """Writes requests in arrival order, whose `time_ns` count from the first of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="\n")
+        self._lost: set[str] = set()
+
+    def add(self, columns: Columns) -> None:
+        """Take the next requests."""
+        self._lost.update(name for name in _NOT_HELD if getattr(columns, name) is not None)
+        self._file.writelines(_lines(columns))
+
+    def close(self, meta: Meta) -> None:
+        """Write what is left."""
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+    def notes(self, meta: Meta) -> list[str]:
+        """What the format cannot hold of what was written, and how to read it again."""
+        lost = [text for name, text in _NOT_HELD.items() if name in self._lost]
+        notes = [f"Mooncake JSONL has no place for {', '.join(lost)}: left out"] if lost else []
+        if meta.start_ns > EPOCH_NS:
+            notes.append("Mooncake JSONL counts times from the first request: when the log began is left out")
+        tokens = meta.hash_block_tokens
+        if tokens not in (None, MOONCAKE_BLOCK_TOKENS):
+            notes.append(f"hash_ids stand for {tokens} tokens each: read it with --hash-block-tokens {tokens}")
+        return notes
+
+
+def _lines(columns: Columns) -> Iterator[str]:
+    """One JSON object a request; what the log does not say is left out."""
+    ids = [] if columns.blocks is None else columns.blocks.ids.tolist()
+    ends = [0] * (len(columns) + 1) if columns.blocks is None else columns.blocks.offsets.tolist()
+    cells = zip(
+        _fields("request_id", columns.id, json.dumps),
+        _fields("session_id", columns.session, json.dumps),
+        _fields("turn", _known(columns.turn), str),
+        _fields("wait_for", columns.parent, json.dumps),
+        _fields("timestamp", _known(columns.time_ns, NO_TIME), _ms),
+        _fields("delay", _known(columns.delay_ns), _ms),
+        _fields("input_length", columns.prompt_tokens.tolist(), str),
+        _fields("output_length", columns.output_tokens.tolist(), str),
+        _fields("hash_ids", [ids[first:end] or None for first, end in pairwise(ends)], str),
+        _fields("model", columns.model, json.dumps),
+        strict=False,
+    )
+    for row in islice(cells, len(columns)):
+        yield "{" + ", ".join(cell for cell in row if cell is not None) + "}\n"
+
+
+def _known(column: Ints | None, missing: int = UNKNOWN) -> list[int | None] | None:
+    return None if column is None else [None if value == missing else value for value in column.tolist()]
+
+
+def _fields(name: str, values: Sequence[Any] | None, text: Callable[[Any], str]) -> Iterator[str | None]:
+    """``"name": value`` of every row, None where it has none."""
+    if values is None:
+        return repeat(None)
+    return (None if value is None else f'"{name}": {text(value)}' for value in values)
+
+
+def _ms(time_ns: int) -> str:
+    """Nanoseconds as milliseconds, all digits."""
+    whole, rest = divmod(time_ns, NS_PER_MS)
+    return f"{whole}.{rest:06d}".rstrip("0") if rest else str(whole)

@@ -1,12 +1,14 @@
-"""OpenTelemetry spans of model calls, one flat object a span: GenAI conventions old and new, OpenInference, vLLM's own.
+"""OpenTelemetry spans of model calls, flat or in OTLP: GenAI conventions old and new, OpenInference, vLLM's own.
 
 Sources of the names: OpenTelemetry semantic conventions for generative AI (gen_ai.*), Arize OpenInference
-(llm.token_count.*), vLLM's llm_request spans (gen_ai.usage.*, gen_ai.latency.* in s). `record` also serves `otlp`.
+(llm.token_count.*), vLLM's llm_request spans (gen_ai.usage.*, gen_ai.latency.* in s). OTLP: opentelemetry-proto, JSON
+encoding (resourceSpans[].scopeSpans[].spans[], 64-bit integers as text), one document or one export a line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from simkit.logs.read.fields import (
@@ -22,9 +24,8 @@ from simkit.logs.read.fields import (
     took,
 )
 from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.log import BadCell
+from simkit.logs.read.log import BadCell, RowLog, shown
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.spans import attributes
 
 START = ("start_time", "startTime", "startTimeUnixNano", "start_time_unix_nano")
 END = ("end_time", "endTime", "endTimeUnixNano", "end_time_unix_nano")
@@ -43,6 +44,9 @@ TTFT, E2E = "gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e"
 OPERATION, KIND = "gen_ai.operation.name", "openinference.span.kind"
 CALLS = ("chat", "generate", "generate_content", "text_completion")
 OTHERS = ("execute_tool", "invoke_agent", "create_agent", "embeddings")
+OTLP_NEEDS = ("resourceSpans",)
+SCOPES = ("scopeSpans", "instrumentationLibrarySpans")
+_KINDS = ("stringValue", "intValue", "doubleValue", "boolValue")
 
 
 def matches(head: Head) -> str | None:
@@ -117,4 +121,57 @@ def read(source: Source) -> Iterator[Columns]:
     return read_objects(source, record)
 
 
+def matches_otlp(head: Head) -> str | None:
+    """By resourceSpans."""
+    return "field resourceSpans" if head.kind == "json" and "resourceSpans" in head.keys else None
+
+
+def read_otlp(source: Source) -> Iterator[Columns]:
+    """The model calls in file order; their line is that of the export they are in."""
+    require(source, "otlp", OTLP_NEEDS)
+    return read_objects(replace(source, rows=otlp_spans(source.rows, source.log)), record)
+
+
+def attributes(span: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a span: an object, or the list of key and typed value that OTLP has; empty for anything else.
+
+    OTLP writes 64-bit integers as text. Values that are lists or objects are left out.
+    """
+    found = span.get("attributes")
+    if isinstance(found, dict):
+        return found
+    if not isinstance(found, list):
+        return {}
+    values: dict[str, Any] = {}
+    for item in found:
+        key, value = (item.get("key"), item.get("value")) if isinstance(item, dict) else (None, None)
+        if isinstance(key, str) and isinstance(value, dict):
+            values.update((key, value[kind]) for kind in _KINDS if kind in value)
+    return values
+
+
+def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, span) of OTLP exports, resourceSpans[].scopeSpans[].spans[]; what has another shape is logged as bad."""
+    for line, export in rows:
+        for resource in _items(export, ("resourceSpans",), line, log):
+            for scope in _items(resource, SCOPES, line, log):
+                yield from ((line, span) for span in _items(scope, ("spans",), line, log))
+
+
+def _items(parent: dict[str, Any], names: tuple[str, ...], line: int, log: RowLog) -> Iterator[dict[str, Any]]:
+    """The objects of the list that `parent` has under one of `names`; nothing where it has none."""
+    for name in names:
+        found = parent.get(name)
+        if found is None:
+            continue
+        items = found if isinstance(found, list) else [found]
+        for item in items:
+            if isinstance(item, dict):
+                yield item
+            else:
+                log.num_rows += 1
+                log.add_bad(line, f"{name} has {shown(item)}, expected objects")
+
+
 FORMAT = Format("otel", "OpenTelemetry GenAI spans", matches, read, (OPERATION, PROMPT[0], OUTPUT[0]))
+OTLP = Format("otlp", "OTLP spans", matches_otlp, read_otlp, OTLP_NEEDS)

@@ -1,7 +1,7 @@
 """Files that are no log that can be replayed, each with what to do instead: no token counts, or no arrivals.
 
 Sources: vLLM's log lines and benchmark datasets (sharegpt, custom), OpenAI batch files, Applied Compute's traces as in
-ai-dynamo/dynamo, TraceLab, ServeGen's client files, genai-perf's profile export.
+ai-dynamo/dynamo, TraceLab, ServeGen's client files (alibaba/ServeGen, data/), genai-perf's profile export.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _LENGTHS = (
     ("prompt_tokens", "completion_tokens"),
     ("prompt_len", "output_len"),
 )
+_GAPS = ("", "Gamma", "Weibull")
 _TURNS = frozenset({"num_turns", "input_prompt_length"})
 _NEEDS_TOKENIZER = (
     "prompts are texts, and counting their tokens needs the model's tokenizer: replay a log with token counts (vLLM "
@@ -64,6 +65,27 @@ def _lengths(head: Head) -> str | None:
     found = next((names for names in _LENGTHS if set(names) <= head.keys), None)
     return f"fields {', '.join(found)}, and no field is a time" if found is not None else None
 
+
+def _servegen(head: Head) -> str | None:
+    """Six columns without header, of which the fourth names a distribution of gaps or is empty."""
+    if head.kind != "csv" or len(head.columns) != 6 or head.columns[3] not in _GAPS:
+        return None
+    numbers = (*head.columns[:3], *head.columns[4:])
+    if not all(cell.replace(".", "", 1).isdecimal() for cell in numbers):
+        return None
+    return "lines of start, rate, cv, Gamma or Weibull and two parameters"
+
+
+SERVEGEN = Format(
+    "servegen",
+    "ServeGen client file",
+    _servegen,
+    None,
+    advice=(
+        "it holds rates and distributions of a workload generator, not requests, so there is nothing to replay: use it "
+        "as a workload source, workload.servegen"
+    ),
+)
 
 FORMATS = (
     Format(

@@ -15,9 +15,9 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, nearest
-from simkit.logs.canonical import meta_of
 from simkit.logs.files import check_regular, open_text, reading, resolve
 from simkit.logs.formats import FORMATS
+from simkit.logs.formats.canonical import meta_of
 from simkit.logs.read.csv import CsvRows
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.json import begins_json, head_and_objects
