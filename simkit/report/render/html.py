@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from simkit.errors import InputError
+from simkit.metrics.glossary import DEFINITIONS
 from simkit.report import words
-from simkit.report.definitions import DEFINITIONS
 from simkit.report.figures import run as figures
 from simkit.report.read_run import load_run
 from simkit.report.sections import arm_table, doctor, headline, lengths, provenance, replay, scopes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simkit.report.definitions import DEFINITIONS
+from simkit.metrics.glossary import DEFINITIONS
 from simkit.report.sections import plan_confirm
 from simkit.report.sections.headline import TOLD_SHARE, Badge
 from simkit.report.sections.plan_data import TOO_FEW, Content, extrapolated, known, label, too_few, word

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simkit.report.definitions import DEFINITIONS
+from simkit.metrics.glossary import DEFINITIONS
 from simkit.report.sections.headline import Badge
 from simkit.report.sections.plan import Part
 from simkit.report.sections.plan_grid import Sheet, column
