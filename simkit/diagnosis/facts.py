@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit.diagnosis.thresholds import BUDGET_FULL, MEMORY_FULL
+from simkit.metrics.catalogue import value
 from simkit.units import NS_PER_MS
 
 Table = Mapping[str, npt.NDArray[Any]]
@@ -112,11 +113,11 @@ class Facts:
 
     def value(self, key: str) -> Any:
         """The value at a dotted key of the summary, None where any part of it is missing."""
-        return _look_up(self.summary, key)
+        return value(self.summary, key)
 
     def setting(self, key: str) -> Any:
         """The value at a dotted key of the resolved scenario, None where any part of it is missing."""
-        return _look_up(self.manifest, f"scenario.{key}")
+        return value(self.manifest, f"scenario.{key}")
 
     def objective(self, metric: str, key: str) -> float | None:
         """What the SLO asks of a statistic of a latency, in ms."""
@@ -173,7 +174,7 @@ def gather(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Ta
     each, prefill = _column(steps, "num_steps"), _column(steps, "prefill_tokens")
     mixed = prefill > 0
     count, preempted = len(prompts), _column(requests, "num_preemptions")
-    needed = float(prompts.sum()) * (1 - (_look_up(summary, "prefix_cache_hit_rate") or 0.0))
+    needed = float(prompts.sum()) * (1 - (value(summary, "prefix_cache_hit_rate") or 0.0))
     return Facts(
         manifest=manifest,
         summary=summary,
@@ -196,11 +197,11 @@ def gather(manifest: Mapping[str, Any], summary: Mapping[str, Any], requests: Ta
 def _waits(manifest: Mapping[str, Any], summary: Mapping[str, Any], steps: Table, lasted: Floats) -> Waits:
     waiting = _column(steps, "waiting") > 0
     taken = _column(steps, "running") >= _slots(manifest)
-    capacity = float(_look_up(summary, "kv.capacity_tokens") or 0)
+    capacity = float(value(summary, "kv.capacity_tokens") or 0)
     left = _column(steps, "kv_free_tokens") - _column(steps, "kv_external_tokens")
-    kept_free = float(_look_up(manifest, "scenario.engine.watermark") or 0.0)
+    kept_free = float(value(manifest, "scenario.engine.watermark") or 0.0)
     full = left < (MEMORY_FULL.value + kept_free) * capacity
-    budget = float(_look_up(manifest, "scenario.engine.max_num_batched_tokens") or np.inf)
+    budget = float(value(manifest, "scenario.engine.max_num_batched_tokens") or np.inf)
     a_step = _column(steps, "prefill_tokens") / np.maximum(_column(steps, "num_steps"), 1)
     decodes = _column(steps, "num_decode")
     used_up = (a_step + decodes >= BUDGET_FULL.value * budget) & (a_step >= decodes)
@@ -222,7 +223,7 @@ def _waits(manifest: Mapping[str, Any], summary: Mapping[str, Any], steps: Table
 def _ends(manifest: Mapping[str, Any], requests: Table, prompts: Floats) -> Ends:
     status = np.asarray(requests["status"])
     rejected = prompts[status == "rejected"]
-    limit = _look_up(manifest, "scenario.engine.max_model_len")
+    limit = value(manifest, "scenario.engine.max_model_len")
     kinds = ("finished", "rejected", "refused", "aborted", "unfinished")
     return Ends(
         **{kind: int((status == kind).sum()) for kind in kinds},
@@ -247,8 +248,8 @@ def _busy(
 
     Time goes on as long as steps do, also for clients that have given up, as it does for GPU busy.
     """
-    busy, span = _look_up(summary, "gpu.busy"), _look_up(summary, "makespan_s")
-    replicas = _look_up(manifest, "scenario.replicas") or 1
+    busy, span = value(summary, "gpu.busy"), value(summary, "makespan_s")
+    replicas = value(manifest, "scenario.replicas") or 1
     if busy is None or not span:
         return None
     arrivals, ends = _column(requests, "arrival_ns"), _column(steps, "t_end_ns")
@@ -267,7 +268,7 @@ def _mean_ms(lasted: Floats, num_steps: Floats) -> float | None:
 
 
 def _slots(manifest: Mapping[str, Any]) -> int:
-    engine = _look_up(manifest, "scenario.engine") or {}
+    engine = value(manifest, "scenario.engine") or {}
     limits = [engine.get(key) for key in ("max_num_seqs", "max_num_active_seqs")]
     return min((int(limit) for limit in limits if limit is not None), default=1 << 31)
 
@@ -275,10 +276,3 @@ def _slots(manifest: Mapping[str, Any]) -> int:
 def _column(table: Table, name: str) -> Floats:
     """A column as floats, missing values 0."""
     return np.nan_to_num(np.asarray(table[name], dtype=np.float64))
-
-
-def _look_up(data: Mapping[str, Any], key: str) -> Any:
-    here: Any = data
-    for part in key.split("."):
-        here = here.get(part) if isinstance(here, Mapping) else None
-    return here

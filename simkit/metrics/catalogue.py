@@ -22,6 +22,9 @@ STATS = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E", "queue_ms": "Queue"}
 """Latencies by their key in the summary, and what they are called."""
 
+MEASURED_LATENCIES = {key: name for key, name in LATENCIES.items() if key != "queue_ms"}
+"""Those that a client can measure."""
+
 WHOLE_RUN = {
     "makespan_s.value": "makespan [s]",
     "throughput.requests_per_s": "requests/s",
@@ -44,7 +47,7 @@ class Place(Enum):
     In the columns of COMPARE and SWEEP what shares its tens stays together when a table is parted.
     """
 
-    HTML = "table of arms in report.html; in the order of METRICS, under the heading of each"
+    HTML = "table of arms in report.html: as in METRICS, under the heading of each"
     RUN = "terminal, one run"
     COMPARE = "terminal, columns of compare"
     PAIRED = "paired differences to the baseline, in compare.json and all its tables"
@@ -141,7 +144,7 @@ def _latency(key: str, first: Shown, compared: tuple[str, ...] = STATS) -> Itera
     name = LATENCIES[key]
     for stat in STATS:
         shown = {
-            place: start + _STATS_AT[place].index(stat)
+            place: start + (0 if place is HTML else _STATS_AT[place].index(stat))
             for place, start in first.items()
             if stat in _STATS_AT[place] and (stat in compared or place not in (COMPARE, PAIRED))
         }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics import record as rec
+from simkit.metrics.catalogue import STATS
 from simkit.metrics.exact import total
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
@@ -23,7 +24,7 @@ from simkit.metrics.window import makespan, measured_window, rates
 from simkit.types import Floats, Ints
 from simkit.units import ns_to_ms, ns_to_s
 
-PERCENTILES = (50, 90, 95, 99)
+PERCENTILES = tuple(int(stat[1:]) for stat in STATS if stat != "mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def stats_ms(values_ns: Ints | Floats) -> dict[str, Any]:
 
 
 def _absent(reason: str | None) -> dict[str, Any]:
-    empty: dict[str, Any] = dict.fromkeys(("mean", *(f"p{p}" for p in PERCENTILES)))
+    empty: dict[str, Any] = dict.fromkeys(STATS)
     return empty if reason is None else empty | {"reason": reason}
 
 

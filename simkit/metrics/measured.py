@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics import record as rec
+from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.terms import Bools
 from simkit.metrics.values import defined, values_ns
 from simkit.types import Floats, Ints
-
-STATS = ("mean", "p50", "p90", "p95", "p99")
 
 Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]
 """Metric to (measured, predicted) in ns of the requests that have it in both, in the order of the table."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simkit.metrics.catalogue import LATENCIES
 from simkit.planner import advise, limits
 from simkit.planner.capacity import Capacity
 from simkit.planner.trial import QUEUE, Term
@@ -50,7 +51,7 @@ def answer(result: Plan) -> str:
         return unreachable(result)
     found = chosen.capacity
     held = " and ".join(
-        f"{METRICS.get(term.metric, term.metric)} {term.stat} <= {term.target_ms:g} ms"
+        f"{LATENCIES.get(term.metric, term.metric)} {term.stat} <= {term.target_ms:g} ms"
         for term in result.terms
         if term.target_ms is not None
     )
@@ -67,9 +68,6 @@ def answer(result: Plan) -> str:
         text += f" and {fleet.spare:,} spare" if fleet.spare else ""
         text += f", {fleet.gpus_per_replica:,} GPUs each)" if fleet.gpus_per_replica > 1 else ")"
     return text + "."
-
-
-METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
 
 
 def _rate(per_s: float) -> str:

@@ -15,6 +15,7 @@ from simkit.engine.build import Setup
 from simkit.engine.run import Overload, RunFacts, simulate
 from simkit.errors import InputError
 from simkit.metrics import record as rec
+from simkit.metrics.catalogue import PLAN, number, shown
 from simkit.metrics.definitions import Outcome, latencies_of, summarise
 from simkit.metrics.slo import slo_results
 from simkit.metrics.terms import Bools, Terms
@@ -27,18 +28,6 @@ from simkit.scenario import Scenario
 from simkit.studies.offered_load import at_rate
 from simkit.types import Ints
 from simkit.units import ns_to_s
-
-NUMBERS = (
-    *(
-        f"{metric}.{stat}"
-        for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
-        for stat in ("mean", "p50", "p90", "p95", "p99")
-    ),
-    "throughput.requests_per_s", "throughput.output_tokens_per_s", "throughput.total_tokens_per_s", "concurrency_mean",
-    "slot_utilization", "num_preemptions", "kv.utilization", "gpu.busy", "gpu.mfu", "gpu.mbu", "gpu.extrapolated.share",
-    "prefix_cache_hit_rate", "num_requests.arrived", "num_requests.finished", "num_requests.rejected", "saturated",
-)  # fmt: skip
-"""Numbers of a summary that a trial keeps, by their path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +146,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
         replication=replication,
         num_measured=most_measured(setup, rate_per_s) if gave_up else int(measured.sum()),
         margins=margins,
-        numbers={path: _number(summary, path) for path in NUMBERS},
+        numbers={metric.key: number(summary, metric.key) for metric in shown(PLAN)},
         waits=waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
         span_s=ns_to_s(until_ns - int(outcome.requests["arrival_ns"].min())) if measured.any() else 0.0,
         levels=run_length.levels(facts.record.spans.to_dict(), since_ns, until_ns),
@@ -262,10 +251,3 @@ def _lost_share(summary: Mapping[str, Any]) -> float:
     counts = summary["num_requests"]
     lost = counts["refused"] + counts["aborted"] + counts["unfinished"]
     return float(lost / max(1, counts["arrived"] - counts["rejected"]))
-
-
-def _number(summary: Mapping[str, Any], path: str) -> float | None:
-    found: Any = summary
-    for part in path.split("."):
-        found = None if found is None else found.get(part)
-    return None if found is None else float(found)

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from simkit.engine.run import Progress
 from simkit.errors import InputError
+from simkit.metrics.catalogue import PAIRED, number, shown
 from simkit.metrics.intervals import half_width_95
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
@@ -20,28 +21,6 @@ from simkit.studies.study import Failure, Options, Point, run_study, value_text
 BASELINE = "static+contiguous"
 GENERATIONS = ("static", "dynamic", "continuous")
 ALLOCATORS = ("contiguous", "paged")
-PAIRED_METRICS = (
-    "throughput.requests_per_s",
-    "throughput.output_tokens_per_s",
-    "concurrency_mean",
-    "slot_utilization",
-    "slot_occupancy",
-    "kv.reserved.share_of_allocated",
-    "kv.internal.share_of_allocated",
-    "kv.external.share_of_allocated",
-    "num_preemptions",
-    "goodput_per_s",
-    "ttft_ms.p50",
-    "ttft_ms.p95",
-    "ttft_ms.p99",
-    "tpot_ms.p50",
-    "tpot_ms.p95",
-    "tpot_ms.p99",
-    "e2e_ms.p50",
-    "e2e_ms.p95",
-    "e2e_ms.p99",
-    "itl_ms.p99",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +115,16 @@ def _paired(arms: Mapping[str, Result], baseline: str) -> dict[str, dict[str, di
         return {}
     base = arms[baseline].replications
     return {
-        name: {metric: _difference(result.replications, base, metric) for metric in PAIRED_METRICS}
+        name: {metric.key: _difference(result.replications, base, metric.key) for metric in shown(PAIRED)}
         for name, result in arms.items()
         if name != baseline
     }
 
 
 def _difference(arm: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], metric: str) -> dict[str, float | None]:
-    pairs = [(_look_up(a, metric), _look_up(b, metric)) for a, b in zip(arm, base, strict=True)]
+    pairs = [(number(a, metric), number(b, metric)) for a, b in zip(arm, base, strict=True)]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < len(pairs):
         return {"difference": None, "ci95": None}
     differences = [a - b for a, b in known]
     return {"difference": sum(differences) / len(differences), "ci95": half_width_95(differences)}
-
-
-def _look_up(summary: Mapping[str, Any], metric: str) -> float | None:
-    value: Any = summary
-    for key in metric.split("."):
-        value = value[key]
-    return None if value is None else float(value)

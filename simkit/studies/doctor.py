@@ -19,11 +19,12 @@ from simkit.engine.build import set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.logs.files import resolve, sha256_of
+from simkit.metrics.catalogue import number
 from simkit.runs.manifest import plain, run_id
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.study import Options, Point, run_study, setting
-from simkit.studies.verdict import WATCHED, Proof, judge, look_up, paired_ci95
+from simkit.studies.verdict import Proof, judge, paired_ci95, watched
 
 SAME = "the run itself"
 ELSEWHERE = "relative paths of the scenario start in the working directory, or give --base-dir"
@@ -166,8 +167,8 @@ def name_of(settings: Mapping[str, Any]) -> str:
 
 def _told(finding: Finding, done: _Tried) -> dict[str, Any]:
     """A finding as plain data, the best advice in front."""
-    shown = tuple(dict.fromkeys((*finding.judged_by, *WATCHED)))
-    now = {key: look_up(done.before, key) for key in shown}
+    shown = tuple(dict.fromkeys((*finding.judged_by, *watched())))
+    now = {key: number(done.before, key) for key in shown}
     tried: list[tuple[str, Mapping[str, Any], Proof | None]] = []
     for advice in finding.advice:
         for candidate in advice.candidates or ({},):

@@ -11,13 +11,13 @@ from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.logs.fit.fit import Fit
 from simkit.logs.play.load import Log
+from simkit.metrics.catalogue import STATS, number
+from simkit.metrics.values import PER_REQUEST
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.offered_load import at_rate
 from simkit.studies.study import Options, Point, Study, run_study
 
-METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
-STATS = ("mean", "p50", "p90", "p95", "p99")
 REPLICATIONS = 3
 """Of the fitted and the even workload, each with its own draws; a log has only one."""
 LOAD = 0.7
@@ -54,14 +54,14 @@ class FitCheck:
                 # Of a log that does not say what its prompts share, the fit does not know it either.
                 "fitted": self.fitted.summary["prefix_cache_hit_rate"] if self.fitted_shares else None,
             },
-            "metrics": {metric: {stat: self._compared(metric, stat) for stat in STATS} for metric in METRICS},
+            "metrics": {metric: {stat: self._compared(metric, stat) for stat in STATS} for metric in PER_REQUEST},
         }
 
     def _arms(self) -> tuple[tuple[str, Result], ...]:
         return (("original", self.original), ("fitted", self.fitted), ("even", self.even))
 
     def _compared(self, metric: str, stat: str) -> dict[str, float | None]:
-        values = {name: (result.summary[metric] or {}).get(stat) for name, result in self._arms()}
+        values = {name: number(result.summary, f"{metric}.{stat}") for name, result in self._arms()}
         base = values["original"]
         for name in ("fitted", "even"):
             value = values[name]

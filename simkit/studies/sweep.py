@@ -1,6 +1,6 @@
 """One scenario at every combination of some settings, with the same customers.
 
-Owns which points there are and the columns of their table.
+Owns which points there are, and their table.
 """
 
 from __future__ import annotations
@@ -15,27 +15,11 @@ from typing import Any, Unpack
 
 from simkit.engine.run import Progress
 from simkit.errors import InputError
+from simkit.metrics import catalogue
+from simkit.metrics.catalogue import SWEEP_CSV
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.study import Failure, Options, Point, point_names, run_study, value_text
-
-COLUMNS = (
-    ("requests_per_s", "throughput.requests_per_s"),
-    ("output_tokens_per_s", "throughput.output_tokens_per_s"),
-    ("goodput_per_s", "goodput_per_s"),
-    *(
-        (f"{latency}_{stat}", f"{latency}.{stat}")
-        for latency in ("ttft_ms", "tpot_ms", "e2e_ms")
-        for stat in ("p50", "p95", "p99")
-    ),
-    ("num_preemptions", "num_preemptions"),
-    ("kv_utilization", "kv.utilization"),
-    ("saturated", "saturated"),
-    ("cost_per_million_output_tokens", "cost_per_million_output_tokens"),
-    ("latency_source", "latency_source"),
-    ("extrapolated_share", "gpu.extrapolated.share"),
-)
-"""Columns of sweep.csv behind the settings, and where summary.json has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +50,11 @@ class Sweep:
         """The content of sweep.csv: a row a point; a number that does not exist is empty."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["point", *self.axes, *(header for header, _ in COLUMNS), "failed"])
+        columns = catalogue.shown(SWEEP_CSV)
+        rows.writerow(["point", *self.axes, *(metric.name(SWEEP_CSV) for metric in columns), "failed"])
         for name, settings in self.settings.items():
             result, failure = self.points.get(name), self.failed.get(name)
-            numbers = [_cell(result, key) for _, key in COLUMNS]
+            numbers = [_cell(result, metric.key) for metric in columns]
             rows.writerow(
                 [name, *map(value_text, settings.values()), *numbers, failure.message if failure is not None else None]
             )
@@ -115,7 +100,5 @@ def sweep(
 
 def _cell(result: Result | None, key: str) -> Any:
     """A number of a summary; None where there is none."""
-    found: Any = None if result is None else result.summary
-    for part in key.split("."):
-        found = None if found is None else found.get(part)
+    found = None if result is None else catalogue.value(result.summary, key)
     return value_text(found) if isinstance(found, bool) else found

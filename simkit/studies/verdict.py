@@ -13,26 +13,9 @@ import numpy as np
 
 from simkit.diagnosis import thresholds as at
 from simkit.diagnosis.findings import Threshold
+from simkit.metrics import catalogue
+from simkit.metrics.catalogue import DOCTOR, HIGHER, number
 from simkit.metrics.intervals import half_width_95
-
-WATCHED = (
-    "throughput.output_tokens_per_s",
-    "ttft_ms.p99",
-    "tpot_ms.p99",
-    "itl_ms.p99",
-    "e2e_ms.p99",
-    "num_preemptions",
-    "num_requests.finished",
-)
-"""Shown for every re-run beside what the finding is judged by, so that nobody pays unseen."""
-
-LABELS = {
-    "throughput.output_tokens_per_s": "output tokens/s",
-    "throughput.requests_per_s": "requests/s",
-    "num_preemptions": "preemptions",
-    "num_requests.finished": "requests finished",
-    "kv.internal.share_of_allocated": "KV internal waste",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +53,7 @@ def judge(
     """
     if isinstance(outcome, str):
         return Proof(settings, dict.fromkeys(before), f"cannot be run: {outcome}", False, tuple(before))
-    after = {key: look_up(outcome, key) for key in before}
+    after = {key: number(outcome, key) for key in before}
     gains = {key: gain_of(key, before[key], after[key]) for key in before}
     sure = {key: _sure(before[key], after[key], (ci95 or {}).get(key)) for key in before}
     worse = tuple(
@@ -97,7 +80,7 @@ def paired_ci95(
     """Half widths of the 95 % intervals of after - before, replication by replication; None for fewer than two."""
     found = {}
     for key in keys:
-        pairs = [(look_up(a, key), look_up(b, key)) for a, b in zip(after, before, strict=True)]
+        pairs = [(number(a, key), number(b, key)) for a, b in zip(after, before, strict=True)]
         half = half_width_95([a - b for a, b in pairs if a is not None and b is not None])
         if half is not None:
             found[key] = half
@@ -127,24 +110,22 @@ def _counts(key: str, gain: float | None, rate: Threshold, latency: Threshold, s
 
 def _is_rate(key: str) -> bool:
     """Whether more of it is better."""
-    return key.startswith(("throughput.", "goodput", "num_requests.finished"))
+    metric = catalogue.find(key)
+    return metric is not None and metric.better is HIGHER
+
+
+def watched() -> tuple[str, ...]:
+    """Keys shown for every re-run beside what the finding is judged by, so that nobody pays unseen."""
+    return tuple(metric.key for metric in catalogue.shown(DOCTOR))
 
 
 def label(key: str) -> str:
     """A summary key in words: ``ttft_ms.p99`` is TTFT p99."""
-    metric, _, stat = key.partition(".")
-    return LABELS.get(key, f"{metric.removesuffix('_ms').upper()} {stat}" if metric.endswith("_ms") else key)
+    metric = catalogue.find(key)
+    return key if metric is None else metric.name(DOCTOR)
 
 
 def labels(found: Mapping[str, Any]) -> dict[str, str]:
     """Words for every metric of an examination."""
-    keys = (*WATCHED, *(key for finding in found["findings"] for key in finding["judged_by"]))
+    keys = (*watched(), *(key for finding in found["findings"] for key in finding["judged_by"]))
     return {key: label(key) for key in keys}
-
-
-def look_up(summary: Mapping[str, Any], key: str) -> float | None:
-    """The number at a dotted key, None where there is none."""
-    here: Any = summary
-    for part in key.split("."):
-        here = here.get(part) if isinstance(here, Mapping) else None
-    return None if here is None else float(here)

@@ -9,19 +9,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from simkit.errors import InputError, nearest
-from simkit.metrics.measured import STATS
+from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS, WHOLE_RUN
 from simkit.validation.runs.comparison import Errors
 from simkit.validation.samples import SAMPLED
 
-STATS_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"), STATS),
-    "makespan_s": ("value",),
-    "throughput": ("requests_per_s", "output_tokens_per_s"),
-    "concurrency": ("mean",),
-    **dict.fromkeys(SAMPLED, ("mean", "max")),
-}
-KEYS: tuple[str, ...] = tuple(f"{metric}.{stat}" for metric, stats in STATS_OF.items() for stat in stats)
+KEYS = (*(f"{metric}.{stat}" for metric in MEASURED_LATENCIES for stat in STATS), *WHOLE_RUN)
 """Everything that can have a band, as ``METRIC.STAT``."""
+
+STATS_OF = {
+    metric: tuple(key.partition(".")[2] for key in KEYS if key.startswith(f"{metric}."))
+    for metric in dict.fromkeys(key.partition(".")[0] for key in KEYS)
+}
 
 
 @dataclass(frozen=True, slots=True)

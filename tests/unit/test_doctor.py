@@ -15,6 +15,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
+from simkit.metrics import catalogue
 from simkit.report.render.html import render
 from simkit.studies import doctor, verdict
 
@@ -87,7 +88,7 @@ def test_the_numbers_are_those_of_a_run_with_the_setting(patient: Path) -> None:
     settings = found["findings"][0]["advice"]["settings"]
     again = as_asked(scenario.apply_sets(build(), settings)).summary
     after = found["findings"][0]["proof"]["after"]
-    assert {key: verdict.look_up(again, key) for key in after} == after
+    assert {key: catalogue.number(again, key) for key in after} == after
 
 
 def test_without_proof_nothing_is_run(patient: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +228,8 @@ def summary(tokens: float, tpot: float, ttft: float = 100.0, finished: int = 10)
     ],
 )
 def test_verdicts(after: Any, expected: str) -> None:
-    keys = ("tpot_ms.p99", *verdict.WATCHED)
-    before = {key: verdict.look_up(summary(100, 20), key) for key in keys}
+    keys = ("tpot_ms.p99", *verdict.watched())
+    before = {key: catalogue.number(summary(100, 20), key) for key in keys}
     proof = verdict.judge(("tpot_ms.p99",), {"engine.max_num_seqs": 8}, before, after)
     assert proof.verdict == expected
     assert proof.helps == expected.startswith("helps")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from simkit.errors import InputError, nearest
 from simkit.logs.files import open_text, reading
+from simkit.metrics.catalogue import ROWS, shown
 
 TEXTS = ("row_id", "set", "engine", "engine_version", "model", "dtype_quant", "gpu", "request_rate", "other_config",
          "dataset", "notes", "source")  # fmt: skip
@@ -34,29 +35,13 @@ CLOSED_LOOP = "closed loop"
 """A `request_rate` that says only that `max_concurrency` is the load."""
 
 _TRUE, _FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
-STATS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+STATS = ("mean", "median", "p90", "p95", "p99")
 
 
-def _metrics() -> dict[str, tuple[str, float]]:
-    found = {
-        f"{word}_{name}": (f"{key}.{stat}", scale)
-        for name, key, scale in (
-            ("ttft_ms", "ttft_ms", 1.0),
-            ("tpot_ms", "tpot_ms", 1.0),
-            ("itl_ms", "itl_ms", 1.0),
-            ("e2e_s", "e2e_ms", 1e-3),
-        )
-        for word, stat in STATS.items()
-    }
-    return found | {
-        "output_tok_s": ("makespan_throughput.output_tokens_per_s", 1.0),
-        "total_tok_s": ("makespan_throughput.total_tokens_per_s", 1.0),
-        "req_per_s": ("makespan_throughput.requests_per_s", 1.0),
-        "duration_s": ("makespan_s", 1.0),
-    }
-
-
-METRICS: Mapping[str, tuple[str, float]] = _metrics()
+METRICS: Mapping[str, tuple[str, float]] = {
+    metric.name(ROWS): (metric.key, 1e-3 if metric.unit == "ms" and metric.name(ROWS).endswith("_s") else 1.0)
+    for metric in shown(ROWS)
+}
 """Column of a measured number to the key of `summary.json` that predicts it, and the factor to the column's unit."""
 
 KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS), *METRICS)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.latency.profile.values import HostTerms
+from simkit.metrics.catalogue import number
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.study import Failure, Options, Point, run_study
@@ -71,11 +72,9 @@ def _simulate(points: Sequence[Point], progress: Progress | None, options: Optio
 def _reduce(result: Result) -> Predicted:
     metrics = {}
     for column, (key, scale) in METRICS.items():
-        here: Any = result.summary
-        for part in key.split("."):
-            here = here[part]
-        if here is not None:
-            metrics[column] = float(here) * scale
+        predicted = number(result.summary, key)
+        if predicted is not None:
+            metrics[column] = predicted * scale
     spans = result.tables["steps"]
     running = spans["running"].to_numpy()
     lasted = spans["t_end_ns"].to_numpy() - spans["t_start_ns"].to_numpy()

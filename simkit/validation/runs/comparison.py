@@ -13,10 +13,11 @@ import numpy as np
 from simkit.logs import Trace
 from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
+from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.exact import total
 from simkit.metrics.histogram import DurationHistogram
-from simkit.metrics.measured import STATS, Pairs, compared, paired, whole
+from simkit.metrics.measured import Pairs, compared, paired, whole
 from simkit.metrics.terms import ratio
 from simkit.runs.replication import Result
 from simkit.types import Floats, Ints

@@ -14,7 +14,8 @@ from simkit.engine.build import Setup
 from simkit.engine.run import log_sha256
 from simkit.latency.host import HostCosts, short_version
 from simkit.latency.profile.values import HostTerms
-from simkit.metrics.measured import STATS, compare_measured
+from simkit.metrics.catalogue import STATS
+from simkit.metrics.measured import compare_measured
 from simkit.runs.manifest import CREATED_BY
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints

@@ -1,0 +1,88 @@
+"""The catalogue of metrics: its keys are in the summaries of runs, lists follow it, and the README explains it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simkit
+from simkit.metrics import catalogue, definitions
+from simkit.metrics.catalogue import HIGHER, METRICS, PAIRED, SWEEP_CSV, Metric, Place, shown
+from simkit.studies.compare import compare
+from simkit.studies.sweep import sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIO = ROOT / "scenarios" / "eight-requests.yaml"
+
+
+@pytest.fixture(scope="module")
+def summary() -> Any:
+    return simkit.run(simkit.load(SCENARIO)).summary
+
+
+def test_every_metric_stands_in_the_summary_of_a_run(summary: Any) -> None:
+    for metric in METRICS:
+        group, _, last = metric.key.rpartition(".")
+        home = catalogue.value(summary, group) if group else summary
+        assert metric.rare or home is None or last in home, metric.key
+
+
+def test_no_two_metrics_share_a_key_or_a_position() -> None:
+    assert len({metric.key for metric in METRICS}) == len(METRICS)
+    for place in set(Place) - {Place.HTML}:
+        positions = [metric.shown[place] for metric in shown(place)]
+        assert len(set(positions)) == len(positions), place
+
+
+def test_what_shares_its_heading_in_the_report_stands_together() -> None:
+    headings = [metric.heading for metric in shown(Place.HTML)]
+    assert len(set(headings)) == sum(a != b for a, b in zip(["", *headings], headings, strict=False))
+
+
+def test_every_metric_has_a_definition() -> None:
+    assert all(metric.definition.endswith(".") for metric in METRICS)
+
+
+def test_the_readme_explains_every_metric() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\W+", " ", text[text.index("## What the numbers mean") : text.index("## Scenario files")]).lower()
+    spoken = {
+        "Throughput of the makespan": "makespan throughput",
+        "MFU, MBU": "mfu mbu",
+        "KV used": "kv allocated used",
+        "KV reserved": "reserved",
+        "KV internal": "internal",
+        "KV external": "external",
+    }
+    own = {"KV utilisation", "KV peak", "KV capacity", "Steps", "Preemption", "Requeued", "Extrapolated", "Truncated",
+           "Latency source", "Requests", "Prefix cache hits"}  # fmt: skip
+    terms = {metric.term for metric in METRICS}
+    assert own < terms, "these say what they are by their names"
+    assert {term for term in terms - own if spoken.get(term, term).lower() not in text} == set()
+
+
+def test_a_value_is_looked_up_by_its_path() -> None:
+    data = {"kv": {"used": {"share": 0.5}}, "gpu": None, "saturated": True}
+    assert catalogue.value(data, "kv.used.share") == 0.5
+    assert catalogue.value(data, "gpu.busy") is catalogue.value(data, "kv.used.share.more") is None
+    assert catalogue.number(data, "saturated") == 1.0
+    assert catalogue.number(data, "no.such") is None
+
+
+def test_a_new_metric_is_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = {PAIRED: 99, SWEEP_CSV: 99}
+    counted = definitions._counts
+    entry = Metric("num_requests.per_step", "Requests a step", better=HIGHER, shown=last, names={SWEEP_CSV: "a_step"})
+    monkeypatch.setattr(catalogue, "METRICS", (*METRICS, entry))
+    monkeypatch.setattr(definitions, "_counts", lambda *args: {**counted(*args), "per_step": 1.5})
+    scenario = simkit.load(SCENARIO)
+    swept = sweep(scenario, {"engine.max_num_seqs": [2]})
+    (row,) = csv.DictReader(io.StringIO(swept.to_csv()))
+    assert row["a_step"] == "1.5"
+    compared = compare(scenario)
+    assert all(paired["num_requests.per_step"]["difference"] == 0 for paired in compared.paired.values())
