@@ -1,16 +1,67 @@
-"""The errors a user can cause or must be told of, and the wording helpers they share.
+"""The errors that a user can cause or must be told of, and the wording helpers they share.
 
-Only ``simkit.cli.app`` turns them into an exit code: `InputError` 2, `CheckError` 1, `Interrupted` 130.
+All exceptions, each with what it means; below its name the module of one that a single room raises. Those whose name
+begins with an underscore never leave their module.
+
+    KeyboardInterrupt
+    └── Interrupted             a study was stopped; what is finished is kept
+    Exception
+    ├── InputError              the input is wrong
+    │   └── ProfileError        a profile cannot be used (simkit.latency.profile.values)
+    │       └── NotMeasured     it lacks an operation of the model (simkit.latency.profile.values)
+    ├── CheckError              a check failed
+    ├── Stopped                 an interrupt that has something to say (simkit.cli.studies)
+    ├── StdoutClosed            nobody reads any more (simkit.cli.console)
+    ├── Overload                a run was given up (simkit.engine.run)
+    ├── Failed                  a second process has no result (simkit.studies.background)
+    ├── DamagedPart             a kept result cannot be used (simkit.studies.checkpoint)
+    ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.names)
+    ├── Refusal                 a file is refused while it is read (simkit.logs.files)
+    ├── CalibrationError        calibration cannot start or go on (calib.errors)
+    └── Refused                 an operation cannot be measured here (calib.measure.ops)
+    ValueError
+    └── BadCell                 a value of a log cannot be read (simkit.logs.read.log)
+
+Only `simkit.cli.app` makes exit codes of them: `InputError` 2, `CheckError` 1, `Interrupted` and `Stopped` 130.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class InputError(Exception):
-    """The input is wrong: one line with where (file:line or ``--set KEY``), key path, what was expected, nearest."""
+    """The input is wrong, in one line: `text` says what was expected, what came instead and the nearest valid name.
+
+    `key` is the dotted key of the scenario that is to blame, None where nobody has said which; `where` is the place
+    that wrote it (``file:line``, ``--set KEY``), empty where only the scenario knows. `str()` is ``WHERE: KEY: TEXT``.
+    A text that names the thing itself (``model m: ...``) does without the key until the place is known: `says_key`
+    is then false.
+    """
+
+    def __init__(self, text: str, *, key: str | None = None, where: str = "", says_key: bool = True) -> None:
+        super().__init__(text)
+        self.text = text
+        self.key = key
+        self.where = where
+        self.says_key = says_key
+
+    def __str__(self) -> str:
+        key = self.key if self.says_key or self.where else None
+        return ": ".join(part for part in (self.where, key, self.text) if part)
+
+
+@contextmanager
+def about(key: str, *, says_key: bool = True) -> Iterator[None]:
+    """Blame `key` for every InputError inside that names no key of its own."""
+    try:
+        yield
+    except InputError as error:
+        if error.key is None:
+            error.key, error.says_key = key, says_key
+        raise
 
 
 class CheckError(Exception):

@@ -214,7 +214,7 @@ def _played(chosen: Scenario) -> tuple[Setup, Trace]:
     try:
         trace = read_trace(spec, chosen.base_dir, streams=Streams(chosen.seed, 0), max_model_len=setup.max_model_len)
     except InputError as error:
-        raise InputError(chosen.blame(str(error))) from None
+        raise chosen.blame(error) from None
     if not has_times(trace):
         raise InputError(
             f"MEASURED {spec.path}: no request has a measured time: expected a log with TTFT or E2E (vLLM records, "

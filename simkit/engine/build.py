@@ -21,8 +21,7 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
-from simkit.latency.effects import HOST, PREFIX_REHITS
-from simkit.latency.host import OTHER_VERSIONS
+from simkit.latency.effects import PREFIX_REHITS
 from simkit.latency.rates import dtype_peak
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.scenario import Engine, Scenario, apply_sets
@@ -55,6 +54,8 @@ class Setup:
     """Path of a request from its client to the engine's queue and back."""
     effects: Mapping[str, str] = field(default_factory=dict)
     """What latencies are made of, and where each effect comes from."""
+    hosts_of_others: str | None = None
+    """The source of the host terms where the profile has some, but of other versions of the engine only."""
     names_blocks: bool = True
     """False: nothing would ever be found in a prefix cache, so that blocks are merely counted."""
 
@@ -102,12 +103,6 @@ class Setup:
         return PREFIX_REHITS not in self.scenario.latency.without
 
     @property
-    def hosts_of_others(self) -> str | None:
-        """The source of the host terms where the profile has some, but of other versions of the engine only."""
-        source = self.effects.get(HOST, "")
-        return source if source.startswith(OTHER_VERSIONS) else None
-
-    @property
     def swaps(self) -> bool:
         """Whether a victim's memory can go to the host."""
         engine = self.scenario.engine
@@ -124,14 +119,14 @@ def set_up(scenario: Scenario) -> Setup:
     try:
         return _set_up(scenario)
     except InputError as error:
-        raise InputError(scenario.blame(str(error))) from None
+        raise scenario.blame(error) from None
 
 
 def _set_up(scenario: Scenario) -> Setup:
     without_effect = without_any_effect(scenario)
     scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
-        raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
+        raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
     memory = memory_budget(memory_settings(scenario, model, gpu))
     num_gpu_blocks = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
     check_placement(scenario.engine, num_gpu_blocks)
@@ -149,6 +144,7 @@ def _set_up(scenario: Scenario) -> Setup:
         without_effect=without_effect,
         first_token_ns=times.first_token_ns,
         effects=times.effects,
+        hosts_of_others=times.hosts_of_others,
     )
 
 
@@ -204,8 +200,8 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
     max_model_len = engine.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise InputError(
-            f"engine.max_model_len: expected <= {model.max_position} (the longest context of {model.name}), "
-            f"got {max_model_len}"
+            f"expected <= {model.max_position} (the longest context of {model.name}), got {max_model_len}",
+            key="engine.max_model_len",
         )
     default_budget, default_seqs = default_limits(gpu, engine.version, max_model_len)
     budget, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
@@ -231,7 +227,7 @@ def _check_samples(scenario: Scenario) -> None:
     engine, samples = scenario.engine, scenario.workload.samples
     slots = require(engine.max_num_active_seqs)
     if engine.batching == "continuous" and samples > slots:
-        raise InputError(f"workload.samples: expected at most the {slots} slots of the engine, got {samples}")
+        raise InputError(f"expected at most the {slots} slots of the engine, got {samples}", key="workload.samples")
 
 
 def check_placement(engine: Engine, num_gpu_blocks: int) -> None:
@@ -242,8 +238,9 @@ def check_placement(engine: Engine, num_gpu_blocks: int) -> None:
         max_model_len, max_model_len
     ):
         raise InputError(
-            f"engine.max_model_len: no region of {max_model_len} tokens can be placed in {capacity} tokens with "
-            f"placement {engine.placement}: lower it or choose first_fit"
+            f"no region of {max_model_len} tokens can be placed in {capacity} tokens with "
+            f"placement {engine.placement}: lower it or choose first_fit",
+            key="engine.max_model_len",
         )
 
 

@@ -115,7 +115,7 @@ def simulate(
                 workload = requests()
         return run(setup, workload)
     except InputError as error:
-        raise InputError(scenario.blame(str(error))) from None
+        raise scenario.blame(error) from None
 
 
 class _TooMany(Exception):

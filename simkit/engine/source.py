@@ -95,7 +95,9 @@ class Source:
         """`request` is sent at a time that only the run decides."""
         time_ns += self._path_ns
         if time_ns >= NEVER_NS:
-            raise InputError("workload.arrivals: clients think so long that requests arrive after more than 146 years")
+            raise InputError(
+                "clients think so long that requests arrive after more than 146 years", key="workload.arrivals"
+            )
         self.num_booked += 1
         self._clock.at(time_ns, rank, lambda: self._arrive_caused(request))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.effects import PREFIX_REHITS, SPEC, check_known, source_of
+from simkit.latency.effects import HOST, PREFIX_REHITS, SPEC, Absent, check_known, is_on, source_of
 from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import host_of
-from simkit.latency.profile import ProfileError, is_shipped, load_profile
+from simkit.latency.profile import NotMeasured, is_shipped, load_profile
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.memory.rules import parse_version
@@ -31,6 +31,8 @@ class StepTimes:
     first_token_ns: int = 0
     effects: Mapping[str, str] = field(default_factory=dict)
     """Effect to where it comes from (`simkit.latency.effects`)."""
+    hosts_of_others: str | None = None
+    """The source of the host terms where the profile has some, but of other versions of the engine only."""
 
 
 def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path: str) -> StepTimes:
@@ -55,12 +57,13 @@ def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path:
             host=host_of(_given(scenario), profile, scenario.engine.version),
             graph_sizes=_graph_sizes(scenario, gpu),
         )
-    except ProfileError as error:
+    except NotMeasured as error:
         if name != "auto":
             raise
-        return _on_roofline(scenario, model, gpu, str(error).partition(": ")[2].partition(", which")[0])
+        return _on_roofline(scenario, model, gpu, error.lacks)
     effects = {**calibrated.effects, **_rehits(scenario)}
-    return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects)
+    others = effects[HOST] if calibrated.host.of_other_versions and is_on(effects[HOST]) else None
+    return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects, others)
 
 
 def _on_roofline(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, why_not: str = "") -> StepTimes:
@@ -77,9 +80,8 @@ def _rehits(scenario: Scenario) -> dict[str, str]:
     """The effect that lies in the engine and in no latency model."""
     engine = scenario.engine
     able = engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
-    return {
-        PREFIX_REHITS: source_of(PREFIX_REHITS, SPEC if able else "none: no prefix cache", scenario.latency.without)
-    }
+    source = SPEC if able else Absent("none: no prefix cache")
+    return {PREFIX_REHITS: source_of(PREFIX_REHITS, source, scenario.latency.without)}
 
 
 def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
@@ -114,4 +116,4 @@ def _refuse_for_unit(scenario: Scenario) -> None:
     """Steps of one unit are made of nothing that could be left out or replaced."""
     check_known(scenario.latency.without, (PREFIX_REHITS,), "latency.profile: unit")
     for name in _given(scenario):
-        raise InputError(f"latency.host.{name}: has no effect with latency.profile: unit")
+        raise InputError("has no effect with latency.profile: unit", key=f"latency.host.{name}")

@@ -159,7 +159,7 @@ class ContiguousAllocator:
     def __init__(self, capacity_tokens: int, placement: str) -> None:
         if placement not in _SPACES:
             hint = nearest(placement, _SPACES)
-            raise InputError(f"placement: expected one of {', '.join(_SPACES)}, got {placement!r}{hint}")
+            raise InputError(f"expected one of {', '.join(_SPACES)}, got {placement!r}{hint}", key="placement")
         if capacity_tokens < 1:
             raise InputError(f"contiguous KV memory needs at least 1 token, got {capacity_tokens}")
         self._capacity = capacity_tokens

@@ -22,6 +22,7 @@ from simkit.latency.effects import (
     OVERLAP,
     SAMPLED_ROWS,
     SPEC,
+    Absent,
     check_known,
     common_sources,
     source_of,
@@ -110,7 +111,7 @@ class Calibrated:
         host = host.without(step=HOST in without, first_token=FIRST_TOKEN in without)
         self.host, self._host_fixed_ns, self._host_per_seq_ns = host, host.fixed_ns, host.per_seq_ns
         own = {
-            GRAPH_PADDING: SPEC if graph_sizes else "none: no CUDA graphs",
+            GRAPH_PADDING: SPEC if graph_sizes else Absent("none: no CUDA graphs"),
             ALL_REDUCE: tables.all_reduce_source,
             **self._attention.sources,
         }

@@ -38,9 +38,16 @@ EFFECTS: dict[str, str] = {
 SPEC = "scheduler rules"
 DATA_SHEET = "data sheet"
 KERNEL_TABLE = "kernel table"
-OFF = "off"
-_NONE = "none: "
-ONE_GPU = _NONE + "one GPU"
+
+
+class Absent(str):
+    """A source that says why an effect is not in the latency: switched off, or without cause in this set-up."""
+
+    __slots__ = ()
+
+
+OFF = Absent("off")
+ONE_GPU = Absent("none: one GPU")
 
 
 def check_known(without: Collection[str], known: Collection[str], model: str) -> None:
@@ -48,12 +55,12 @@ def check_known(without: Collection[str], known: Collection[str], model: str) ->
     for name in without:
         if name not in known:
             have = ", ".join(known) or "none"
-            raise InputError(f"latency.without: {name} is no effect of {model}; expected one of {have}")
+            raise InputError(f"{name} is no effect of {model}; expected one of {have}", key="latency.without")
 
 
 def is_on(source: str) -> bool:
     """Whether an effect from `source` is in the latency: neither switched off, nor without cause in this set-up."""
-    return source != OFF and not source.startswith(_NONE)
+    return not isinstance(source, Absent)
 
 
 def source_of(effect: str, source: str, without: Collection[str]) -> str:
@@ -69,7 +76,7 @@ def common_sources(host: Mapping[str, str], *, asynchronous: bool, without: Coll
     fixed, per_seq = host["fixed_us"], host["per_seq_us"]
     found = {
         HOST: fixed if fixed == per_seq else f"{fixed} (fixed), {per_seq} (per sequence)",
-        OVERLAP: SPEC if asynchronous else "none: synchronous scheduling",
+        OVERLAP: SPEC if asynchronous else Absent("none: synchronous scheduling"),
         SAMPLED_ROWS: SPEC,
         FIRST_TOKEN: host["first_token_us"],
     }

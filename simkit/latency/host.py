@@ -23,19 +23,20 @@ FIRST_TOKEN_US = 0.0
 """Path of a request to the engine's queue and back to its client, once a request; assumed."""
 
 
-OTHER_VERSIONS = "default, the profile has those of vLLM "
-"""How the source of terms begins where the profile has some, but none of the version; the versions follow."""
-
 MAX_US = 1e6
 """Largest value of a term, as in profiles: a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """The terms of a run and where each comes from (by name of the term)."""
+    """The terms of a run and where each comes from (by name of the term).
+
+    `of_other_versions`: a step's work is the default, for the profile has terms of other engine versions only.
+    """
 
     terms: HostTerms
     sources: Mapping[str, str]
+    of_other_versions: bool = False
 
     @property
     def fixed_ns(self) -> float:
@@ -83,9 +84,10 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
     terms = {name: getattr(DEFAULT.terms, name) for name in DEFAULT.sources}
     sources = dict(DEFAULT.sources)
     short = short_version(version)
-    if profile is not None and profile.engine_hosts and short not in profile.engine_hosts:
+    of_others = profile is not None and bool(profile.engine_hosts) and short not in profile.engine_hosts
+    if profile is not None and of_others:
         others = ", ".join(profile.engine_hosts)
-        sources = dict.fromkeys(terms, f"{OTHER_VERSIONS}{others}")
+        sources = dict.fromkeys(terms, f"default, the profile has those of vLLM {others}")
     if profile is not None and short in profile.engine_hosts:
         fitted = profile.engine_hosts[short].terms
         terms = {name: getattr(fitted, name) for name in terms}
@@ -93,9 +95,12 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
     elif profile is not None and profile.host is not None:
         if profile.host.fixed_us > terms["fixed_us"]:
             terms["fixed_us"], sources["fixed_us"] = profile.host.fixed_us, "profile, launches measured"
+            of_others = False
         terms["per_seq_us"], sources["per_seq_us"] = profile.host.per_seq_us, "profile, launches measured"
     for name, value in given.items():
         if value > MAX_US:
-            raise InputError(f"latency.host.{name}: expected at most {MAX_US:,.10g} microseconds, got {value:,.10g}")
+            raise InputError(
+                f"expected at most {MAX_US:,.10g} microseconds, got {value:,.10g}", key=f"latency.host.{name}"
+            )
         terms[name], sources[name] = value, "scenario"
-    return HostCosts(HostTerms(**terms), sources)
+    return HostCosts(HostTerms(**terms), sources, of_others and "fixed_us" not in given)

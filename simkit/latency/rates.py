@@ -78,12 +78,14 @@ class Link:
         hops = 2 * (ranks - 1)
         if interconnect == "nvlink":
             if not gpu.nvlink_bytes_per_s:
-                raise InputError(f"hardware.interconnect: {gpu.name} has no NVLink; use hardware.interconnect: pcie")
+                raise InputError(
+                    f"{gpu.name} has no NVLink; use hardware.interconnect: pcie", key="hardware.interconnect"
+                )
             rate, self._latency_ns = gpu.nvlink_bytes_per_s, NVLINK_FLOOR_NS + NVLINK_HOP_NS * hops
         elif interconnect == "pcie":
             rate, self._latency_ns = gpu.pcie_bytes_per_s, PCIE_HOP_NS * hops
         else:
-            raise InputError(f"hardware.interconnect: expected nvlink or pcie, got {interconnect!r}")
+            raise InputError(f"expected nvlink or pcie, got {interconnect!r}", key="hardware.interconnect")
         self._ns_per_byte = hops / ranks * NS_PER_S / (rate * LINK_FRACTION)
 
     def all_reduce_ns(self, num_bytes: Floats, some: Floats) -> Floats:
@@ -96,5 +98,5 @@ def dtype_peak(gpu: GpuSpec, dtype: str) -> float:
     if dtype not in gpu.peak_flops_per_s:
         have = [name for name in ("float16", "bfloat16", "float32") if name in gpu.peak_flops_per_s]
         advice = f"use engine.dtype: {' or '.join(have)}" if have else "use another hardware.gpu"
-        raise InputError(f"engine.dtype: hardware.gpu {gpu.name} has no {dtype}; {advice}")
+        raise InputError(f"hardware.gpu {gpu.name} has no {dtype}; {advice}", key="engine.dtype")
     return gpu.peak_flops_per_s[dtype]

@@ -15,7 +15,7 @@ from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.launches import Heads
 from simkit.latency.ops.ops import Elementwise, Gemm
 from simkit.latency.physics import Limits
-from simkit.latency.profile import Profile, ProfileError
+from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.op_fit import OpFit, Prediction
 from simkit.latency.profile.residuals import Bools
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
@@ -53,7 +53,7 @@ class RowTable:
 
 
 class TableBuilder:
-    """Tabulates one model on one profile. Raises ProfileError for an op that the model needs and the profile lacks."""
+    """Tabulates one model on one profile. Raises NotMeasured for an op that the model needs and the profile lacks."""
 
     def __init__(
         self,
@@ -179,9 +179,11 @@ class TableBuilder:
         if fit is not None:
             return fit
         have = ", ".join(sorted(kind for name, kind in self._profile.ops if name == op)) or "none"
-        raise ProfileError(
-            f"latency.profile: profile {self._profile.name} has no {op} in {dtype}, which {self._model.name} needs "
-            f"(measured: {have}); calibrate it, or use latency.profile: roofline"
+        lacks = f"profile {self._profile.name} has no {op} in {dtype}"
+        raise NotMeasured(
+            f"{lacks}, which {self._model.name} needs (measured: {have}); calibrate it, or use "
+            "latency.profile: roofline",
+            lacks=lacks,
         )
 
     def _attention(self, op: str) -> OpFit:

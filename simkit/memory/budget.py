@@ -78,9 +78,10 @@ def memory_budget(settings: MemorySettings) -> MemoryBudget:
     sizing = size(settings)
     refused = refusal_of(sizing)
     if refused is not None:
-        key = f"engine.{refused.kind}: " if refused.kind in ("max_model_len", "max_num_batched_tokens") else ""
+        of_engine = refused.kind in ("max_model_len", "max_num_batched_tokens")
+        key = f"engine.{refused.kind}" if of_engine else "model"
         why = "; the engine itself may start, but a run counts every layer in full" if refused.upper_bound else ""
-        raise InputError(f"{key}{refused.text}{why}")
+        raise InputError(f"{refused.text}{why}", key=key, says_key=of_engine)
     stage = sizing.stages[sizing.limiting]
     return MemoryBudget(
         total_gib=settings.gpu.memory_gib,

@@ -45,7 +45,7 @@ def parse_version(text: str) -> Version:
     """(major, minor, patch) of an engine version such as "0.33" or "0.10.1.1". Raises InputError when it is not one."""
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[.\w+-]*)$", text)
     if match is None:
-        raise InputError(f'engine.version: expected a version such as "0.33", got {text!r}')
+        raise InputError(f'expected a version such as "0.33", got {text!r}', key="engine.version")
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 

@@ -265,4 +265,4 @@ def _check_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
     if not splits(model, tensor_parallel_size):
         heads = f"{model.num_attention_heads} attention heads and {model.num_kv_heads} KV heads"
         what = f"{tensor_parallel_size} GPUs cannot split the {heads} of {model.name} evenly"
-        raise InputError(f"hardware.tensor_parallel_size: {what}")
+        raise InputError(what, key="hardware.tensor_parallel_size")

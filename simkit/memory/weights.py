@@ -46,7 +46,7 @@ def dtype_bytes(name: str) -> float:
     """Bytes of one element of a dtype. Raises InputError for an unknown name."""
     if name not in DTYPE_BYTES:
         expected = f"expected one of {', '.join(DTYPE_BYTES)}, got {name!r}"
-        raise InputError(f"dtype: {expected}{nearest(name, DTYPE_BYTES)}")
+        raise InputError(f"{expected}{nearest(name, DTYPE_BYTES)}", key="dtype")
     return DTYPE_BYTES[name]
 
 
@@ -58,7 +58,7 @@ def split_stages(model: ModelSpec, pipeline_parallel_size: int) -> list[Stage]:
     """
     if not 1 <= pipeline_parallel_size <= model.num_layers:
         expected = f"expected 1 to {model.num_layers} (the layers of {model.name})"
-        raise InputError(f"pipeline_parallel_size: {expected}, got {pipeline_parallel_size}")
+        raise InputError(f"{expected}, got {pipeline_parallel_size}", key="pipeline_parallel_size")
     each, left = divmod(model.num_layers, pipeline_parallel_size)
     counts = [each] * pipeline_parallel_size
     for stage in range(left):
@@ -114,10 +114,12 @@ def _quantized_bytes(model: ModelSpec, full: float, quantization: str | None) ->
         return full, full
     if quantization not in QUANTIZED_BYTES:
         expected = f"expected one of {', '.join(QUANTIZED_BYTES)}, got {quantization!r}"
-        raise InputError(f"engine.quantization: {expected}{nearest(quantization, QUANTIZED_BYTES)}")
+        raise InputError(f"{expected}{nearest(quantization, QUANTIZED_BYTES)}", key="engine.quantization")
     if quantization == "mxfp4":
         if not model.is_moe:
-            raise InputError(f"engine.quantization: mxfp4 is for the experts of a MoE model; {model.name} is dense")
+            raise InputError(
+                f"mxfp4 is for the experts of a MoE model; {model.name} is dense", key="engine.quantization"
+            )
         return full, QUANTIZED_BYTES[quantization]
     return QUANTIZED_BYTES[quantization], QUANTIZED_BYTES[quantization]
 

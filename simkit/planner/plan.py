@@ -76,25 +76,25 @@ def _check_limits_seen(found: Sequence[Found], failed: Mapping[str, Failure]) ->
         if scenario.workload.trace is not None:
             key = "trace"
         what = f"expected a run long enough to see a limit: {rate:,.6g} requests/s still meet the SLO"
-        raise InputError(scenario.blame(f"workload.{key}: {what} ({endless.point.name})"))
+        raise scenario.refuse(f"workload.{key}", f"{what} ({endless.point.name})")
 
 
 def _check(scenario: Scenario) -> float:
     """Refuse what has no answer; the rate of the scenario."""
     if scenario.slo is None or not scenario.slo.model_dump(exclude_none=True):
         what = "expected objectives to plan for, e.g. slo: {ttft_ms: {p99: 500}, tpot_ms: {p99: 50}}, got none"
-        raise InputError(scenario.blame(f"slo: {what}"))
+        raise scenario.refuse("slo", what)
     if scenario.failures:
         what = (
             "expected none in a plan: at other rates they fall elsewhere in the run (--spare simulates lost replicas)"
         )
-        raise InputError(scenario.blame(f"failures: {what}"))
+        raise scenario.refuse("failures", what)
     _check_warmup(scenario)
     streams = scenario.engine.stream if scenario.engine.stream is not None else scenario.engine.batching == "continuous"
     if not streams and (scenario.slo.tpot_ms is not None or scenario.slo.itl_ms is not None):
         key = "slo.tpot_ms" if scenario.slo.tpot_ms is not None else "slo.itl_ms"
         kind = scenario.engine.batching
-        raise InputError(scenario.blame(f"{key}: expected no objective between tokens where {kind} does not stream"))
+        raise scenario.refuse(key, f"expected no objective between tokens where {kind} does not stream")
     return base_rate(scenario)
 
 
@@ -103,11 +103,11 @@ def _check_warmup(scenario: Scenario) -> None:
     warmup, workload = scenario.warmup, scenario.workload
     if isinstance(warmup, WarmupSeconds) and workload.duration_s is None:
         what = "expected {requests: N}, for at other rates the same seconds are another share of the run"
-        raise InputError(scenario.blame(f"warmup: {what}"))
+        raise scenario.refuse("warmup", what)
     count = workload.num_requests
     if isinstance(warmup, WarmupRequests) and count is not None and warmup.requests >= count:
         what = f"expected fewer than the {count} requests of the run, got {warmup.requests}"
-        raise InputError(scenario.blame(f"warmup: {what}"))
+        raise scenario.refuse("warmup", what)
 
 
 # --- the search -------------------------------------------------------------------------------------------------------

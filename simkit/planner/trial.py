@@ -13,7 +13,6 @@ import numpy as np
 
 from simkit.engine.build import Setup
 from simkit.engine.run import Overload, RunFacts, simulate
-from simkit.errors import InputError
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import PLAN, number, shown
 from simkit.metrics.definitions import Outcome, latencies_of, summarise
@@ -135,7 +134,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
     measured = outcome.requests["measured"] != 0
     if not measured.any() and not gave_up:
         what = f"expected requests after it, at {rate_per_s:g} requests/s the run ends within it"
-        raise InputError(setup.scenario.blame(f"warmup: {what}"))
+        raise setup.scenario.refuse("warmup", what)
     asked = terms(setup.scenario)
     margins = tuple(_margin(term, summary) for term in asked)
     if gave_up:

@@ -51,17 +51,22 @@ class Origin:
     root: yaml.Node | None = None
     labels: dict[tuple[str, ...], str] = field(default_factory=dict)
 
-    def place(self, path: Path, others: tuple[Path, ...] = ()) -> str:
-        """What begins the message: ``LABEL[: rest]`` when a setting wrote the value, else ``FILE[:LINE]: key.path``."""
+    def error(self, text: str, path: Path, others: tuple[Path, ...] = ()) -> InputError:
+        """An error about the value at `path`, which together with those at `others` is wrong."""
+        where, key = self.place(path, others)
+        return InputError(text, where=where, key=key)
+
+    def place(self, path: Path, others: tuple[Path, ...] = ()) -> tuple[str, str]:
+        """What wrote the value, and which key of it: a setting's label and what is below it, else file and line."""
         for candidate in (path, *others):
             for length in range(len(candidate), 0, -1):
                 label = self.labels.get(cast("tuple[str, ...]", candidate[:length]))
                 if label is not None:
                     rest = path[length:] if candidate == path else path
-                    return label + (f": {dotted(rest)}" if rest else "")
+                    return label, dotted(rest) if rest else ""
         line = line_of(self.root, path)
         where = self.file or "scenario"
-        return f"{where}:{line}: {dotted(path)}" if line is not None else f"{where}: {dotted(path)}"
+        return f"{where}:{line}" if line is not None else where, dotted(path)
 
 
 def explain(error: ValidationError, root: Model, data: Mapping[str, Any], origin: Origin) -> InputError:
@@ -73,7 +78,7 @@ def explain(error: ValidationError, root: Model, data: Mapping[str, Any], origin
     text, keys = _message(details, path, root, data)
     blamed, *others = [(*path, *_parts(key)) for key in keys] or [path]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return InputError(f"{origin.place(blamed, tuple(others))}: {text}{more}")
+    return origin.error(f"{text}{more}", blamed, tuple(others))
 
 
 def _parts(key: str) -> Path:

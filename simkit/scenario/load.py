@@ -69,21 +69,15 @@ class Scenario(Strict):
         copy._base_dir = folder
         return copy
 
-    def blame(self, message: str) -> str:
-        """A message that begins with a key (``hardware.gpu: ...``), put behind the file and line that set the key."""
-        found = re.match(r"([a-z_]+)(?:\.[a-z_.]+)?: ", message)
-        if found is not None and found[1] in type(self).model_fields:
-            key, rest = message.split(": ", 1)
-            return f"{self._origin.place(tuple(key.split('.')))}: {rest}"
-        if message.startswith("model "):
-            return f"{self._origin.place(('model',))}: {message}"
-        if message.startswith("trace "):
-            given = () if self.workload.trace is None else self.workload.trace.model_fields_set
-            key = "format" if ": format '" in message else "path"
-            if ": no requests from " in message and "start_s" in given:
-                key = "start_s"
-            return f"{self._origin.place(('workload', 'trace', key))}: {message}"
-        return message
+    def refuse(self, key: str, text: str) -> InputError:
+        """An error about what stands at `key`, with the file and line, or the option, that set it."""
+        return self._origin.error(text, tuple(key.split(".")))
+
+    def blame(self, error: InputError) -> InputError:
+        """`error` with the place that set the key it is about; as it is where it has a place, or no key of these."""
+        if error.where or not error.key or error.key.partition(".")[0] not in type(self).model_fields:
+            return error
+        return self.refuse(error.key, error.text)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data in the order of the design page, every default written out.
@@ -288,7 +282,8 @@ def _check_variants(scenario: Scenario, data: dict[str, Any], origin: Origin) ->
         arm = io.plain(data)
         arm_origin = Origin(file=origin.file, root=origin.root, labels=dict(origin.labels))
         for key, value in changes.items():
-            here = origin.place(("variants", name, key))
+            where, rest = origin.place(("variants", name, key))
+            here = f"{where}: {rest}" if rest else where
             path = io.split_key(key)
             problem = key_error(Scenario, path, arm)
             if problem is None and path[0] in NOT_IN_VARIANTS:

@@ -50,6 +50,14 @@ for _tag, _pattern, _first in _SCALARS:
     )
 
 
+class _Broken(Exception):
+    """A YAML text that cannot be read: in which of its lines, and why."""
+
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(line, text)
+        self.line, self.text = line, text
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A parsed file: its data, and the node tree that knows the lines."""
@@ -82,8 +90,8 @@ def parse(text: str, file: str) -> Source:
     """Parse the text of a scenario file; `file` begins the error messages."""
     try:
         root, value = _parse_value(text)
-    except InputError as error:
-        raise InputError(f"{file}:{error}") from None
+    except _Broken as broken:
+        raise InputError(broken.text, where=f"{file}:{broken.line}") from None
     if root is None:
         raise InputError(f"{file}:1: expected a scenario, got an empty file")
     if not isinstance(value, dict):
@@ -104,12 +112,12 @@ def parse_value(text: str, label: str) -> Any:
     """One YAML value from the command line; `label` begins the error message."""
     try:
         return _parse_value(text)[1]
-    except InputError as error:
-        raise InputError(f"{label}: {str(error).partition(': ')[2]}, got {text!r}") from None
+    except _Broken as broken:
+        raise InputError(f"{broken.text}, got {text!r}", where=label) from None
 
 
 def _parse_value(text: str) -> tuple[yaml.Node | None, Any]:
-    """(node, value) of a YAML text; errors begin with ``LINE: ``."""
+    """(node, value) of a YAML text. Raises _Broken."""
     loader = None
     try:
         loader = _Loader(text)
@@ -117,12 +125,12 @@ def _parse_value(text: str) -> tuple[yaml.Node | None, Any]:
         return root, None if root is None else _Builder(loader).build(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise InputError(f"{mark.line + 1 if mark else 1}: YAML syntax: {_problem(error)}") from None
+        raise _Broken(mark.line + 1 if mark else 1, f"YAML syntax: {_problem(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(f"{line}: YAML syntax: character #x{error.character:04x} is not allowed") from None
+        raise _Broken(line, f"YAML syntax: character #x{error.character:04x} is not allowed") from None
     except RecursionError:
-        raise InputError("1: YAML syntax: nested too deeply") from None
+        raise _Broken(1, "YAML syntax: nested too deeply") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -149,7 +157,7 @@ class _Builder:
         if known is not None:
             return known
         if len(self._open) > MAX_DEPTH or id(node) in self._open:
-            raise InputError(f"{_line(node)}: YAML syntax: nested too deeply")
+            raise _Broken(_line(node), "YAML syntax: nested too deeply")
         self._open.add(id(node))
         built: tuple[Any, int]
         if isinstance(node, yaml.SequenceNode):
@@ -159,7 +167,7 @@ class _Builder:
         else:
             built = self._scalar(node), 1
         if built[1] > MAX_VALUES:
-            raise InputError(f"{_line(node)}: YAML syntax: more than {MAX_VALUES:,} values")
+            raise _Broken(_line(node), f"YAML syntax: more than {MAX_VALUES:,} values")
         self._open.remove(id(node))
         self._built[id(node)] = built
         return built
@@ -171,7 +179,7 @@ class _Builder:
         try:
             return self._loader.construct_object(node)
         except (ValueError, KeyError, OverflowError):
-            raise InputError(f"{_line(node)}: YAML syntax: {shown(node.value)} is not a value") from None
+            raise _Broken(_line(node), f"YAML syntax: {shown(node.value)} is not a value") from None
 
     def _list(self, node: yaml.SequenceNode) -> tuple[list[Any], int]:
         _refuse_tag(node, "tag:yaml.org,2002:seq")
@@ -190,21 +198,21 @@ class _Builder:
                 for base in value if isinstance(value, list) else [value]:
                     if not isinstance(base, dict):
                         got = shown(base)
-                        raise InputError(f"{_line(key_node)}: YAML syntax: expected a mapping after <<, got {got}")
+                        raise _Broken(_line(key_node), f"YAML syntax: expected a mapping after <<, got {got}")
                     merged = {**base, **merged}
                 continue
             key = self.build(key_node)
             if not isinstance(key, str):
-                raise InputError(f"{_line(key_node)}: expected a text as key, got {shown(key)}")
+                raise _Broken(_line(key_node), f"expected a text as key, got {shown(key)}")
             if key in own:
-                raise InputError(f"{_line(key_node)}: {one_line(key)}: duplicate key")
+                raise _Broken(_line(key_node), f"{one_line(key)}: duplicate key")
             own[key] = value
         return {**merged, **own}, total
 
 
 def _refuse_tag(node: yaml.Node, *allowed: str) -> None:
     if node.tag not in allowed:
-        raise InputError(f"{_line(node)}: YAML syntax: tag {one_line(node.tag)} is not supported")
+        raise _Broken(_line(node), f"YAML syntax: tag {one_line(node.tag)} is not supported")
 
 
 def line_of(root: yaml.Node | None, path: tuple[str | int, ...]) -> int | None:

@@ -61,7 +61,7 @@ def load_gpu(name_or_path: str) -> GpuSpec:
     path = Path(name_or_path).expanduser()
     if path.exists() or "/" in name_or_path or path.suffix in (".yaml", ".yml"):
         return _read(path)
-    raise InputError(f"hardware.gpu: {name_or_path!r} is not known{nearest(key, registry)} (list: simkit gpus)")
+    raise InputError(f"{name_or_path!r} is not known{nearest(key, registry)} (list: simkit gpus)", key="hardware.gpu")
 
 
 def list_gpus() -> list[GpuSpec]:
@@ -80,15 +80,17 @@ def _read(path: Path) -> GpuSpec:
     try:
         row = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"hardware.gpu: {path}: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{path}: {(error.strerror or str(error)).lower()}", key="hardware.gpu") from None
     except UnicodeDecodeError:
-        raise InputError(f"hardware.gpu: {path}: not a text file") from None
+        raise InputError(f"{path}: not a text file", key="hardware.gpu") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise InputError(f"hardware.gpu: {where}: not YAML: {getattr(error, 'problem', None) or 'syntax'}") from None
+        raise InputError(
+            f"{where}: not YAML: {getattr(error, 'problem', None) or 'syntax'}", key="hardware.gpu"
+        ) from None
     if not isinstance(row, dict):
-        raise InputError(f"hardware.gpu: {path}: expected a mapping with the keys {', '.join(_REQUIRED)}")
+        raise InputError(f"{path}: expected a mapping with the keys {', '.join(_REQUIRED)}", key="hardware.gpu")
     return _Fields(str(path), row).spec(path.stem)
 
 
@@ -169,4 +171,4 @@ class _Fields:
         return str(value)
 
     def _error(self, key: str, what: str) -> InputError:
-        return InputError(f"hardware.gpu: {self._where}: {key}: {what}")
+        return InputError(f"{self._where}: {key}: {what}", key="hardware.gpu")

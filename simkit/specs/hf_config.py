@@ -64,11 +64,11 @@ def read_config(path: Path) -> ModelSpec:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"model: {file}: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(f"{file}: {(error.strerror or str(error)).lower()}", key="model") from None
     except ValueError as error:
-        raise InputError(f"model: {file}: not JSON: {error}") from None
+        raise InputError(f"{file}: not JSON: {error}", key="model") from None
     if not isinstance(config, dict):
-        raise InputError(f"model: {file}: expected a JSON object, got {type(config).__name__}")
+        raise InputError(f"{file}: expected a JSON object, got {type(config).__name__}", key="model")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return _Reader(file, _text_part(file, config)).spec(name)
 
@@ -77,14 +77,14 @@ def _text_part(file: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that describes the language model; refuses quantised and multimodal configs without one."""
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and part.get("quantization_config"):
-            raise InputError(f"model: {file}: quantization_config: {_QUANTIZED}")
+            raise InputError(f"{file}: quantization_config: {_QUANTIZED}", key="model")
     text = config.get("text_config")
     if isinstance(text, dict):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         return outer | text
     for key in ("vision_config", "audio_config", "vision_tower", "mm_vision_tower"):
         if config.get(key):
-            raise InputError(f"model: {file}: {key}: a multimodal model without text_config is not modelled")
+            raise InputError(f"{file}: {key}: a multimodal model without text_config is not modelled", key="model")
     return config
 
 
@@ -263,4 +263,4 @@ class _Reader:
         return value
 
     def _error(self, field: str, what: str) -> InputError:
-        return InputError(f"model: {self._file}: {field}: {what}")
+        return InputError(f"{self._file}: {field}: {what}", key="model")

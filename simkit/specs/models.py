@@ -44,10 +44,10 @@ def load_model(name_or_path: str) -> ModelSpec:
     if path.exists():
         return read_config(path)
     if _looks_like_path(name_or_path):
-        raise InputError(f"model: {name_or_path}: file not found")
+        raise InputError(f"{name_or_path}: file not found", key="model")
     # A bare name is compared with short names, an id with ids: their lengths differ too much to share a list.
     candidates = [name for name in registry if ("/" in name) == ("/" in key)]
-    raise InputError(f"model: {name_or_path!r} is not known{nearest(key, candidates)} (list: simkit models)")
+    raise InputError(f"{name_or_path!r} is not known{nearest(key, candidates)} (list: simkit models)", key="model")
 
 
 def list_models() -> list[ModelSpec]:

@@ -103,8 +103,8 @@ def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, di
                 arms[f"{name}@{key}={value_text(value)}"] = {**change, key: value}
     for name, change in scenario.variants.items():
         if name in arms:
-            what = f"variants: expected names of their own, got {name!r}, an arm of every comparison"
-            raise InputError(scenario.blame(what))
+            what = f"expected names of their own, got {name!r}, an arm of every comparison"
+            raise scenario.refuse("variants", what)
         arms[name] = dict(change)
     return arms
 

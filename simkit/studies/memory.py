@@ -21,9 +21,6 @@ MAX_DRAWN = 100_000
 """Requests that are drawn for their lengths; a closed loop with a duration has no end of its own."""
 
 
-_STAGES_FLAG = "--pipeline-parallel-size:"  # a setting that scenarios do not have
-
-
 def scenario_account(
     scenario: Scenario,
     *,
@@ -56,7 +53,9 @@ def scenario_account(
         if memory["refusal"] is None and memory["refusal_upper_bound"] is None:
             memory |= _placement_refusal(resolved, memory["num_gpu_blocks"])
     except InputError as error:
-        raise InputError(scenario.blame(str(error)).replace("pipeline_parallel_size:", _STAGES_FLAG, 1)) from None
+        if error.key == "pipeline_parallel_size":  # a setting that scenarios do not have
+            raise InputError(error.text, where="--pipeline-parallel-size") from None
+        raise scenario.blame(error) from None
     memory["notes"] += notes
     return memory
 
@@ -66,7 +65,7 @@ def _placement_refusal(scenario: Scenario, num_gpu_blocks: int) -> dict[str, Any
     try:
         check_placement(scenario.engine, num_gpu_blocks)
     except InputError as error:
-        return {"refusal": str(error).removeprefix("engine.max_model_len: "), "refusal_kind": "placement"}
+        return {"refusal": error.text, "refusal_kind": "placement"}
     return {}
 
 

@@ -54,10 +54,10 @@ def base_rate(scenario: Scenario) -> float:
         played = _workload(scenario)
         if played.successors is not None:
             what = "expected open: requests that wait for an answer come as fast as they are served, at no rate"
-            raise InputError(scenario.blame(f"workload.trace.sessions: {what}"))
+            raise scenario.refuse("workload.trace.sessions", what)
         times = [request.arrival_ns for request in played.requests if request.id >= played.num_warm]
         if len(times) < 2 or times[-1] == times[0]:
-            raise InputError(scenario.blame("workload.trace: expected requests at different times: no rate to change"))
+            raise scenario.refuse("workload.trace", "expected requests at different times: no rate to change")
         return (len(times) - 1) * NS_PER_S / (times[-1] - times[0])
     if workload.servegen is not None:
         return _servegen(scenario).rate_per_s
@@ -65,7 +65,7 @@ def base_rate(scenario: Scenario) -> float:
     if arrivals is None or isinstance(arrivals, ClosedLoop | AllAtOnce):
         kind = arrivals.process if arrivals else "none"
         what = f"expected arrivals with a rate (poisson, gamma, constant, piecewise or a trace), got {kind}"
-        raise InputError(scenario.blame(f"workload.arrivals: {what}"))
+        raise scenario.refuse("workload.arrivals", what)
     if isinstance(arrivals, PiecewiseArrivals):
         return _piecewise_rate(arrivals, workload.num_requests, workload.duration_s)
     return arrivals.rate_per_s
@@ -82,7 +82,7 @@ def _piecewise_rate(arrivals: PiecewiseArrivals, num_requests: int | None, durat
             return num_requests / (start_s + (num_requests - sent) / segment.rate_per_s)
         sent, start_s = sent + more, max(start_s, end_s)
     if not sent:
-        raise InputError("workload.arrivals.segments: expected requests before the end of the run")
+        raise InputError("expected requests before the end of the run", key="workload.arrivals.segments")
     return sent / start_s
 
 
@@ -148,7 +148,7 @@ def lengths(scenario: Scenario, max_model_len: int) -> Lengths:
     """Mean lengths of the first requests, of those that the engine would take."""
     taken = [r for r in first_requests(scenario, MEAN_OF, max_model_len) if r.prompt_tokens < max_model_len]
     if not taken:
-        raise InputError(scenario.blame(f"workload: no prompt is shorter than max_model_len ({max_model_len})"))
+        raise scenario.refuse("workload", f"no prompt is shorter than max_model_len ({max_model_len})")
     totals = sorted(min(r.prompt_tokens + r.output_tokens, max_model_len) for r in taken)
     prompt = sum(r.prompt_tokens for r in taken) / len(taken)
     return Lengths(
@@ -161,7 +161,7 @@ def _servegen(scenario: Scenario) -> ServeGenClients:
     try:
         return ServeGenClients(scenario.workload.servegen, scenario.base_dir)
     except InputError as error:
-        raise InputError(scenario.blame(str(error))) from None
+        raise scenario.blame(error) from None
 
 
 def first_requests(scenario: Scenario, count: int | None, max_model_len: int = 2**31 - 1) -> list[Request]:
@@ -189,4 +189,4 @@ def _workload(scenario: Scenario, max_model_len: int = 2**31 - 1) -> Workload:
             base_dir=scenario.base_dir,
         )
     except InputError as error:
-        raise InputError(scenario.blame(str(error))) from None
+        raise scenario.blame(error) from None

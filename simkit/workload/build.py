@@ -196,7 +196,9 @@ def _bounded(
             n = min(n, num_requests - num_sent)
         in_time = n if duration_ns is None else int(np.searchsorted(chunk.arrival_ns[:n], duration_ns, side="left"))
         if in_time and chunk.arrival_ns[in_time - 1] >= NEVER_NS:
-            raise InputError("workload.arrivals: the rate is so low that requests arrive after more than 146 years")
+            raise InputError(
+                "the rate is so low that requests arrive after more than 146 years", key="workload.arrivals"
+            )
         yield chunk.head(in_time)
         num_sent += in_time
         if in_time < n or num_sent == num_requests:

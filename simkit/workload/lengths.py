@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from simkit import scenario
-from simkit.errors import InputError, nearest
+from simkit.errors import InputError, about, nearest
 from simkit.logs.files import open_text, reading, resolve
 from simkit.types import Floats, Ints
 from simkit.units import s_to_ns
@@ -162,7 +162,8 @@ def _read_preset(name: str, column: Column) -> tuple[Floats, Floats]:
     presets = list_presets()
     if name not in presets:
         raise InputError(
-            f"workload.{column}.preset: expected one of {', '.join(presets)}, got {name!r}{nearest(name, presets)}"
+            f"expected one of {', '.join(presets)}, got {name!r}{nearest(name, presets)}",
+            key=f"workload.{column}.preset",
         )
     text = files("simkit.workload").joinpath(f"presets/{name}.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
@@ -171,14 +172,14 @@ def _read_preset(name: str, column: Column) -> tuple[Floats, Floats]:
 
 def _read_sample(path: Path, name: str, column: Column, notes: list[str]) -> Floats:
     """The sorted values >= 1 of one column of a CSV (plain or gzip) or parquet file."""
-    where = f"workload.{column}.path: {path}"
-    with reading(where):
+    where = str(path)
+    with about(f"workload.{column}.path"), reading(where):
         with path.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
         values = _parquet_column(path, name, where) if is_parquet else _csv_column(path, name, where)
-    kept = np.sort(values[values > 0])
-    if not kept.size:
-        raise InputError(f"{where}: column {name!r} has no value > 0")
+        kept = np.sort(values[values > 0])
+        if not kept.size:
+            raise InputError(f"{where}: column {name!r} has no value > 0")
     if kept.size < values.size:
         # The file by its last name only: notes end in the manifest, which must not depend on where the scenario lies.
         left_out = f"skipped {values.size - kept.size} of {values.size} values that are 0"

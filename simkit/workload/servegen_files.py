@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from simkit import scenario
-from simkit.errors import InputError
+from simkit.errors import InputError, about
 from simkit.logs.files import open_text, reading, resolve
 from simkit.types import Floats, Ints
 
@@ -78,10 +78,11 @@ class Client:
     notes: tuple[str, ...]
 
 
+@about("workload.servegen.path")
 def read_clients(spec: scenario.ServeGen, base_dir: Path | None) -> list[Client]:
     """All clients of `spec.path`, in the order of their numbers, with the windows that touch start_s .. end_s."""
     folder = resolve(spec.path, base_dir)
-    where = f"workload.servegen.path: {spec.path}"
+    where = spec.path
     with reading(where):
         if not folder.is_dir():
             raise InputError(f"{where}: expected a folder of chunk-N-trace.csv and chunk-N-dataset.json")
@@ -98,7 +99,7 @@ def read_clients(spec: scenario.ServeGen, base_dir: Path | None) -> list[Client]
 
 def _read_client(folder: Path, number: int, spec: scenario.ServeGen) -> Client:
     trace, dataset = f"chunk-{number}-trace.csv", f"chunk-{number}-dataset.json"
-    where = f"workload.servegen.path: {spec.path}/"
+    where = f"{spec.path}/"
     notes: list[str] = []
     periods = _Periods(folder / dataset, where + dataset, f"servegen {spec.path}/{dataset}", notes)
     with reading(where + trace), open_text(folder / trace) as text:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.latency.effects import CHUNK_CONTEXT, KERNEL_TABLE, MIXED_LAUNCHES, UNEQUAL_DECODES
+from simkit.latency.effects import CHUNK_CONTEXT, KERNEL_TABLE, MIXED_LAUNCHES, UNEQUAL_DECODES, Absent
 from simkit.latency.ops.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
 from simkit.latency.profile.residuals import Bools
@@ -245,5 +245,5 @@ def _within(shapes: StepShapes, window: int) -> tuple[Ints, Ints]:
 
 def _skew_source(profile: Profile) -> str:
     if profile.skew is None:
-        return "none: this kernel splits long sequences"
+        return Absent("none: this kernel splits long sequences")
     return KERNEL_TABLE if profile.skew.heads else "rule not measured on this GPU"

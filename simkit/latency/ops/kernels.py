@@ -54,7 +54,7 @@ class Kernels:
         kv_cache_dtype: str,
     ) -> None:
         if model.not_modelled:
-            raise InputError(f"model: {model.name} cannot be simulated: {model.not_modelled}")
+            raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
         self.ranks = ranks = tensor_parallel_size
         check_parallel(model, ranks)
         self.formats = fmt = formats(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)

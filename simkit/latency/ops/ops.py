@@ -87,8 +87,9 @@ def check_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
     heads, kv_heads, ranks = model.num_attention_heads, model.num_kv_heads, tensor_parallel_size
     if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise InputError(
-            f"hardware.tensor_parallel_size: expected a divisor of the {heads} attention heads of {model.name} that"
-            f" divides or is a multiple of its {kv_heads} KV heads, got {ranks}"
+            f"expected a divisor of the {heads} attention heads of {model.name} that"
+            f" divides or is a multiple of its {kv_heads} KV heads, got {ranks}",
+            key="hardware.tensor_parallel_size",
         )
 
 
@@ -165,7 +166,7 @@ def attention_shape(model: ModelSpec, ranks: int, fmt: Formats) -> AttentionShap
 
 def _known(table: dict[str, float], name: str, key: str) -> float:
     if name not in table:
-        raise InputError(f"{key}: expected one of {', '.join(table)}, got {name!r}{nearest(name, table)}")
+        raise InputError(f"expected one of {', '.join(table)}, got {name!r}{nearest(name, table)}", key=key)
     return table[name]
 
 

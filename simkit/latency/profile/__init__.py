@@ -8,12 +8,12 @@ from simkit.latency.profile.load import describe, is_shipped, list_profiles, loa
 from simkit.latency.profile.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, sheet_key_sizes, sheet_keys
 from simkit.latency.profile.read import NAME
 from simkit.latency.profile.residuals import Sheet, between_neighbours, log_sizes, to_nested
-from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
+from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, NotMeasured, Profile, ProfileError
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
-    "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "OpFit", "Physics", "Prediction", "Profile",
-    "ProfileError", "Sheet", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe",
+    "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "NotMeasured", "OpFit", "Physics", "Prediction",
+    "Profile", "ProfileError", "Sheet", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe",
     "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "profile_text",
     "sheet_key_sizes", "sheet_keys", "skewed", "to_nested", "work_of",
 ]  # fmt: skip

@@ -34,15 +34,16 @@ def profile_text(name_or_path: str) -> str:
     if path.suffix != ".json" and "/" not in name_or_path and not path.exists():
         names = ["auto", "roofline", "unit", *_shipped()]
         raise ProfileError(
-            f"latency.profile: {name_or_path!r} is not available; expected {', '.join(names)}, or a path to a profile"
-            f"{nearest(name_or_path, names)} (list: simkit profiles)"
+            f"{name_or_path!r} is not available; expected {', '.join(names)}, or a path to a profile"
+            f"{nearest(name_or_path, names)} (list: simkit profiles)",
+            key="latency.profile",
         )
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ProfileError(f"latency.profile: {path}: {(error.strerror or str(error)).lower()}") from None
+        raise ProfileError(f"{path}: {(error.strerror or str(error)).lower()}", key="latency.profile") from None
     except UnicodeDecodeError:
-        raise ProfileError(f"latency.profile: {path}: not a text file") from None
+        raise ProfileError(f"{path}: not a text file", key="latency.profile") from None
 
 
 def is_shipped(name: str) -> bool:
@@ -99,7 +100,7 @@ def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ProfileError(f"latency.profile: {where}: {key!a:.60}: expected this key once, got it twice")
+            raise ProfileError(f"{where}: {key!a:.60}: expected this key once, got it twice", key="latency.profile")
         found[key] = value
     return found
 
@@ -109,7 +110,7 @@ def parse_profile(text: str, where: str) -> Profile:
     try:
         data = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
     except json.JSONDecodeError as error:
-        raise ProfileError(f"latency.profile: {where}:{error.lineno}: not JSON: {error.msg.lower()}") from None
+        raise ProfileError(f"{where}:{error.lineno}: not JSON: {error.msg.lower()}", key="latency.profile") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists without end
-        raise ProfileError(f"latency.profile: {where}: not a profile: {type(error).__name__}") from None
+        raise ProfileError(f"{where}: not a profile: {type(error).__name__}", key="latency.profile") from None
     return Reader(where).profile(data, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest())

@@ -201,7 +201,7 @@ class Reader:
         return [self._number(row, f"{key}.{name}") for name in names]
 
     def _error(self, key: str, what: str) -> ProfileError:
-        return ProfileError(f"latency.profile: {self._where}: {key}: {what}")
+        return ProfileError(f"{self._where}: {key}: {what}", key="latency.profile")
 
 
 _KINDS: dict[Any, str] = {str: "text", dict: "a mapping", list: "a list"}

@@ -17,6 +17,14 @@ class ProfileError(InputError):
     """A profile or kernel table that cannot be used: where, and what was expected."""
 
 
+class NotMeasured(ProfileError):
+    """A profile does not hold an operation that the model needs; `lacks` says which, `text` also what to do."""
+
+    def __init__(self, text: str, *, lacks: str = "") -> None:
+        super().__init__(text, key="latency.profile")
+        self.lacks = lacks
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """Work of the host for one step, in microseconds: fixed, and for each running sequence."""

@@ -146,7 +146,8 @@ def meta_of(path: Path) -> Meta | None:
         content = json.loads(found)
         version = content.pop("version")
         if version != SCHEMA_VERSION:
-            raise InputError(f"{path}: canonical file of version {version}, this simkit reads {SCHEMA_VERSION}")
+            text = f"{path}: canonical file of version {version}, this simkit reads {SCHEMA_VERSION}"
+            raise InputError(text, key="")
         meta = Meta(**content | {"notes": tuple(map(str, content["notes"]))})
         tokens = meta.hash_block_tokens
         if not (type(meta.start_ns) is int and abs(meta.start_ns) <= MAX_NS):
@@ -154,7 +155,7 @@ def meta_of(path: Path) -> Meta | None:
         if not (tokens is None or (type(tokens) is int and 1 <= tokens <= MAX_TOKENS)):
             raise ValueError("hash_block_tokens")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise InputError(f"{path}: what the file says of itself ({META_KEY.decode()}) cannot be read") from None
+        raise InputError(f"{path}: what the file says of itself ({META_KEY.decode()}) cannot be read", key="") from None
     return meta
 
 

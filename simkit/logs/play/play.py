@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from simkit import scenario
-from simkit.errors import InputError
+from simkit.errors import InputError, about
 from simkit.logs.play.clock_resolution import spread
 from simkit.logs.play.load import Log, load_log
 from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
@@ -118,6 +118,7 @@ def _again(whole: Shared, part: Shared, warm: int, count: int, times: int) -> Sh
     return Shared(np.concatenate(owners), upto, offsets)
 
 
+@about("workload.trace.path", says_key=False)
 def read_trace(
     spec: scenario.Trace, base_dir: Path | None, *, streams: Streams | None = None, max_model_len: int | None = None
 ) -> Trace:

@@ -47,7 +47,8 @@ def cut(
         left = "".join(f"; {note}" for note in (*thinned, *dropped))
         span_s = ns_to_s(int(time_ns.max()))
         found = f"no requests from {start_ns / NS_PER_S:g} s to {until}; the trace lasts {span_s:g} s"
-        raise InputError(f"{where}: {found}{left}")
+        key = "workload.trace.start_s" if "start_s" in spec.model_fields_set else None
+        raise InputError(f"{where}: {found}{left}", key=key, says_key=False)
     if spec.max_requests is not None and len(rows) - num_warm > spec.max_requests:
         rows = rows[: num_warm + spec.max_requests]
         if not thinned and not dropped:

@@ -118,7 +118,8 @@ def recognise(head: Head, wanted: str, where: str, mapped: bool = False) -> tupl
     """
     if wanted != "auto" and wanted not in FORMATS:
         known = ("auto", *FORMATS)
-        raise InputError(f"{where}: format {wanted!r} is not one of {', '.join(known)}{nearest(wanted, known)}")
+        text = f"{where}: format {wanted!r} is not one of {', '.join(known)}{nearest(wanted, known)}"
+        raise InputError(text, key="workload.trace.format", says_key=False)
     if mapped and wanted not in ("auto", GENERIC):
         raise InputError(f"{where}: map is for format {GENERIC}, and format is {wanted!r}: expected one of the two")
     if mapped or wanted == GENERIC:

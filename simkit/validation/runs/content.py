@@ -37,13 +37,10 @@ Ablation = dict[str, dict[str, float | None]]
 def check_as_it_was(scenario: Scenario) -> None:
     """InputError where a log would be played at another pace or in another way than it was recorded, or twice."""
     if scenario.replications > 1:
-        raise InputError(scenario.blame(f"replications: expected 1, a log happened once, got {scenario.replications}"))
+        raise scenario.refuse("replications", f"expected 1, a log happened once, got {scenario.replications}")
     if scenario.workload.samples > 1:
-        raise InputError(
-            scenario.blame(
-                f"workload.samples: expected 1, a request of the log made one answer, got {scenario.workload.samples}"
-            )
-        )
+        what = f"expected 1, a request of the log made one answer, got {scenario.workload.samples}"
+        raise scenario.refuse("workload.samples", what)
     trace = scenario.workload.trace
     assert trace is not None, "the scenario replays a log"
     for key in AS_IT_WAS:

@@ -75,15 +75,14 @@ def fit_run(
     check_as_it_was(scenario)
     setup = set_up(scenario)
     if not isinstance(setup.latency, Calibrated):
-        raise InputError(
-            scenario.blame(
-                "latency.profile: expected a calibrated profile, in which host terms are kept; step times are those of "
-                f"{setup.latency.source} (list: simkit profiles)"
-            )
+        raise scenario.refuse(
+            "latency.profile",
+            "expected a calibrated profile, in which host terms are kept; step times are those of "
+            f"{setup.latency.source} (list: simkit profiles)",
         )
     fitted_effects = [effect for effect in (HOST, FIRST_TOKEN) if effect in scenario.latency.without]
     if fitted_effects:
-        raise InputError(scenario.blame(f"latency.without: expected without {fitted_effects[0]}, which is fitted"))
+        raise scenario.refuse("latency.without", f"expected without {fitted_effects[0]}, which is fitted")
     used = setup.gpu.name if scenario.latency.profile == "auto" else scenario.latency.profile
     given = scenario.latency.host.model_dump(exclude_none=True) if scenario.latency.host else {}
     before = host_of(given, load_profile(used), scenario.engine.version)
