@@ -131,12 +131,12 @@ def write_validation(
         _write_run(result, directory)
         (directory / "validation.json").write_bytes(canonical_json(validation))
         if report:
-            from simkit.report.render.html import write_report
-            from simkit.report.sections import validation_page
+            from simkit.report.render import html
+            from simkit.report.sections import validation as pages
 
             name = result.manifest["name"]
-            write_report(directory / "report.html", {name: directory}, title=name)
-            validation_page.write(directory / page, validation)
+            html.write_report(directory / "report.html", {name: directory}, title=name)
+            html.write(directory / page, pages.report(validation))
     return Path(out_dir)
 
 
@@ -185,11 +185,12 @@ def write_plan(
         manifest = {key: content[key] for key in ("name", "version", "seed", "profile", "scenario", "created_by")}
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
         if report:
-            from simkit.report.render import markdown
-            from simkit.report.sections import plan_page
+            from simkit.report.render import html, markdown
+            from simkit.report.sections import plan
 
-            (directory / "report.html").write_text(plan_page.render_plan(content), encoding="utf-8", newline="")
-            (directory / "report.md").write_text(markdown.plan_markdown(content), encoding="utf-8", newline="")
+            told, title = plan.report(content), f"simkit plan: {content['name']}"
+            html.write(directory / "report.html", told)
+            (directory / "report.md").write_text(markdown.render(told, title), encoding="utf-8", newline="")
     return Path(out_dir)
 
 
@@ -222,9 +223,10 @@ def write_rows(
         (directory / "rows.csv").write_text(table, encoding="utf-8", newline="")
         (directory / "manifest.json").write_bytes(canonical_json({**facts, "created_by": CREATED_BY}))
         if report:
-            from simkit.report.sections import rows_page
+            from simkit.report.render import html
+            from simkit.report.sections import rows
 
-            rows_page.write(directory / "report.html", content)
+            html.write(directory / "report.html", rows.report(content))
     return Path(out_dir)
 
 

@@ -76,9 +76,10 @@ def plan(
     if json:
         console.out_bytes((written / "plan.json").read_bytes())
     else:
-        from simkit.report.sections import plan_tables
+        from simkit.report.render import terminal
+        from simkit.report.sections import plan as sections
 
-        console.out(*plan_tables.plan_tables(content, console.width()))
+        console.out(*terminal.render(sections.report(content), console.width(), titled=False))
     if not quiet:
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / 'report.html'}"))
     from simkit.studies.study import exit_code

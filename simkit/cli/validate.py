@@ -185,9 +185,10 @@ def _run(
     if json:
         console.out_bytes(canonical_json(content["errors"]))
     else:
-        from simkit.report.sections import validation_tables
+        from simkit.report.render import terminal
+        from simkit.report.sections import validation as pages
 
-        console.out(*validation_tables.terminal(content, console.width()))
+        console.out(*terminal.render(pages.report(content), console.width()))
     if not quiet:
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / PAGE}"))
     missed = [found.line() for found in verdicts if not found.ok]

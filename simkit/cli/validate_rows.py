@@ -68,9 +68,10 @@ def run_rows(
     if json:
         console.out_bytes(canonical_json(content))
     else:
-        from simkit.report.sections import rows_tables
+        from simkit.report.render import terminal
+        from simkit.report.sections import rows
 
-        console.out(*rows_tables.terminal(content, console.width()))
+        console.out(*terminal.render(rows.report(content), console.width()))
     if not quiet:
         if scenario is not None:
             console.say(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+import yaml
 
 MISSING = "-"
 
@@ -51,3 +54,8 @@ def signed(value: Any, share: bool = False) -> str:
         return text
     unit = " pp" if share else ""
     return f"{'+' if float(value) > 0 else ''}{text}{unit}"
+
+
+def scenario_yaml(scenario: Mapping[str, Any]) -> str:
+    """A scenario as its file would say it, every default written out."""
+    return yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True, width=100).rstrip("\n")

@@ -16,8 +16,8 @@ from simkit.planner.points import make_points
 from simkit.planner.result import plan_csv
 from simkit.planner.search import COARSE
 from simkit.planner.values import found_from
-from simkit.report.render import markdown
-from simkit.report.sections import plan_page
+from simkit.report.render import html, markdown
+from simkit.report.sections import plan as sections
 from simkit.runs.manifest import plain
 from simkit.studies.offered_load import base_rate, lengths
 from simkit.studies.study import Failure
@@ -50,9 +50,10 @@ def test_it_is_of_the_scenario_as_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pages_are_what_the_numbers_give(name: str) -> None:
     numbers, folder = content(name), ROOT / "reports" / name
+    report = sections.report(numbers)
     assert (folder / "plan.csv").read_text(encoding="utf-8") == plan_csv(numbers)
-    assert (folder / "report.md").read_text(encoding="utf-8") == markdown.plan_markdown(numbers)
-    assert (folder / "report.html").read_text(encoding="utf-8") == plan_page.render_plan(numbers)
+    assert (folder / "report.md").read_text(encoding="utf-8") == markdown.render(report, f"simkit plan: {name}")
+    assert (folder / "report.html").read_text(encoding="utf-8") == html.render(report)
 
 
 @pytest.mark.parametrize("name", NAMES[:1])

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from evidence import marks
+from simkit.report.document import Figure
 from simkit.report.figures import style
-from simkit.report.figures.run import Figure
 
 WIDTH = 9.4
 """Inches of every picture, so that letters are of one size."""

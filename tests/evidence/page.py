@@ -11,7 +11,7 @@ from jinja2 import ChoiceLoader, FileSystemLoader
 
 from evidence import drawing, wrong
 from evidence.line import HIT, MISSED
-from simkit.report.figures.run import Figure
+from simkit.report.document import Figure
 from simkit.report.render.html import environment
 from simkit.report.render.markdown import escaped
 from simkit.report.words import MISSING

@@ -9,19 +9,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import pytest
 from rich.console import Console
 
 from simkit.planner import advise, capacity, limits, waits
+from simkit.report.document import Badge
 from simkit.report.figures import front
-from simkit.report.render.markdown import plan_markdown
-from simkit.report.sections import plan_choice, plan_confirm, plan_page, plan_words
-from simkit.report.sections.plan_page import render_plan
-from simkit.report.sections.plan_tables import continued, plan_tables
+from simkit.report.render import html, markdown, terminal
+from simkit.report.sections import plan as plan_sections
+from simkit.report.sections import plan_choice, plan_confirm, plan_words
 from simkit.runs import run_length
 from simkit.studies import offered_load
 from tests.unit.test_report import assert_well_formed
@@ -238,9 +238,23 @@ def grid(blocks: Sequence[int]) -> dict[str, Any]:
     return content(points=points, recommended=chosen, axes=axes, knee=None)
 
 
+def render_plan(plan: Mapping[str, Any]) -> str:
+    return html.render(plan_sections.report(plan))
+
+
+def words_of_page(plan: Mapping[str, Any]) -> str:
+    """The page without its figures, which take long to draw."""
+    report = plan_sections.report(plan)
+    return html.render(replace(report, sections=tuple(replace(section, figure=None) for section in report.sections)))
+
+
+def plan_markdown(plan: Mapping[str, Any]) -> str:
+    return markdown.render(plan_sections.report(plan), f"simkit plan: {plan['name']}")
+
+
 def printed(plan: Mapping[str, Any], width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
-    for part in plan_tables(plan, width):
+    for part in terminal.render(plan_sections.report(plan), width, titled=False):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -248,8 +262,7 @@ def printed(plan: Mapping[str, Any], width: int = 100) -> str:
 
 def everywhere(plan: Mapping[str, Any]) -> list[str]:
     """The words that a reader sees on the page, in the Markdown and in the terminal, without markup and figures."""
-    with mock.patch.dict(plan_page.FIGURES, clear=True):
-        page = re.sub(r"<[^>]*>", " ", re.sub(r"<style.*?</style>", " ", render_plan(plan), flags=re.S))
+    page = re.sub(r"<[^>]*>", " ", re.sub(r"<style.*?</style>", " ", words_of_page(plan), flags=re.S))
     page = page.replace("&lt;", "<").replace("&gt;", ">").replace("&#39;", "'")
     texts = [page, plan_markdown(plan).replace("\\", ""), printed(plan, 200)]
     return [" ".join(text.split()) for text in texts]
@@ -415,8 +428,7 @@ def test_failed_points_stand_apart_with_their_reason() -> None:
     for text in everywhere(plan):
         assert "Failed points" in text
         assert message in text
-    with mock.patch.dict(plan_page.FIGURES, clear=True):
-        assert "<b>-1" not in render_plan(plan)
+    assert "<b>-1" not in words_of_page(plan)
     assert "\\<b>-1\\</b> \\| or more" in plan_markdown(plan)
 
 
@@ -455,7 +467,7 @@ HELD = (
 )
 
 
-def labels(plan: Mapping[str, Any]) -> dict[str, plan_words.Badge]:
+def labels(plan: Mapping[str, Any]) -> dict[str, Badge]:
     return {badge.label: badge for badge in plan_words.badges(plan)}
 
 
@@ -531,7 +543,9 @@ def test_calibration_and_extrapolation_are_labelled() -> None:
 def test_every_figure_has_units_and_a_legend() -> None:
     page = page_of("whole")
     drawings = dict(re.findall(r'<svg[^>]*aria-label="([^"]*)"(.*?)</svg>', page, flags=re.S))
-    assert len(drawings) == len(plan_page.FIGURES)
+    assert len(drawings) == sum(
+        section.figure is not None for section in plan_sections.report(VARIANTS["whole"]).sections
+    )
     words = {
         "Capacity against max_num_seqs": ("max_num_seqs [sequences]", "capacity [requests/s]", "recommended", "knee",
                                           "physical bound", "limit: slots", "limit: KV blocks", "95 % interval"),
@@ -565,7 +579,7 @@ def test_the_command_can_be_pasted() -> None:
     assert f'<pre class="paste">{COMMAND}</pre>' in page_of("whole")
     quoted = "vllm serve 'a b/--c d' --max-num-seqs 64 --dtype bfloat16"
     for command in (COMMAND, quoted):
-        lines = continued(command, 50)
+        lines = terminal.continued(command, 50)
         assert max(map(len, lines)) <= 50
         echoed = [
             subprocess.run(["sh", "-c", f"printf '<%s>' {text}"], capture_output=True, check=True, text=True).stdout
@@ -628,9 +642,9 @@ def test_every_key_of_the_planners_evidence_has_words() -> None:
 
 def test_same_content_same_bytes_in_another_process() -> None:
     code = (
-        "import json, sys; from simkit.report.sections.plan_page import render_plan; "
-        "from simkit.report.render.markdown import plan_markdown\n"
-        "plan = json.load(sys.stdin); sys.stdout.buffer.write((render_plan(plan) + plan_markdown(plan)).encode())"
+        "import json, sys; from simkit.report.render import html, markdown; from simkit.report.sections import plan\n"
+        "found = json.load(sys.stdin); report = plan.report(found); title = f'simkit plan: {found[\"name\"]}'\n"
+        "sys.stdout.buffer.write((html.render(report) + markdown.render(report, title)).encode())"
     )
     plan = json.loads(json.dumps(content()))
     made = subprocess.run(

@@ -19,7 +19,7 @@ import pytest
 from simkit.errors import InputError
 from simkit.report.figures import gantt, memory_map, series
 from simkit.report.read_run import Run, load_run
-from simkit.report.render.html import render, write_report
+from simkit.report.render.html import render_runs, write_report
 from simkit.report.sections import arm_table, headline, lengths
 
 STEP_NS = 10_000_000
@@ -275,7 +275,7 @@ def make_comparison(root: Path, num_requests: int, slots: int, full: bool) -> tu
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], dict[str, Any], str]:
     arms, comparison = make_comparison(tmp_path_factory.mktemp("arms"), 120, 8, full=False)
-    return arms, comparison, render(arms, title="Three generations", comparison=comparison)
+    return arms, comparison, render_runs(arms, title="Three generations", comparison=comparison)
 
 
 def assert_well_formed(page: str) -> None:
@@ -326,7 +326,7 @@ def test_same_input_same_bytes_in_another_process(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path / "r.html"), *map(str, arms.values())]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"})
-    assert (tmp_path / "r.html").read_bytes() == render(arms, title="Twice").encode()
+    assert (tmp_path / "r.html").read_bytes() == render_runs(arms, title="Twice").encode()
 
 
 def test_figures_follow_the_page_colours(compared: tuple[dict[str, Path], dict[str, Any], str]) -> None:
@@ -355,7 +355,7 @@ def test_spread_of_lengths_is_computed_from_the_runs(compared: tuple[dict[str, P
 
 def test_eight_requests_show_everything(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "eight", EIGHT, batching="static")
-    page = render({"eight-requests": run_dir}, title="Eight requests")
+    page = render_runs({"eight-requests": run_dir}, title="Eight requests")
     assert_well_formed(page)
     assert "all 4 slots that were ever held (max_num_seqs 4), the whole run" in page
     assert "8 of 8 requests finished" in page
@@ -388,7 +388,7 @@ def test_eight_requests_show_everything(tmp_path: Path) -> None:
     ],
 )
 def test_empty_corners(tmp_path: Path, outputs: Sequence[int], options: dict[str, Any], expected: list[str]) -> None:
-    page = render({"only": make_run(tmp_path / "only", outputs, **options)}, title="Corner")
+    page = render_runs({"only": make_run(tmp_path / "only", outputs, **options)}, title="Corner")
     assert_well_formed(page)
     for text in expected:
         assert text in page

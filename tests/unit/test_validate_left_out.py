@@ -11,7 +11,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from simkit.cli import app
-from simkit.report.sections import validation_data, validation_page
+from simkit.report.render import html
+from simkit.report.sections import validation, validation_data
 
 MS = 1_000_000
 SCENARIO = """\
@@ -88,7 +89,7 @@ def test_an_answer_that_is_cut_is_left_out_and_counted(here: Path, row: dict[str
     said = "1 of 3 requests of the log was cut here, with a shorter answer than they had"
     assert any(note.startswith(said) for note in content["notes"])
     assert content["errors"]["e2e_ms"]["mean"] == {"measured": 5.0, "predicted": 5.0, "error_pct": pytest.approx(0)}
-    assert said in validation_page.render(content)
+    assert said in html.render(validation.report(content))
     assert said in quick(*sets).output
     summary = json.loads(Path("runs/unit-log/summary.json").read_bytes())
     assert summary["measured"]["e2e_ms"]["num_requests"] == 2
@@ -101,7 +102,7 @@ def test_requests_of_the_warm_up_are_no_failures(here: Path) -> None:
     assert content["num_requests"]["left_out"] == {}
     assert "3 of 4 requests of the log are warm-up (warmup): not compared" in content["notes"]
     assert "Error of the prediction over 1 request:" in quick("--set", "warmup={requests: 3}").stdout
-    page = validation_page.render(content)
+    page = html.render(validation.report(content))
     assert "1 request is compared" in page
     assert "1 requests" not in page
 
@@ -186,7 +187,7 @@ def test_notes_say_what_numbers_hold(here: Path) -> None:
     assert any("holds the path of a request to the engine and back (6,000 us, first_token_us)" in note
                for note in content["notes"])  # fmt: skip
     assert any(note.startswith("concurrency.mean: requests in the system") for note in content["notes"])
-    assert "requests in the system,<wbr> mean" in validation_page.render(content)
+    assert "requests in the system,<wbr> mean" in html.render(validation.report(content))
     content = written("--set", "latency={profile: auto, without: [host], host: {fixed_us: 9}}")
     assert "without effect here: latency.host.fixed_us (latency.without has host)" in content["notes"]
     assert not any("first_token_us" in note for note in content["notes"])

@@ -17,15 +17,10 @@ from rich.console import Console
 
 from simkit.errors import InputError
 from simkit.latency.effects import EFFECTS
-from simkit.report.render import page as parts_page
-from simkit.report.sections import (
-    rows_data,
-    rows_page,
-    rows_tables,
-    validation_data,
-    validation_page,
-    validation_tables,
-)
+from simkit.report.document import Report
+from simkit.report.render import html as pages
+from simkit.report.render import terminal
+from simkit.report.sections import rows, rows_data, validation, validation_data
 from tests.unit.test_report import assert_well_formed
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -175,17 +170,25 @@ def with_errors(content: Content) -> Content:
 # --- reading ----------------------------------------------------------------------------------------------------------
 @cache
 def run_page() -> str:
-    return validation_page.render(run_content())
+    return render_run(run_content())
 
 
 @cache
 def rows_text() -> str:
-    return rows_page.render(rows_content())
+    return render_rows(rows_content())
 
 
-def printed(table: Callable[..., Any], content: Mapping[str, Any], width: int = 100) -> str:
+def render_run(content: Content) -> str:
+    return pages.render(validation.report(content))
+
+
+def render_rows(content: Content) -> str:
+    return pages.render(rows.report(content))
+
+
+def printed(report: Callable[[Content], Report], content: Mapping[str, Any], width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False, color_system=None)
-    for part in table(content, width):
+    for part in terminal.render(report(content), width):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -231,7 +234,7 @@ def test_the_numbers_of_the_page_are_those_of_the_json() -> None:
 def test_the_first_sentence_has_the_errors_and_how_many_requests_they_are_over() -> None:
     sentence = "over 40 requests: E2E mean +1.2 %, TPOT mean +2.5 %, TTFT mean -11.0 %, makespan -1.0 %."
     assert sentence in run_page()
-    assert sentence in " ".join(printed(validation_tables.terminal, run_content()).split())
+    assert sentence in " ".join(printed(validation.report, run_content()).split())
 
 
 def test_a_missed_band_is_marked_wherever_its_number_stands() -> None:
@@ -245,11 +248,11 @@ def test_a_missed_band_is_marked_wherever_its_number_stands() -> None:
     marked = [name for name, cells in latencies.items() for cell in cells if cell.endswith("*")]
     assert marked == ["TTFT error"]
     assert latencies["TTFT error"][0] == "-11.0 % *"
-    text = printed(validation_tables.terminal, run_content())
+    text = printed(validation.report, run_content())
     assert re.search(r"TTFT mean\s+6 %\s+-11.0 %\s+MISSED", text)
     met = without_pictures(run_content())
     met["bands"] = met["bands"][:1]
-    page = validation_page.render(met)
+    page = render_run(met)
     assert '<span class="badge good">bands met</span> TPOT mean within 3 %.' in page
     assert "MISSED" not in page
 
@@ -286,7 +289,7 @@ def test_what_was_not_made_leaves_the_rest_as_it_is() -> None:
     whole = re.findall(r'<section id="([^"]+)">', run_page())
     bare = without_pictures(everything) | {"latency_effects": {}, "bands": [], "notes": []}
     for key in ("series", "ablation", ""):
-        page = validation_page.render(bare | ({key: everything[key]} if key else {}))
+        page = render_run(bare | ({key: everything[key]} if key else {}))
         assert_well_formed(page)
         sections = re.findall(r'<section id="([^"]+)">', page)
         gone = {"distributions", "requests", "series", "ablation", "effects"} - {key}
@@ -295,16 +298,16 @@ def test_what_was_not_made_leaves_the_rest_as_it_is() -> None:
         assert [name for name, text in said.items() if text in section(page, "left-out")] == [
             name for name in said if name != key
         ]
-    assert "TPOT" in printed(validation_tables.terminal, bare)
+    assert "TPOT" in printed(validation.report, bare)
 
 
 def test_a_log_without_a_single_time_is_no_error() -> None:
     content = without_pictures(run_content()) | {"errors": {}, "num_requests": {"compared": 0}, "bands": []}
-    page = validation_page.render(content)
+    page = render_run(content)
     assert_well_formed(page)
     assert "over 0 requests: no error is known." in page
     assert "TTFT, TPOT, ITL, E2E: not in the log, or undefined for this run." in page
-    assert "no error is known" in printed(validation_tables.terminal, content)
+    assert "no error is known" in printed(validation.report, content)
 
 
 def test_the_dots_are_the_requests_and_of_many_only_some() -> None:
@@ -315,19 +318,19 @@ def test_the_dots_are_the_requests_and_of_many_only_some() -> None:
     content = without_pictures(run_content())
     content["requests"] = {"e2e_ms": [[100.0 + i, 101.0 + i] for i in range(4000)]}
     content["num_requests"]["e2e_ms"] = 12_000
-    many = section(validation_page.render(content), "requests")
+    many = section(render_run(content), "requests")
     assert "E2E: 1,500 of 12,000 drawn, evenly thinned; 100 % within 10 %." in many
     assert 1500 <= many.count("<use ") < 1600
     seconds = [float(i) for i in range(3600)]
     long = {"t_s": seconds, "measured": {"running": seconds}, "predicted": {"running": seconds}}
-    over_time = section(validation_page.render(without_pictures(run_content()) | {"series": long}), "series")
+    over_time = section(render_run(without_pictures(run_content()) | {"series": long}), "series")
     assert "1,000 of 3,600 instants, evenly thinned" in over_time
     assert "waiting" not in over_time
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_the_terminal_keeps_to_its_width_and_cuts_no_number(width: int) -> None:
-    text = printed(validation_tables.terminal, run_content(), width)
+    text = printed(validation.report, run_content(), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     for number in ("-11.0 % *", "-7.5 % (-8.7)", "301", "MISSED"):
@@ -356,7 +359,7 @@ def test_the_errors_of_rows_are_those_of_the_json_with_the_terms_at_0_beside_the
     for engine, *_ in ENGINES:
         stats = content["errors"]["engine"][engine]["mean_tpot_ms"]
         assert by_engine[f"TPOT mean, {engine}"][:2] == ["1", f"{stats['mape_pct']:.1f} %"]
-    text = printed(rows_tables.terminal, content)
+    text = printed(rows.report, content)
     assert f"over test rows: TPOT mean {content['errors']['all']['all']['mean_tpot_ms']['mape_pct']:.1f} %" in text
     assert re.search(r"TPOT mean, rows fitted on\s+4 ", text)
 
@@ -372,7 +375,7 @@ def test_what_was_fitted_and_on_which_rows() -> None:
     }
     several = rows_content()
     several["fit"] = [several["fit"], several["fit"] | {"engine": "trt-llm 1.0"}]
-    text = printed(rows_tables.terminal, several)
+    text = printed(rows.report, several)
     assert "4 numbers were fitted, on 8 rows" in text
     assert "host term of trt-llm 1.0" in text
 
@@ -399,7 +402,7 @@ def test_rows_without_a_fit_or_host_terms_have_no_columns_for_them() -> None:
         for values in row["metrics"].values():
             del values["predicted_zero"], values["error_zero_pct"]
     content = with_errors(content)
-    page = rows_page.render(content)
+    page = render_rows(content)
     assert_well_formed(page)
     assert "at 0" not in page.replace("predicted at 0", "at 0")
     assert "Nothing: no number was fitted to these rows." in page
@@ -420,7 +423,7 @@ def test_rows_left_out_assumptions_and_counts() -> None:
                         "predicted_mean": 28.5, "predicted_peak": 30, "within": row["id"] != "B00001"}
         }  # fmt: skip
     content["errors"] = {"all": {}}
-    page = rows_page.render(content)
+    page = render_rows(content)
     assert_well_formed(page)
     assert table_rows(page, 'id="errors"')["B00001"] == ["32", "29", "28.5", "30", "no"]
     assert "5 of 6 rows within" in page
@@ -471,39 +474,34 @@ def hostile_rows() -> Content:
 
 
 @pytest.mark.parametrize(
-    ("render", "tables", "make"),
-    [
-        (validation_page.render, validation_tables.terminal, hostile_run),
-        (rows_page.render, rows_tables.terminal, hostile_rows),
-    ],
+    ("report", "make"),
+    [(validation.report, hostile_run), (rows.report, hostile_rows)],
     ids=["run", "rows"],
 )
-def test_names_from_outside_are_text(
-    render: Callable[[Content], str], tables: Callable[..., Any], make: Callable[[], Content]
-) -> None:
+def test_names_from_outside_are_text(report: Callable[[Content], Report], make: Callable[[], Content]) -> None:
     content = make()
-    page = render(content)
+    page = pages.render(report(content))
     assert_well_formed(page)
     assert "&lt;script&gt;" in page
     assert "{{ 7*7 }}" in page
     assert "$\\frac{1}{0}$" in page
-    assert "<script>" in printed(tables, content, 200)
+    assert "<script>" in printed(report, content, 200)
 
 
 @pytest.mark.parametrize(
-    ("module", "make", "page"),
-    [(validation_page, run_content, run_page), (rows_page, rows_content, rows_text)],
+    ("report", "make", "page"),
+    [(validation.report, run_content, run_page), (rows.report, rows_content, rows_text)],
     ids=["run", "rows"],
 )
 def test_the_same_content_gives_the_same_bytes(
-    module: Any, make: Callable[[], Content], page: Callable[[], str], tmp_path: Path
+    report: Callable[[Content], Report], make: Callable[[], Content], page: Callable[[], str], tmp_path: Path
 ) -> None:
     """Also when it was read back from its file."""
     content = make()
-    module.write(tmp_path / "a.html", json.loads(json.dumps(content)))
+    pages.write(tmp_path / "a.html", report(json.loads(json.dumps(content))))
     assert (tmp_path / "a.html").read_bytes() == page().encode()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none/a\.html: cannot be written"):
-        parts_page.write(tmp_path / "none" / "a.html", "")
+        pages.write(tmp_path / "none" / "a.html", validation.report(without_pictures(run_content())))

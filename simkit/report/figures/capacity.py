@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from simkit.report.document import Figure
 from simkit.report.figures import style
-from simkit.report.figures.run import Figure
 from simkit.report.sections.plan_choice import variation_name
 from simkit.report.sections.plan_data import Content, combinations, ends, known, several_gpus
 

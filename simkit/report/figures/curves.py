@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH, band, band_handles
-from simkit.report.figures.run import Figure
 from simkit.report.sections.plan_data import (
     METRICS,
     STATS,

@@ -12,10 +12,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.curves import FLAT, plain_log, rows_of
-from simkit.report.figures.run import Figure
 from simkit.report.sections.plan_data import METRICS, Content, Row, mean_of
 from simkit.report.words import plain
 

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from simkit.report.document import Figure
 from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
-from simkit.report.figures.run import Figure
 from simkit.report.sections import rows_data
 from simkit.report.sections.rows_data import ROLES, Content, Row, metric_name, metric_unit
 from simkit.report.sections.validation_data import known

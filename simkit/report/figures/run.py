@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simkit.report.document import Figure
 from simkit.report.figures import cdf, gantt, memory_map, series, timeline
 from simkit.report.read_run import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One drawing: inline SVG and the line under it."""
-
-    svg: str
-    caption: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from simkit.report.document import Figure
 from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.cdf import time_axis
-from simkit.report.figures.run import Figure
 from simkit.report.sections.validation_data import (
     HEADLINE,
     LATENCIES,

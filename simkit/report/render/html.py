@@ -1,4 +1,4 @@
-"""The HTML report: one self-contained file from run directories. Owns the page, not its numbers."""
+"""A report as a page: one self-contained file, the same text for the same report. Owns the page, not its numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from simkit.errors import InputError
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.report import words
+from simkit.report.document import Report
 from simkit.report.figures import run as figures
 from simkit.report.read_run import load_run
 from simkit.report.sections import arm_table, doctor, headline, lengths, provenance, replay, scopes
@@ -27,7 +28,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    pages.filters.update(plain=words.plain, percent=words.percent, svg=Markup, arm=_breakable)
+    pages.filters.update(plain=words.plain, percent=words.percent, svg=Markup, arm=_breakable, name=_wrapping)
     return pages
 
 
@@ -39,14 +40,29 @@ def write_report(
     `comparison` is the parsed compare.json (``baseline``, ``paired``, ``failed``); without it the first arm is the
     baseline. The same input gives the same bytes. Raises InputError when a run directory or the output cannot be used.
     """
-    page = render(arms, title=title, comparison=comparison)
+    _write(out_file, render_runs(arms, title=title, comparison=comparison))
+
+
+def write(path: Path, report: Report) -> None:
+    """Write the page of a report. Raises InputError where that is not possible."""
+    _write(path, render(report))
+
+
+def _write(path: Path, page: str) -> None:
     try:
-        out_file.write_bytes(page.encode("utf-8", "replace"))
+        path.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
-        raise InputError(f"{out_file}: cannot be written ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def render(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any] | None = None) -> str:
+def render(report: Report) -> str:
+    """The page as text; sections with nothing in them are left out."""
+    drawn = [(section, section.figure() if section.figure else None) for section in report.sections]
+    shown = [(section, figure) for section, figure in drawn if figure or not section.is_empty]
+    return environment().get_template("page.html.j2").render(report=report, sections=shown)
+
+
+def render_runs(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str, Any] | None = None) -> str:
     """The page as text; see `write_report`."""
     if not arms:
         raise InputError("a report needs at least one run directory")
@@ -79,3 +95,8 @@ def _breakable(name: str) -> Markup:
     return Markup("").join(
         Markup("{}<wbr>").format(char) if char in "+@=," else Markup("{}").format(char) for char in name
     )
+
+
+def _wrapping(name: str) -> Markup:
+    """A name, which may wrap behind a comma."""
+    return Markup(",<wbr>").join(name.split(","))

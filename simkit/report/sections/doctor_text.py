@@ -10,8 +10,9 @@ from rich.text import Text
 
 from simkit.diagnosis.findings import Threshold
 from simkit.diagnosis.thresholds import PROOF, TABLE
+from simkit.report.document import Column
+from simkit.report.render.terminal import fit
 from simkit.report.sections.doctor import looked_for, settings_text, shown
-from simkit.report.sections.run import Column, fit
 from simkit.report.words import count, percent
 
 if TYPE_CHECKING:

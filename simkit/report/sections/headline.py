@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from simkit.report import words
+from simkit.report.document import Badge
 from simkit.report.read_run import Run
 
 BEST = "continuous+paged"
@@ -15,17 +15,6 @@ TOLD_SHARE = 0.05
 """Extrapolated shares of GPU time from which on a reader is told."""
 
 TOLD_PARTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Badge:
-    """A short label and what it means. `kind` is a CSS class, ``warn`` or ``bad``; `details` are folded away."""
-
-    label: str
-    text: str
-    kind: str
-    details: tuple[str, ...] = ()
-    unfold: str = "which and how fast"
 
 
 def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:

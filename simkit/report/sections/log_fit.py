@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from simkit.report.sections.run import Column, fit
+from simkit.report.document import Column
+from simkit.report.render.terminal import fit
 from simkit.report.words import percent, plain
 
 if TYPE_CHECKING:

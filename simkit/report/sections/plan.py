@@ -1,58 +1,67 @@
-"""A plan's report as a list of parts, in order: words, tables, lines to paste. The page, the Markdown twin and the
-terminal show the same parts; only the page adds figures.
-
-Draws nothing.
-"""
+"""The report of a plan, from the content of plan.json: its sections in order, and where the numbers come from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from simkit.report.document import Figure, Provenance, Report, Section, Table, present
 from simkit.report.sections import plan_choice, plan_confirm, plan_doctor, plan_grid, plan_words
 from simkit.report.sections.plan_data import METRICS, Content, rates_text, word
-from simkit.report.sections.plan_grid import Sheet
-from simkit.report.sections.run import Column
-from simkit.report.words import count, plain
+from simkit.report.words import count, plain, scenario_yaml
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A section: paragraphs, tables, a list, and a line to paste. `key` is its anchor and that of its figure."""
-
-    key: str
-    title: str
-    text: tuple[str, ...] = ()
-    sheets: tuple[Sheet, ...] = ()
-    items: tuple[str, ...] = ()
-    code: str | None = None
-
-
-def parts(content: Content) -> list[Part]:
-    """All parts that the content has something for; definitions and provenance are apart."""
+def report(content: Content) -> Report:
+    """All that the content has something for."""
     around = [] if content.get("recommended") is None else _around(content)
-    return [
-        _capacity(content),
-        *around,
-        *_limits(content),
-        *([] if content.get("recommended") is None else _decisions(content)),
-        *_doctor(content),
-        *_failed(content),
+    decisions = [] if content.get("recommended") is None else _decisions(content)
+    sections = (
+        _capacity(content), *around, *_limits(content), *decisions, *_doctor(content), *_failed(content),
         *_notes(content),
-    ]
+    )  # fmt: skip
+    return Report(
+        title=f"Plan of {content['name']}",
+        answer=str(content["answer"]),
+        badges=tuple(plan_words.badges(content)),
+        sections=sections,
+        definitions=plan_words.definitions(),
+        provenance=_provenance(content),
+        version=content["version"],
+    )
 
 
-def _sheets(*sheets: Sheet | None) -> tuple[Sheet, ...]:
-    return tuple(sheet for sheet in sheets if sheet is not None)
+def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
+    """The figure of a section, drawn when it is called for."""
+
+    def draw() -> Figure | None:
+        from simkit.report.figures import capacity, curves, front
+
+        figures: dict[str, Callable[[Content], Figure | None]] = {
+            "capacity": capacity.capacity,
+            "chance": capacity.chance,
+            "throughput": curves.throughput,
+            "latency": curves.latency,
+            "pareto": front.pareto,
+            "pressure": curves.pressure,
+            "sensitivity": capacity.sensitivity,
+        }
+        return figures[key](content)
+
+    return draw
 
 
-def _capacity(content: Content) -> Part:
+def _capacity(content: Content) -> Section:
     text = [f"{_slo(content)} {plan_words.length_text(content)}"]
     if content.get("recommended") is not None:
         text += [plan_words.compared_text(content), plan_words.knee_text(content), plan_words.bound_text(content)]
     text += plan_words.scaling_texts(content)
-    return Part("capacity", "Capacity against max_num_seqs", tuple(text), (plan_grid.points(content),))
+    return Section(
+        "capacity",
+        "Capacity against max_num_seqs",
+        tuple(text),
+        (plan_grid.points(content),),
+        figure=_drawn(content, "capacity"),
+    )
 
 
 def _slo(content: Content) -> str:
@@ -64,32 +73,40 @@ def _slo(content: Content) -> str:
     return f"SLO: {' and '.join(terms)}."
 
 
-def _around(content: Content) -> list[Part]:
+def _around(content: Content) -> list[Section]:
     """The recommended point against the rate."""
     found = content["recommended"]["capacity"]
     verdict = "this is a soft limit" if found["soft"] else "not a soft limit (that takes more than 20 %)"
-    parts_found = [
-        Part(
-            "chance",
-            "Chance to pass",
-            (
-                f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
-                *plan_confirm.confirm_texts(content["recommended"]),
-            ),
-            _sheets(plan_grid.chance(content)),
-        )
+    says = (
+        f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
+        *plan_confirm.confirm_texts(content["recommended"]),
+    )
+    chance = plan_grid.chance(content)
+    steps = [] if chance is None else zip(chance.names, chance.columns[0].cells, strict=True)
+    # A curve as one sentence: it falls at every rate that is named.
+    falls = f"Above {', '.join(f'{rate}/s: {share}' for rate, share in steps)}."
+    brief = says if chance is None else (*says, falls)
+    sections = [
+        Section("chance", "Chance to pass", says, present(chance), figure=_drawn(content, "chance"), brief=brief)
     ]
     if content.get("curve"):
-        parts_found += [
-            Part("throughput", "Throughput and concurrency against the rate"),
-            Part("latency", "Latency against the rate", (_slo(content),), _sheets(plan_choice.curve(content))),
-            Part("pareto", "Throughput against latency"),
-            Part("pressure", "Memory and preemptions against the rate"),
+        curve = present(plan_choice.curve(content))
+        sections += [
+            _picture(content, "throughput", "Throughput and concurrency against the rate"),
+            _picture(content, "latency", "Latency against the rate", (_slo(content),), curve),
+            _picture(content, "pareto", "Throughput against latency"),
+            _picture(content, "pressure", "Memory and preemptions against the rate"),
         ]
-    return parts_found
+    return sections
 
 
-def _limits(content: Content) -> list[Part]:
+def _picture(
+    content: Content, key: str, title: str, says: tuple[str, ...] = (), tables: tuple[Table, ...] = ()
+) -> Section:
+    return Section(key, title, says, tables, figure=_drawn(content, key), brief=())
+
+
+def _limits(content: Content) -> list[Section]:
     sheet = plan_grid.limits(content)
     if sheet is None:
         return []
@@ -102,60 +119,63 @@ def _limits(content: Content) -> list[Part]:
         "What was seen at the first rate that each replication fails, as means. Shares are of the time after warm-up; "
         "the first share is that in which a request waits, the next four say what it waits for."
     )
-    return [Part("limits", "What binds", (text,), (sheet,), tuple(seen))]
+    brief = tuple(f"- {item}" for item in seen)
+    return [Section("limits", "What binds", (text,), (sheet,), tuple(seen), brief=brief)]
 
 
-def _decisions(content: Content) -> list[Part]:
+def _decisions(content: Content) -> list[Section]:
     """What follows: loads, GPUs, money, neighbouring settings, the command."""
     found = []
     loads = plan_choice.loads(content)
     if loads is not None:
-        found.append(Part("loads", "Half the load, and double", (plan_words.loads_text(content),), (loads,)))
+        found.append(Section("loads", "Half the load, and double", (plan_words.loads_text(content),), (loads,)))
     fleet = plan_choice.fleet(content)
     if fleet:
-        found.append(Part("fleet", "GPUs for the target rate", plan_words.fleet_text(content), tuple(fleet)))
+        found.append(Section("fleet", "GPUs for the target rate", plan_words.fleet_text(content), tuple(fleet)))
     cost = plan_choice.cost(content)
     if cost is None:
         text = "Cost is left out: the scenario gives no hardware.price_per_gpu_hour."
     else:
         price = content["scenario"]["hardware"].get("price_per_gpu_hour")
         text = f"At {plain(price)} a GPU hour, in the currency of that price; every GPU is paid for all the time."
-    found.append(Part("cost", "Cost", (text,), _sheets(cost)))
+    found.append(Section("cost", "Cost", (text,), present(cost)))
     sensitivity = plan_choice.sensitivity(content)
     if sensitivity is not None:
         text = (
             "Neighbours of the recommended point that the engine would start with, one setting changed in each, beside "
             "that point with as few replications as they have; the narrowest interval is that of the grid of rates."
         )
-        found.append(Part("sensitivity", "Sensitivity", (text,), (sensitivity,)))
+        found.append(
+            Section("sensitivity", "Sensitivity", (text,), (sensitivity,), figure=_drawn(content, "sensitivity"))
+        )
     notes = tuple(f"{note}." for note in content.get("command_notes") or ())
     command = content.get("command")
     if command or notes:
         text = "The engine as it was planned." if command else "There is no command line of the engine for this plan."
-        found.append(Part("command", "Engine command", (text,), (), notes, command))
+        found.append(Section("command", "Engine command", (text,), (), notes, command))
     return found
 
 
-def _doctor(content: Content) -> list[Part]:
+def _doctor(content: Content) -> list[Section]:
     """What the doctor found, where the plan brings it."""
     found = content.get("doctor")
     if not found:
         return []
     text, items, sheets = plan_doctor.intro(found), plan_doctor.items(found), plan_doctor.sheets(found)
-    return [Part("doctor", "What the doctor says", (text,), sheets, items)]
+    return [Section("doctor", "What the doctor says", (text,), sheets, items)]
 
 
-def _failed(content: Content) -> list[Part]:
+def _failed(content: Content) -> list[Section]:
     failed: Mapping[str, Mapping[str, Any]] = content["failed"]
     if not failed:
         return []
     items = tuple(f"{name}: {failure['message']}" for name, failure in failed.items())
-    return [Part("failed", "Failed points", ("They have no numbers; the other points stand alone.",), (), items)]
+    return [Section("failed", "Failed points", ("They have no numbers; the other points stand alone.",), (), items)]
 
 
-def _notes(content: Content) -> list[Part]:
+def _notes(content: Content) -> list[Section]:
     notes = tuple(str(note) for note in content["notes"])
-    return [Part("notes", "Notes", (), (), notes)] if notes else []
+    return [Section("notes", "Notes", (), (), notes)] if notes else []
 
 
 def _gpus(content: Content) -> str | None:
@@ -166,7 +186,7 @@ def _gpus(content: Content) -> str | None:
 
 
 # --- where the numbers come from --------------------------------------------------------------------------------------
-def provenance(content: Content) -> Sheet:
+def _provenance(content: Content) -> Provenance:
     """Scenario, profile, seed, length and number of runs, version."""
     profile, length = content["profile"] or {}, content["run_length"] or {}
     chosen = (content.get("recommended") or {}).get("capacity") or {}
@@ -202,6 +222,8 @@ def provenance(content: Content) -> Sheet:
         ("prompt and answer, p95 [tokens]", sizes["p95_tokens"]),
         ("written by", content["created_by"]),
     )
-    pairs = [(name, value if isinstance(value, str) else count(value)) for name, value in facts if value is not None]
-    cells = tuple(value for _, value in pairs)
-    return Sheet("Facts", "fact", tuple(name for name, _ in pairs), ((Column("value", cells),),))
+    return Provenance(
+        "Every number of this page comes from this scenario, profile, seed and version.",
+        tuple((name, value if isinstance(value, str) else count(value)) for name, value in facts if value is not None),
+        ("The file that the plan was made from", scenario_yaml(content["scenario"])),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simkit.report.document import Column, Table, column
 from simkit.report.sections.plan_data import (
     METRICS,
     STATS,
@@ -19,8 +20,7 @@ from simkit.report.sections.plan_data import (
     stat_label,
     word,
 )
-from simkit.report.sections.plan_grid import Sheet, Show, column, joined, money
-from simkit.report.sections.run import Column
+from simkit.report.sections.plan_grid import Show, money
 from simkit.report.words import MISSING, count, percent, plain
 
 SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
@@ -28,12 +28,12 @@ SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
 
 def _turned(
     title: str, head: str, names: Sequence[str], groups: Sequence[Sequence[Column]], rows: Sequence[Row]
-) -> Sheet:
+) -> Table:
     """A table of few rates and many numbers, with a row a number."""
     columns = [column for group in groups for column in group]
     cells = [column(name, [column.cells[index] for column in columns]) for index, name in enumerate(names)]
     notes = (means_text(rows),)
-    return Sheet(title, head, tuple(joined(column.header) for column in columns), tuple((one,) for one in cells), notes)
+    return Table(title, head, tuple(column.name for column in columns), tuple((one,) for one in cells), notes)
 
 
 def _spread(mean: float | None, half: float | None, show: Show = plain) -> str:
@@ -72,16 +72,16 @@ def _rates(content: Content, rows: Sequence[Row]) -> list[tuple[Column, ...]]:
 
 def _meets(rows: Sequence[Row]) -> Column:
     """Whether the runs at a rate, taken together, met the SLO."""
-    return column("meets\nthe SLO", ["yes" if row["meets"] else "no" for row in rows])
+    return column("meets\nthe SLO", ["yes" if row["meets"] else "no" for row in rows], words=True)
 
 
-def curve(content: Content) -> Sheet | None:
+def curve(content: Content) -> Table | None:
     """A row a rate at which the recommended point was looked at."""
     rows: Sequence[Row] = content.get("curve") or ()
     if not rows:
         return None
-    verdict = (column("verdict", [row["verdict"] or MISSING for row in rows]), _meets(rows))
-    return Sheet(
+    verdict = (column("verdict", [row["verdict"] or MISSING for row in rows], words=True), _meets(rows))
+    return Table(
         "All rates of the recommended point",
         "rate [1/s]",
         tuple(plain(row["rate_per_s"]) for row in rows),
@@ -91,7 +91,7 @@ def curve(content: Content) -> Sheet | None:
     )
 
 
-def loads(content: Content) -> Sheet | None:
+def loads(content: Content) -> Table | None:
     """A row for half, once and twice the load."""
     rows: Sequence[Row] = content.get("loads") or ()
     if not rows:
@@ -99,13 +99,13 @@ def loads(content: Content) -> Sheet | None:
     names = tuple(SHARES.get(row["share"], f"{row['share']:g} x") for row in rows)
     first = (
         column("rate\n[1/s]", [plain(row["rate_per_s"]) for row in rows]),
-        column("verdict", [row["verdict"] or MISSING for row in rows]),
+        column("verdict", [row["verdict"] or MISSING for row in rows], words=True),
         _meets(rows),
     )
     return _turned("Loads", "load", names, (first, *_rates(content, rows)), rows)
 
 
-def fleet(content: Content) -> list[Sheet]:
+def fleet(content: Content) -> list[Table]:
     """How many GPUs the target takes, and what simulated fleets did at it; empty without a target."""
     found = content.get("fleet")
     if not found:
@@ -119,7 +119,12 @@ def fleet(content: Content) -> list[Sheet]:
         ("GPUs", count(found["gpus"])),
     )
     sheets = [
-        Sheet("GPUs", "fleet", tuple(name for name, _ in facts), ((column("value", [text for _, text in facts]),),))
+        Table(
+            "GPUs",
+            "fleet",
+            tuple(name for name, _ in facts),
+            ((column("value", [text for _, text in facts], words=True),),),
+        )
     ]
     checks: Sequence[Row] = found["checks"]
     if checks:
@@ -137,7 +142,7 @@ def _size(row: Row) -> str:
     return count_of + (f",\n{row['lost']:,} lost halfway" if row.get("lost") else "")
 
 
-def cost(content: Content) -> Sheet | None:
+def cost(content: Content) -> Table | None:
     """Money per million tokens; None without a price."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     if content.get("cost"):
@@ -153,7 +158,7 @@ def cost(content: Content) -> Sheet | None:
         column("a million\noutput tokens", [money(paid, "output") for _, paid in rows]),
         column("a million\ntotal tokens", [money(paid, "total") for _, paid in rows]),
     )
-    return Sheet("Cost", "for", tuple(name for name, _ in rows), (columns,))
+    return Table("Cost", "for", tuple(name for name, _ in rows), (columns,))
 
 
 def variation_name(item: Mapping[str, Any]) -> str:
@@ -172,7 +177,7 @@ def differs(item: Mapping[str, Any]) -> str:
     return "carries less" if found["high"] < 1 else "no clear effect"
 
 
-def sensitivity(content: Content) -> Sheet | None:
+def sensitivity(content: Content) -> Table | None:
     """A row a neighbouring setting: its capacity as a ratio to the recommended one."""
     rows = content.get("sensitivity") or ()
     if not rows:
@@ -183,10 +188,10 @@ def sensitivity(content: Content) -> Sheet | None:
             column(header, [plain(known(item.get(key))) for item in ratios])
             for header, key in (("low", "low"), ("ratio", "estimate"), ("high", "high"))
         ),
-        (column("reading", [differs(row) for row in rows]),),
+        (column("reading", [differs(row) for row in rows], words=True),),
         (
             column("capacity\n[1/s]", [plain(known((row["capacity"] or {}).get("estimate_per_s"))) for row in rows]),
             column("KV blocks", [count(row["num_gpu_blocks"]) for row in rows]),
         ),
     )
-    return Sheet("Sensitivity", "setting", tuple(map(variation_name, rows)), groups)
+    return Table("Sensitivity", "setting", tuple(map(variation_name, rows)), groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simkit.report.sections.headline import Badge
+from simkit.report.document import Badge
 from simkit.report.sections.plan_data import rates_text
 from simkit.report.words import count, plain_down
 

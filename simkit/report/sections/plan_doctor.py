@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simkit.report.document import Table, column
 from simkit.report.sections import doctor_text
 from simkit.report.sections.doctor import settings_text
 from simkit.report.sections.plan_data import METRICS
-from simkit.report.sections.plan_grid import Sheet, column
 from simkit.report.words import plain
 
 NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished requests"}
@@ -44,14 +44,17 @@ def items(found: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def sheets(found: Mapping[str, Any]) -> tuple[Sheet, ...]:
+def sheets(found: Mapping[str, Any]) -> tuple[Table, ...]:
     """The evidence of every finding, and what its metrics were before and after."""
     tables = []
     for finding in found["findings"]:
         title = _title(finding)
         rows = doctor_text.evidence_rows(finding)
-        columns = (column("value", [row[1] for row in rows]), column("looked for", [row[2] for row in rows]))
-        tables.append(Sheet(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
+        columns = (
+            column("value", [row[1] for row in rows], words=True),
+            column("looked for", [row[2] for row in rows], words=True),
+        )
+        tables.append(Table(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
         if doctor_text.proven_of(finding):
             tables.append(_before_and_after(finding))
     return tuple(tables)
@@ -61,7 +64,7 @@ def _title(finding: Mapping[str, Any]) -> str:
     return f"{finding['rule']} ({finding['severity']})"
 
 
-def _before_and_after(finding: Mapping[str, Any]) -> Sheet:
+def _before_and_after(finding: Mapping[str, Any]) -> Table:
     proven = doctor_text.proven_of(finding)
     keys = doctor_text.compared_keys(proven)
     labels = {key: _label(key) for key in keys}
@@ -74,7 +77,7 @@ def _before_and_after(finding: Mapping[str, Any]) -> Sheet:
         groups.append((column(header.replace(", ", ",\n").replace("=", "\n"), cells),))
     names = tuple(doctor_text.metric_name(finding, key, labels) for key in keys)
     note = "* what the advice is judged by"
-    return Sheet(f"{finding['rule']}, before and after", "before and after", names, tuple(groups), (note,), folded=True)
+    return Table(f"{finding['rule']}, before and after", "before and after", names, tuple(groups), (note,), folded=True)
 
 
 def _label(key: str) -> str:

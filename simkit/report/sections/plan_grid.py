@@ -5,21 +5,14 @@ Owns columns and how numbers read in them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from simkit.report.document import Column, Table, column
 from simkit.report.sections.plan_data import Content, ends, has_axes, known, label, several_gpus
-from simkit.report.sections.run import Column
 from simkit.report.words import MISSING, count, percent, plain, plain_down
 
 Show = Callable[[Any], str]
-LEFT = frozenset(
-    {"limit", "missed first", "soft", "mark", "verdict", "meets\nthe SLO", "reading", "looked for", "value"}
-)
-"""Columns of words, which read from the left."""
-
 EVIDENCE: dict[str, tuple[str, Show]] = {
     "waiting": ("requests\nwait", percent),
     "slots": ("no slot\nfree", percent),
@@ -38,37 +31,7 @@ EVIDENCE: dict[str, tuple[str, Show]] = {
 """What is seen just beyond a capacity: (header, how it reads)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A table: what a row is (`head`, `names`), columns in groups that stay together, and notes under it.
-
-    `folded`: shown by the page only on demand, and not at all by the terminal.
-    """
-
-    title: str
-    head: str
-    names: tuple[str, ...]
-    groups: tuple[tuple[Column, ...], ...]
-    notes: tuple[str, ...] = ()
-    folded: bool = False
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """All columns."""
-        return tuple(column for group in self.groups for column in group)
-
-
-def column(header: str, cells: Sequence[str]) -> Column:
-    """A column of any sequence of cells."""
-    return Column(header, tuple(cells))
-
-
-def joined(header: str) -> str:
-    """A header of several lines as one: a word that was broken is whole again."""
-    return re.sub(r"(?<=[a-z])-\n(?=[a-z])", "", header).replace("\n", " ")
-
-
-def points(content: Content) -> Sheet:
+def points(content: Content) -> Table:
     """A row a point: its capacity, what binds, what it costs."""
     rows: Sequence[Mapping[str, Any]] = content["points"]
     chosen, knee = (content.get("recommended") or {}).get("name"), (content.get("knee") or {}).get("name")
@@ -94,11 +57,11 @@ def points(content: Content) -> Sheet:
         )
     groups += [
         (
-            column("limit", [(row["limit"] or {}).get("name") or MISSING for row in rows]),
-            column("soft", [plain(item.get("soft")) for item in found]),
+            column("limit", [(row["limit"] or {}).get("name") or MISSING for row in rows], words=True),
+            column("soft", [plain(item.get("soft")) for item in found], words=True),
         ),
         (column("cost", [money(row["cost"], "output") for row in rows]),) if _priced(content) else (),
-        (column("mark", marks),) if any(marks) else (),
+        (column("mark", marks, words=True),) if any(marks) else (),
     ]
     whys: dict[str, list[str]] = {}
     for row in rows:
@@ -115,7 +78,7 @@ def points(content: Content) -> Sheet:
                      f"{max(counts)}.")  # fmt: skip
     if _priced(content):
         notes.append("Cost: per million output tokens at the capacity.")
-    return Sheet(
+    return Table(
         "Points", _head(content), tuple(label(content, row) for row in rows), tuple(filter(None, groups)), tuple(notes)
     )
 
@@ -134,7 +97,7 @@ def money(cost: Mapping[str, Any] | None, kind: str) -> str:
     return MISSING if found is None else f"{found:.3g}"
 
 
-def limits(content: Content) -> Sheet | None:
+def limits(content: Content) -> Table | None:
     """A row a point: what binds it and what was seen just beyond its capacity."""
     rows = [point for point in content["points"] if point["limit"] is not None]
     if not rows:
@@ -147,17 +110,17 @@ def limits(content: Content) -> Sheet | None:
         values = [known(row["limit"]["evidence"].get(name)) for row in rows]
         evidence.append((column(header, [MISSING if value is None else show(value) for value in values]),))
     first = (
-        column("limit", [row["limit"]["name"] for row in rows]),
-        column("missed first", [row["limit"]["term"] for row in rows]),
+        column("limit", [row["limit"]["name"] for row in rows], words=True),
+        column("missed first", [row["limit"]["term"] for row in rows], words=True),
     )
-    return Sheet("Evidence", _head(content), tuple(label(content, row) for row in rows), (first, *evidence))
+    return Table("Evidence", _head(content), tuple(label(content, row) for row in rows), (first, *evidence))
 
 
-def chance(content: Content) -> Sheet | None:
+def chance(content: Content) -> Table | None:
     """A row a rate from which on one replication more misses the SLO."""
     rows = content.get("chance") or ()
     if not rows:
         return None
     names = tuple(f"{row['rate_per_s']:.4g}" for row in rows)
     chances = column("chance", [f"{row['chance']:.3g}" for row in rows])
-    return Sheet("Chance to pass, step by step", "above [1/s]", names, ((chances,),), folded=True)
+    return Table("Chance to pass, step by step", "above [1/s]", names, ((chances,),), folded=True)

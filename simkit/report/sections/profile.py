@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from simkit.report.document import Column
+from simkit.report.render.terminal import fit
 from simkit.report.sections.hosts import hosts_lines
-from simkit.report.sections.run import Column, fit
 from simkit.report.words import MISSING
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ def terminal(summary: Mapping[str, Any], width: int = 100) -> list[RenderableTyp
     """The sheets as tables of the terminal."""
     from rich.text import Text
 
-    from simkit.report.sections.run import Column, fit
+    from simkit.report.document import Column
+    from simkit.report.render.terminal import fit
 
     parts: list[RenderableType] = []
     for sheet in sheets(summary, summary.get("measured")):

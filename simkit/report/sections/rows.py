@@ -1,17 +1,12 @@
-"""What a study of aggregate rows says, as parts: sentences, tables, lists. The page and the terminal show them.
-
-Owns words and columns; draws nothing.
-"""
+"""The report of a study of aggregate rows, from the content of rows.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from simkit.report.document import Column, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.sections import rows_data
-from simkit.report.sections.headline import Badge
-from simkit.report.sections.plan import Part
-from simkit.report.sections.plan_grid import Sheet, column
 from simkit.report.sections.rows_data import (
     GROUPS,
     ROLES,
@@ -23,13 +18,9 @@ from simkit.report.sections.rows_data import (
     metric_unit,
     text,
 )
-from simkit.report.sections.run import Column
-from simkit.report.sections.validation import SIGN, WORDS, band_badges, band_sheet
+from simkit.report.sections.validation import SIGN, WORDS, band_badges, band_table
 from simkit.report.sections.validation_data import error, known
 from simkit.report.words import MISSING, count, plain
-
-LEFT = frozenset({"engine", "GPU", "model", "role", "note", "verdict", "fitted"})
-"""Columns of words."""
 
 ZERO = "at 0"
 MAX_RUNNING = 40
@@ -60,12 +51,43 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
 )
 
 
-def title(content: Content) -> str:
-    """The heading."""
-    return f"{content['name']}: predicted against measured rows"
+def report(content: Content) -> Report:
+    """Everything there is something to say of, in order."""
+    sections = (
+        _errors(content),
+        _fit(content),
+        Section("agreement", "Row by row", (_AGREEMENT,), figure=_drawn(content, "agreement"), brief=()),
+        Section(
+            "concurrency", "Error against concurrency", (_CONCURRENCY,), figure=_drawn(content, "concurrency"), brief=()
+        ),
+        *_groups(content),
+        _skipped(content),
+        _assumptions(content),
+        _rows(content),
+    )
+    return Report(
+        title=f"{content['name']}: predicted against measured rows",
+        answer=_answer(content),
+        badges=tuple(band_badges(content.get("bands") or (), metric_name, size)),
+        sections=tuple(section for section in sections if section is not None),
+        definitions=DEFINITIONS,
+        provenance=_provenance(content),
+        version=content.get("version"),
+    )
 
 
-def answer(content: Content) -> str:
+def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
+    """The figure of a section, drawn when it is called for."""
+
+    def draw() -> Figure | None:
+        from simkit.report.figures import rows as figures
+
+        return {"agreement": figures.scatter, "concurrency": figures.concurrency}[key](content)
+
+    return draw
+
+
+def _answer(content: Content) -> str:
     """What came out, in one sentence: over the rows that nothing was fitted on."""
     said = []
     for metric in rows_data.metrics(content):
@@ -76,28 +98,8 @@ def answer(content: Content) -> str:
     return f"Mean size of the error over {over}: {', '.join(said) or 'none is known'}."
 
 
-def badges(content: Content) -> list[Badge]:
-    """Whether the bands hold; none where none was set."""
-    return band_badges(content.get("bands") or (), metric_name, size)
-
-
 def _rows_text(number: int) -> str:
     return f"{count(number)} {'row' if number == 1 else 'rows'}"
-
-
-def parts(content: Content) -> list[Part]:
-    """Everything there is something to say of, in order. Keys of pictures are those of the page."""
-    found = [
-        _errors(content),
-        _fit(content),
-        Part("agreement", "Row by row", (_AGREEMENT,)),
-        Part("concurrency", "Error against concurrency", (_CONCURRENCY,)),
-        *_groups(content),
-        _skipped(content),
-        _assumptions(content),
-        _rows(content),
-    ]
-    return [part for part in found if part is not None]
 
 
 _AGREEMENT = (
@@ -111,7 +113,7 @@ _CONCURRENCY = (
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
-def _errors(content: Content) -> Part:
+def _errors(content: Content) -> Section:
     number = content["num_rows"]
     text_ = [
         f"Rows of {content['source']}: {count(number['read'])} read, {count(number['simulated'])} simulated, "
@@ -130,9 +132,9 @@ def _errors(content: Content) -> Part:
         if {"test", "all"} <= set(roles):
             lines.append(_line(f"{name}, of them {ROLES['test']}", rows_data.of_role(content, "test"), metric))
     sheets = [_sheet("Errors", "metric", lines, zeros)] if lines else []
-    bands = band_sheet(content.get("bands") or (), metric_name, size)
+    bands = band_table(content.get("bands") or (), metric_name, size)
     running = _running(content)
-    return Part("errors", "Errors", tuple(text_), tuple(sheet for sheet in (*sheets, bands, running) if sheet))
+    return Section("errors", "Errors", tuple(text_), present(*sheets, bands, running))
 
 
 Line = tuple[str, Errors, Errors]
@@ -152,7 +154,7 @@ def _line(name: str, rows: Sequence[Row], metric: str, by_metric: Mapping[str, A
     return name, found, zero if zero.n == found.n else rows_data.NO_ERRORS
 
 
-def _running(content: Content) -> Sheet | None:
+def _running(content: Content) -> Table | None:
     """Logged counts of running requests, which belong between the simulated mean over time and the peak."""
     rows = [row for row in content["rows"] if RUNNING in row["metrics"]]
     if not rows:
@@ -170,17 +172,17 @@ def _running(content: Content) -> Sheet | None:
         "moments, so its largest count belongs between a little below the simulated mean over time and the peak.",
     )
     names = tuple(str(row["id"]) for row in rows)
-    return Sheet("Requests running at once", "running, row", names, (group,), notes, folded=len(rows) > MAX_RUNNING)
+    return Table("Requests running at once", "running, row", names, (group,), notes, folded=len(rows) > MAX_RUNNING)
 
 
-def _sheet(title_: str, head: str, lines: Sequence[Line], zeros: bool) -> Sheet:
+def _sheet(title_: str, head: str, lines: Sequence[Line], zeros: bool) -> Table:
     groups: list[tuple[Column, ...]] = [(column("n", [count(found.n) for _, found, _ in lines]),)]
     for name, key, show in (("MAPE", "mape", size), ("bias", "bias", error), ("worst", "worst", error)):
         group = [column(name, [show(getattr(found, key)) for _, found, _ in lines])]
         if zeros:
             group.append(column(f"{name}\n{ZERO}", [show(getattr(zero, key)) for _, _, zero in lines]))
         groups.append(tuple(group))
-    return Sheet(title_, head, tuple(name for name, _, _ in lines), tuple(groups))
+    return Table(title_, head, tuple(name for name, _, _ in lines), tuple(groups))
 
 
 def size(value: Any) -> str:
@@ -189,7 +191,7 @@ def size(value: Any) -> str:
     return MISSING if found is None else f"{found:.1f} %"
 
 
-def _groups(content: Content) -> list[Part]:
+def _groups(content: Content) -> list[Section]:
     """A table for each group with more than one value."""
     sheets = []
     for group, name in GROUPS.items():
@@ -204,17 +206,17 @@ def _groups(content: Content) -> list[Part]:
         ]
         sheets.append(_sheet(f"By {name}", name, lines, rows_data.has_zero(content)))
     text_ = f"Over the {rows_data.judged_name(content)}."
-    return [Part("groups", "Errors by group", (text_,), tuple(sheets))] if sheets else []
+    return [Section("groups", "Errors by group", (text_,), tuple(sheets))] if sheets else []
 
 
 # --- what was fitted, left out, assumed -------------------------------------------------------------------------------
-def _fit(content: Content) -> Part:
+def _fit(content: Content) -> Section:
     fits = rows_data.fits(content)
     if not fits:
-        return Part("fit", "What was fitted", ("Nothing: no number was fitted to these rows.",))
+        return Section("fit", "What was fitted", ("Nothing: no number was fitted to these rows.",))
     number = sum(len(fit["fitted"]) for fit in fits)
     if not number:
-        return Part("fit", "What was fitted", ("Nothing could be fitted: host work is hidden behind the GPU.",))
+        return Section("fit", "What was fitted", ("Nothing could be fitted: host work is hidden behind the GPU.",))
     words = "number was" if number == 1 else "numbers were"
     chosen, test = ([name for fit in fits for name in fit[key]] for key in ("rows", "test_rows"))
     text_ = (
@@ -222,20 +224,20 @@ def _fit(content: Content) -> Part:
         "The rest stays as it was."
     )
     items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.")
-    return Part("fit", "What was fitted", (text_,), tuple(_terms(fit) for fit in fits if fit["fitted"]), items)
+    return Section("fit", "What was fitted", (text_,), tuple(_terms(fit) for fit in fits if fit["fitted"]), items)
 
 
-def _terms(fit: Mapping[str, Any]) -> Sheet:
+def _terms(fit: Mapping[str, Any]) -> Table:
     """The host terms of an engine."""
     idle = fit.get("idle") or ()
     told = {**dict.fromkeys(fit["fitted"], "yes"), **dict.fromkeys(idle, "no: changes nothing")}
     group = (
         column("time [us]", [plain(known(value)) for value in fit["terms"].values()]),
-        column("fitted", [told.get(term, "no") for term in fit["terms"]]),
+        column("fitted", [told.get(term, "no") for term in fit["terms"]], words=True),
     )
     of = f" of {fit['engine']}" if fit.get("engine") else ""
     to = f" fitted to {metric_name(fit['metric'])}" if fit.get("metric") else ""
-    return Sheet(
+    return Table(
         f"Host terms{of}{to}", f"host term{of}", tuple(TERMS.get(term, term) for term in fit["terms"]), (group,)
     )
 
@@ -247,13 +249,13 @@ def _some(ids: Sequence[Any]) -> str:
     return f"{', '.join(map(str, ids[:MAX_IDS]))} and {count(len(ids) - MAX_IDS)} more, which rows.json names"
 
 
-def _skipped(content: Content) -> Part | None:
+def _skipped(content: Content) -> Section | None:
     skipped = content.get("skipped") or {}
     if not skipped:
         return None
     rows, lines = content.get("skipped_rows") or {}, content.get("skipped_lines") or {}
     items = tuple(f"{_rows_text(number)}: {reason}{_named(reason, rows, lines)}" for reason, number in skipped.items())
-    return Part("skipped", "Rows left out, and why", (), (), items)
+    return Section("skipped", "Rows left out, and why", (), (), items)
 
 
 def _named(reason: str, rows: Mapping[str, str], lines: Mapping[str, int]) -> str:
@@ -264,22 +266,23 @@ def _named(reason: str, rows: Mapping[str, str], lines: Mapping[str, int]) -> st
     return f" ({', '.join(shown)}{more})" if names else ""
 
 
-def _assumptions(content: Content) -> Part | None:
+def _assumptions(content: Content) -> Section | None:
     items = tuple(str(line) for line in content.get("assumptions") or ())
     text_ = "What the rows do not say, and what was taken instead."
-    return Part("assumptions", "Assumptions", (text_,), (), items) if items else None
+    return Section("assumptions", "Assumptions", (text_,), (), items) if items else None
 
 
-def _rows(content: Content) -> Part:
+def _rows(content: Content) -> Section:
     """Every row, a folded table a metric."""
-    sheets = tuple(_row_sheet(content, metric) for metric in rows_data.metrics(content))
-    return Part("rows", "Every row", ("A table for each metric; the numbers are also in rows.json.",), sheets)
+    tables = tuple(_row_sheet(content, metric) for metric in rows_data.metrics(content))
+    text_ = "A table for each metric; the numbers are also in rows.json."
+    return Section("rows", "Every row", (text_,), tables, brief=())
 
 
-def _row_sheet(content: Content, metric: str) -> Sheet:
+def _row_sheet(content: Content, metric: str) -> Table:
     rows = [row for row in content["rows"] if metric in row["metrics"]]
     settings = tuple(
-        column(head, [text(row.get(key)) for row in rows])
+        column(head, [text(row.get(key)) for row in rows], words=head in ("engine", "GPU", "model", "role"))
         for head, key in (
             ("engine", "engine"), ("GPU", "gpu"), ("model", "model"), ("TP", "tp"), ("input\n[tokens]", "input_len"),
             ("output\n[tokens]", "output_len"), ("concur-\nrency", "concurrency"), ("role", "role"),
@@ -290,28 +293,28 @@ def _row_sheet(content: Content, metric: str) -> Sheet:
     if rows_data.has_zero(content):
         shown += [(f"predicted\n{ZERO}", "predicted_zero", _number), (f"error\n{ZERO}", "error_zero_pct", error)]
     numbers = tuple(column(head, [show(row["metrics"][metric].get(key)) for row in rows]) for head, key, show in shown)
-    notes = (column("note", [str(row.get("note") or "") for row in rows]),)
+    notes = (column("note", [str(row.get("note") or "") for row in rows], words=True),)
     unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
     names = tuple(str(row["id"]) for row in rows)
     groups = (settings, numbers, *((notes,) if any(notes[0].cells) else ()))
-    return Sheet(f"{metric_name(metric)}{unit}, {count(len(rows))} rows", "row", names, groups, (), folded=True)
+    return Table(f"{metric_name(metric)}{unit}, {count(len(rows))} rows", "row", names, groups, (), folded=True)
 
 
 def _number(value: Any) -> str:
     return plain(known(value))
 
 
-def provenance(content: Content) -> Sheet:
+def _provenance(content: Content) -> Provenance:
     """Names and counts."""
     number = content["num_rows"]
-    facts = (
-        ("name", str(content["name"])),
-        ("rows from", str(content["source"])),
-        ("rows read", count(number["read"])),
-        ("rows simulated", count(number["simulated"])),
-        ("rows left out", count(number["skipped"])),
-        ("numbers fitted", count(sum(len(fit["fitted"]) for fit in rows_data.fits(content)))),
-    )
-    return Sheet(
-        "Facts", "fact", tuple(name for name, _ in facts), ((column("value", [value for _, value in facts]),),)
+    return Provenance(
+        "Every number of this page comes from rows.json beside it: from these rows and this study.",
+        (
+            ("name", str(content["name"])),
+            ("rows from", str(content["source"])),
+            ("rows read", count(number["read"])),
+            ("rows simulated", count(number["simulated"])),
+            ("rows left out", count(number["skipped"])),
+            ("numbers fitted", count(sum(len(fit["fitted"]) for fit in rows_data.fits(content)))),
+        ),
     )

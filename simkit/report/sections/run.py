@@ -7,22 +7,22 @@ number is ``-`` with its reason under the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
+from simkit.report.document import Column
+from simkit.report.render.terminal import EDGE, GAP, fit, new_table
 from simkit.report.sections.scopes import REMARK, SCOPES, TOGETHER, are_several, gpus_text, marked
 from simkit.report.words import MISSING, percent, plain, signed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 Show = Callable[[Any], str]
 STATS = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E"), ("queue_ms", "Queue"))
-GAP, EDGE = 2, 2
 TOLD_SHARE = 0.005
 """Extrapolated shares of GPU time from which on they are named."""
 WASTE = ("reserved", "internal", "external")
@@ -44,19 +44,6 @@ COMPARED: tuple[tuple[tuple[str, str, Show], ...], ...] = (
     ),
     (("ITL\np99", "itl_ms.p99", plain),),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of ready text; `header` may have several lines. `width` counts the gap to the next column."""
-
-    header: str
-    cells: tuple[str, ...]
-
-    @property
-    def width(self) -> int:
-        """Characters it needs."""
-        return max(len(line) for text in (self.header, *self.cells) for line in text.split("\n")) + GAP
 
 
 def value(summary: Mapping[str, Any], key: str) -> Any:
@@ -139,61 +126,14 @@ def summary_tables(
     names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in runs.items())
     parts: list[RenderableType] = [*fit(head, names, columns, width), Text(note)]
     if are_several(manifest for _, manifest in runs.values()):
-        sums = [header for group in groups for header, key, _ in group if SCOPES.get(key) == TOGETHER]
-        parts.append(Text(f"of all replicas together: {', '.join(map(_one_line, sums))}"))
+        sums = [Column(header, ()).name for group in groups for header, key, _ in group if SCOPES.get(key) == TOGETHER]
+        parts.append(Text(f"of all replicas together: {', '.join(sums)}"))
     parts += _source_lines(runs)
     if any(summary.get("saturated") for summary, _ in runs.values()):
         parts.append(
             Text("* saturated: the queue grows for as long as requests come, so latencies depend on the run's length")
         )
     return parts + _reason_lines(reasons, len(runs))
-
-
-def fit(
-    head: str, names: Sequence[str], groups: Sequence[tuple[Column, ...]], width: int, title: str | None = None
-) -> list[Table]:
-    """As few tables as `width` allows, each beginning with the column of names; groups are kept together."""
-    longest = max((len(name) for name in (head, *names)), default=0) + 2
-    widest = max((column.width for group in groups for column in group), default=0)
-    # Names up to 28 characters keep their line; longer ones fold, so that numbers do not have to.
-    room = width - EDGE - min(longest, max(30, width - EDGE - widest))
-    pages: list[list[Column]] = [[]]
-    for group in groups:
-        pieces = [group] if sum(c.width for c in group) <= room else [(column,) for column in group]
-        for piece in pieces:
-            used = sum(column.width for column in pages[-1])
-            if pages[-1] and used + sum(column.width for column in piece) > room:
-                pages.append([])
-            pages[-1].extend(piece)
-    tables = []
-    for index, columns in enumerate(pages):
-        table = _table(title if index == 0 else None)
-        table.add_column(head, overflow="fold")
-        for column in columns:
-            table.add_column(column.header, justify="right", no_wrap=True)
-        for row, name in enumerate(names):
-            table.add_row(name, *(column.cells[row] for column in columns))
-        tables.append(table)
-    return tables
-
-
-def _one_line(header: str) -> str:
-    return header.replace("-\n", "").replace("\n", " ")
-
-
-def _table(title: str | None = None) -> Table:
-    from rich import box
-
-    # The box adds a space between columns and on both edges; one of padding makes it a gap of two.
-    return Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-    )
 
 
 def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Text:
@@ -269,7 +209,7 @@ def _metric_table(
     indent = 2  # sets the halves apart
     if sum(max(len(row[side]) for row in part) + GAP for part in halves for side in (0, 1)) + indent + EDGE > width:
         halves = [rows]
-    table = _table()
+    table = new_table()
     table.show_header = False
     for _ in halves:
         table.add_column(no_wrap=True)

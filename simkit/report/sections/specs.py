@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from simkit.report.sections.run import Column, fit
+from simkit.report.document import Column
+from simkit.report.render.terminal import fit
 from simkit.report.words import MISSING
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""What a comparison with a measured run says, as parts: sentences, tables, lists. The page and the terminal show them.
+"""The report of a run beside what was measured, from the content of validation.json.
 
-Owns words and columns; draws nothing.
+Its parts of any comparison, bands and the sentence about signs, serve the report of rows as well.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.metrics.glossary import DEFINITIONS
-from simkit.report.sections.headline import Badge
-from simkit.report.sections.plan import Part
-from simkit.report.sections.plan_grid import Sheet, column
+from simkit.report.document import Badge, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.sections.validation_data import (
     HEADLINE,
     LATENCIES,
@@ -32,10 +30,7 @@ from simkit.report.sections.validation_data import (
     things,
     whole_run,
 )
-from simkit.report.words import count, plain
-
-LEFT = frozenset({"source", "verdict"})
-"""Columns of words."""
+from simkit.report.words import count, plain, scenario_yaml
 
 OUTSIDE = " *"
 SIGN = (
@@ -58,12 +53,45 @@ WORDS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def title(content: Content) -> str:
-    """The heading."""
-    return f"{content['name']}: predicted against measured"
+def report(content: Content) -> Report:
+    """Everything there is something to say of, in order."""
+    sections = (
+        _errors(content),
+        Section("distributions", "Distributions", (_DISTRIBUTIONS,), figure=_drawn(content, "distributions"), brief=()),
+        Section("requests", "Request by request", (_REQUESTS,), figure=_drawn(content, "requests"), brief=()),
+        _series(content),
+        _ablation(content),
+        _effects(content),
+        _left_out(content),
+    )
+    return Report(
+        title=f"{content['name']}: predicted against measured",
+        answer=_answer(content),
+        badges=tuple(_badges(content)),
+        sections=tuple(section for section in sections if section is not None),
+        definitions=WORDS,
+        provenance=_provenance(content),
+        version=content.get("version"),
+    )
 
 
-def answer(content: Content) -> str:
+def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
+    """The figure of a section, drawn when it is called for."""
+
+    def draw() -> Figure | None:
+        from simkit.report.figures import validation as figures
+
+        return {
+            "distributions": figures.distributions,
+            "requests": figures.requests,
+            "series": figures.series,
+            "ablation": figures.ablation,
+        }[key](content)
+
+    return draw
+
+
+def _answer(content: Content) -> str:
     """What came out, in one sentence."""
     compared, _ = counts(content)
     said = [
@@ -73,7 +101,7 @@ def answer(content: Content) -> str:
     return f"Error of the prediction over {things(compared, 'request')}: {found}."
 
 
-def badges(content: Content) -> list[Badge]:
+def _badges(content: Content) -> list[Badge]:
     """Whether the bands hold; none where none was set."""
     found, lost = band_badges(content.get("bands") or (), key_name), left_out(content)
     if not found or not lost:
@@ -97,20 +125,6 @@ def band_badges(
     return [Badge("outside a band", f"{len(out)} of {len(bands)}: {which}.", "bad")]
 
 
-def parts(content: Content) -> list[Part]:
-    """Everything there is something to say of, in order. Keys of pictures are those of the page."""
-    found = [
-        _errors(content),
-        Part("distributions", "Distributions", (_DISTRIBUTIONS,)),
-        Part("requests", "Request by request", (_REQUESTS,)),
-        _series(content),
-        _ablation(content),
-        _effects(content),
-        _left_out(content),
-    ]
-    return [part for part in found if part is not None]
-
-
 _DISTRIBUTIONS = (
     "The height of a line at x is the share of requests that took x or less. Where the lines lie on each other, the "
     "prediction has the right requests slow as often as they were."
@@ -123,7 +137,7 @@ _REQUESTS = (
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-def _errors(content: Content) -> Part:
+def _errors(content: Content) -> Section:
     compared, by_metric = counts(content)
     over = ", ".join(f"{LATENCIES[metric]} {count(number)}" for metric, number in by_metric.items())
     text = (
@@ -133,12 +147,8 @@ def _errors(content: Content) -> Part:
         + (f"; those that have the time in question: {over}." if over else "."),
         f"Step times: {content['latency_source']}. {_fitted(content)} {SIGN}",
     )
-    sheets = tuple(
-        sheet
-        for sheet in (_latencies(content), _whole(content), band_sheet(content.get("bands") or (), key_name))
-        if sheet is not None
-    )
-    return Part("errors", "Measured, predicted, error", text, sheets)
+    bands = band_table(content.get("bands") or (), key_name)
+    return Section("errors", "Measured, predicted, error", text, present(_latencies(content), _whole(content), bands))
 
 
 def _fitted(content: Content) -> str:
@@ -150,7 +160,7 @@ def _fitted(content: Content) -> str:
     )
 
 
-def _latencies(content: Content) -> Sheet | None:
+def _latencies(content: Content) -> Table | None:
     metrics = latencies(content)
     if not metrics:
         return None
@@ -160,7 +170,7 @@ def _latencies(content: Content) -> Sheet | None:
     ]
     outside = missed(content)
     groups = tuple((column(stat, _cells(metrics, stat, outside)),) for stat in stats)
-    return Sheet(
+    return Table(
         "Latencies",
         "latency",
         tuple(names),
@@ -186,7 +196,7 @@ def _outside_note(needed: bool) -> tuple[str, ...]:
     return ("* outside its band.",) if needed else ()
 
 
-def _whole(content: Content) -> Sheet | None:
+def _whole(content: Content) -> Table | None:
     rows = list(whole_run(content))
     if not rows:
         return None
@@ -197,32 +207,32 @@ def _whole(content: Content) -> Sheet | None:
         column("error", [_marked(values.get("error_pct"), key, outside) for key, values in rows]),
     )
     names = tuple(WHOLE_RUN.get(key, key) for key, _ in rows)
-    return Sheet("The run as a whole", "run", names, (group,), _outside_note(any(key in outside for key, _ in rows)))
+    return Table("The run as a whole", "run", names, (group,), _outside_note(any(key in outside for key, _ in rows)))
 
 
-def band_sheet(
+def band_table(
     bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
-) -> Sheet | None:
+) -> Table | None:
     """The bands, a row each; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return None
     group = (
         column("band", [f"{band['limit_pct']:g} %" for band in bands]),
         column("error", [show(band["error_pct"]) for band in bands]),
-        column("verdict", ["met" if band["ok"] else "MISSED" for band in bands]),
+        column("verdict", ["met" if band["ok"] else "MISSED" for band in bands], words=True),
     )
-    return Sheet("Bands", "band of", tuple(name(band["key"]) for band in bands), (group,))
+    return Table("Bands", "band of", tuple(name(band["key"]) for band in bands), (group,))
 
 
 # --- over time, effects, what is missing ------------------------------------------------------------------------------
-def _series(content: Content) -> Part | None:
+def _series(content: Content) -> Section | None:
     if not content.get("series"):
         return None
     text = "The real engine at the moments at which it was sampled, and the simulated one at the same moments."
-    return Part("series", "Over time", (text,))
+    return Section("series", "Over time", (text,), figure=_drawn(content, "series"), brief=())
 
 
-def _ablation(content: Content) -> Part | None:
+def _ablation(content: Content) -> Section | None:
     ablation = content.get("ablation")
     if not ablation:
         return None
@@ -237,9 +247,8 @@ def _ablation(content: Content) -> Part | None:
         "The error with one effect switched off, beside that with all of them on; in brackets by how many percentage "
         "points it moves. An effect that moves nothing does not occur in this run, or costs nothing in it."
     )
-    return Part(
-        "ablation", "What each effect contributes", (text,), (Sheet("Ablation", "switched off", names, tuple(groups)),)
-    )
+    table = Table("Ablation", "switched off", names, tuple(groups))
+    return Section("ablation", "What each effect contributes", (text,), (table,), figure=_drawn(content, "ablation"))
 
 
 def _changed(value: Any, base: float | None) -> str:
@@ -250,19 +259,24 @@ def _changed(value: Any, base: float | None) -> str:
     return f"{error(found)} ({'0' if float(moved) == 0 else moved})"
 
 
-def _effects(content: Content) -> Part | None:
+def _effects(content: Content) -> Section | None:
     effects = content.get("latency_effects") or {}
     if not effects:
         return None
     group = (
         column("name", list(effects)),
-        column("source", [str(source) for source in effects.values()]),
+        column("source", [str(source) for source in effects.values()], words=True),
     )
-    sheet = Sheet("Effects", "effect", tuple(effect_name(effect) for effect in effects), (group,))
-    return Part("effects", "Where the effects come from", (), (sheet,))
+    table = Table("Effects", "effect", tuple(effect_name(effect) for effect in effects), (group,))
+    by_source: dict[str, list[str]] = {}
+    for effect, source in effects.items():
+        by_source.setdefault(str(source), []).append(effect_name(effect))
+    # Sources are sentences, too long for a column of a terminal.
+    brief = tuple(f"- {source}: {', '.join(names)}" for source, names in by_source.items())
+    return Section("effects", "Where the effects come from", (), (table,), brief=brief)
 
 
-def _left_out(content: Content) -> Part:
+def _left_out(content: Content) -> Section:
     """What is not compared and why, and the notes of the run."""
     compared, by_metric = counts(content)
     items = [
@@ -281,14 +295,14 @@ def _left_out(content: Content) -> Part:
     elif not content["ablation"]:
         items.append("What each effect contributes: none that can be switched off acts in this run.")
     items += [_sentence(str(note)) for note in content.get("notes") or ()]
-    return Part("left-out", "What is left out, and notes", (), (), tuple(items))
+    return Section("left-out", "What is left out, and notes", (), (), tuple(items))
 
 
 def _sentence(note: str) -> str:
     return note if note.endswith((".", "!", "?")) else f"{note}."
 
 
-def provenance(content: Content) -> Sheet:
+def _provenance(content: Content) -> Provenance:
     """Names, sources and counts."""
     compared, _ = counts(content)
     scenario = content.get("scenario")
@@ -299,4 +313,8 @@ def provenance(content: Content) -> Sheet:
         ("step times", content["latency_source"]),
         ("requests compared", count(compared)),
     ]
-    return Sheet("Facts", "fact", tuple(name for name, _ in facts), ((column("value", [str(v) for _, v in facts]),),))
+    return Provenance(
+        "Every number of this page comes from validation.json beside it: from this log and this scenario.",
+        tuple((name, str(value)) for name, value in facts),
+        ("The engine that was simulated", scenario_yaml(scenario)) if isinstance(scenario, Mapping) else None,
+    )
