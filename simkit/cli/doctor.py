@@ -12,7 +12,7 @@ from simkit.cli.studies import Dask, Jobs, Json, Quiet
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from simkit.report.read_run import Run
+    from simkit.report.read.run import Run
 
 
 def doctor(
@@ -67,7 +67,7 @@ def doctor(
 
 def _load(run_dir: Path) -> Run:
     """The run in a directory. A study holds several runs: then say which."""
-    from simkit.report.read_run import load_run, read_json
+    from simkit.report.read.run import load_run, read_json
 
     manifest: Any = read_json(run_dir / "manifest.json")
     for kind in ("arms", "points"):

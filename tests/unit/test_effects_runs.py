@@ -11,7 +11,7 @@ from simkit import api
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.effects import EFFECTS, is_on
-from simkit.report.read_run import load_run
+from simkit.report.read.run import load_run
 from simkit.report.sections.provenance import provenance
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict, loads, parse_axes, template

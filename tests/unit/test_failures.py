@@ -16,7 +16,7 @@ from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.errors import InputError
 from simkit.report.figures import timeline
-from simkit.report.read_run import load_run
+from simkit.report.read.run import load_run
 
 MS = 1_000_000
 

@@ -11,8 +11,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from simkit.cli import app
+from simkit.report.read import validation as validation_data
 from simkit.report.render import html
-from simkit.report.sections import validation, validation_data
+from simkit.report.sections import validation
 
 MS = 1_000_000
 SCENARIO = """\

@@ -18,9 +18,11 @@ from rich.console import Console
 from simkit.errors import InputError
 from simkit.latency.effects import EFFECTS
 from simkit.report.document import Report
+from simkit.report.read import rows as rows_data
+from simkit.report.read import validation as validation_data
 from simkit.report.render import html as pages
 from simkit.report.render import terminal
-from simkit.report.sections import rows, rows_data, validation, validation_data
+from simkit.report.sections import rows, validation
 from tests.unit.test_report import assert_well_formed
 
 STATS = ("mean", "p50", "p90", "p95", "p99")

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from simkit.report.figures import style
-from simkit.report.read_run import Run, Table, select
+from simkit.report.read.run import Run, Table, select
 from simkit.types import Floats
 from simkit.units import NS_PER_MS
 

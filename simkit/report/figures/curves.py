@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH, band, band_handles
-from simkit.report.sections.plan_data import (
+from simkit.report.read.plan import (
     METRICS,
     STATS,
     Content,

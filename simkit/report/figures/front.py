@@ -16,7 +16,7 @@ from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.curves import FLAT, plain_log, rows_of
-from simkit.report.sections.plan_data import METRICS, Content, Row, mean_of
+from simkit.report.read.plan import METRICS, Content, Row, mean_of
 from simkit.report.words import plain
 
 

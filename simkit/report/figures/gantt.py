@@ -12,7 +12,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MultipleLocator
 
 from simkit.report.figures import style
-from simkit.report.read_run import Column, Run, Table, num_rows, select
+from simkit.report.read.run import Column, Run, Table, num_rows, select
 from simkit.types import Floats, Ints
 
 MAX_SLOTS = 32

@@ -6,7 +6,7 @@ import numpy as np
 
 from simkit.report import words
 from simkit.report.figures import series, style
-from simkit.report.read_run import Run, Table, num_rows
+from simkit.report.read.run import Run, Table, num_rows
 from simkit.types import Floats
 from simkit.units import bytes_to_gib
 

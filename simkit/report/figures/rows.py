@@ -16,9 +16,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from simkit.report.document import Figure
 from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
-from simkit.report.sections import rows_data
-from simkit.report.sections.rows_data import ROLES, Content, Row, metric_name, metric_unit
-from simkit.report.sections.validation_data import known
+from simkit.report.read import rows as rows_data
+from simkit.report.read.rows import ROLES, Content, Row, metric_name, metric_unit
+from simkit.report.read.validation import known
 from simkit.report.words import count
 
 MAX_METRICS = 4

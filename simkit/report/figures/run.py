@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simkit.report.document import Figure
 from simkit.report.figures import cdf, gantt, memory_map, series, timeline
-from simkit.report.read_run import Run
+from simkit.report.read.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simkit.report.read_run import Column, Run, Table, num_rows, select
+from simkit.report.read.run import Column, Run, Table, num_rows, select
 from simkit.types import Floats
 
 MAX_POINTS = 300

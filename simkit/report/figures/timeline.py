@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from simkit.report.figures import series, style
-from simkit.report.read_run import Run, Table, num_rows, select
+from simkit.report.read.run import Run, Table, num_rows, select
 from simkit.types import Floats
 from simkit.units import NS_PER_S
 

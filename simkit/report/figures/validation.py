@@ -19,7 +19,7 @@ from simkit.report.document import Figure
 from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.cdf import time_axis
-from simkit.report.sections.validation_data import (
+from simkit.report.read.validation import (
     HEADLINE,
     LATENCIES,
     SERIES,

@@ -14,8 +14,10 @@ from simkit.metrics.glossary import DEFINITIONS
 from simkit.report import words
 from simkit.report.document import Report
 from simkit.report.figures import run as figures
-from simkit.report.read_run import load_run
-from simkit.report.sections import arm_table, doctor, headline, lengths, provenance, replay, scopes
+from simkit.report.read import scopes
+from simkit.report.read.run import load_run
+from simkit.report.sections import arms as arm_table
+from simkit.report.sections import doctor, headline, lengths, provenance, replay
 
 
 def environment() -> Environment:

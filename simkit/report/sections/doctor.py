@@ -10,7 +10,7 @@ from simkit.diagnosis.facts import gather
 from simkit.diagnosis.findings import Evidence, Finding
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 from simkit.report import words
-from simkit.report.read_run import Run
+from simkit.report.read.run import Run
 
 UNITS = {"per s": "/s", "x": "x"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from simkit.report import words
 from simkit.report.document import Badge
-from simkit.report.read_run import Run
+from simkit.report.read.run import Run
 
 BEST = "continuous+paged"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simkit.report import words
-from simkit.report.read_run import Run, num_rows, select
+from simkit.report.read.run import Run, num_rows, select
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simkit.report.document import Figure, Provenance, Report, Section, Table, present
+from simkit.report.read.plan import METRICS, Content, rates_text, word
 from simkit.report.sections import plan_choice, plan_confirm, plan_doctor, plan_grid, plan_words
-from simkit.report.sections.plan_data import METRICS, Content, rates_text, word
 from simkit.report.words import count, plain, scenario_yaml
 
 

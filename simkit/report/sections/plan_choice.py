@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkit.report.document import Column, Table, column
-from simkit.report.sections.plan_data import (
+from simkit.report.read.plan import (
     METRICS,
     STATS,
     Content,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simkit.report.document import Badge
-from simkit.report.sections.plan_data import rates_text
+from simkit.report.read.plan import rates_text
 from simkit.report.words import count, plain_down
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from simkit.report.document import Table, column
+from simkit.report.read.plan import METRICS
 from simkit.report.sections import doctor_text
 from simkit.report.sections.doctor import settings_text
-from simkit.report.sections.plan_data import METRICS
 from simkit.report.words import plain
 
 NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished requests"}

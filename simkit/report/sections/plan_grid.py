@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simkit.report.document import Column, Table, column
-from simkit.report.sections.plan_data import Content, ends, has_axes, known, label, several_gpus
+from simkit.report.read.plan import Content, ends, has_axes, known, label, several_gpus
 from simkit.report.words import MISSING, count, percent, plain, plain_down
 
 Show = Callable[[Any], str]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.report.document import Badge
+from simkit.report.read.plan import TOO_FEW, Content, extrapolated, known, label, too_few, word
 from simkit.report.sections import plan_confirm
 from simkit.report.sections.headline import TOLD_SHARE
-from simkit.report.sections.plan_data import TOO_FEW, Content, extrapolated, known, label, too_few, word
 from simkit.report.words import count, percent, plain
 
 SHARED = ("TTFT", "TPOT", "E2E", "Measured window", "Throughput", "Concurrency", "KV utilisation", "Preemption")

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from simkit.report import words
-from simkit.report.read_run import Run
-from simkit.report.sections.scopes import are_several, gpus_text
+from simkit.report.read.run import Run
+from simkit.report.read.scopes import are_several, gpus_text
 
 IDENTITY = ("run_id", "seed", "replications", "latency_source")
 

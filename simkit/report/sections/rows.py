@@ -6,20 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simkit.report.document import Column, Figure, Provenance, Report, Section, Table, column, present
-from simkit.report.sections import rows_data
-from simkit.report.sections.rows_data import (
-    GROUPS,
-    ROLES,
-    RUNNING,
-    Content,
-    Errors,
-    Row,
-    metric_name,
-    metric_unit,
-    text,
-)
+from simkit.report.read import rows as rows_data
+from simkit.report.read.rows import GROUPS, ROLES, RUNNING, Content, Errors, Row, metric_name, metric_unit, text
+from simkit.report.read.validation import error, known
 from simkit.report.sections.validation import SIGN, WORDS, band_badges, band_table
-from simkit.report.sections.validation_data import error, known
 from simkit.report.words import MISSING, count, plain
 
 ZERO = "at 0"

@@ -11,7 +11,7 @@ from typing import Any
 
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.report.document import Badge, Figure, Provenance, Report, Section, Table, column, present
-from simkit.report.sections.validation_data import (
+from simkit.report.read.validation import (
     HEADLINE,
     LATENCIES,
     STATS,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.report.sections.validation_data import known
+from simkit.report.read.validation import known
 from simkit.report.words import MISSING
 
 Content = Mapping[str, Any]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.report import words
-from simkit.report.read_run import Run
-from simkit.report.sections.scopes import EACH, FULLEST, SCOPES, TOGETHER, are_several
+from simkit.report.read.run import Run
+from simkit.report.read.scopes import EACH, FULLEST, SCOPES, TOGETHER, are_several
 
 Path = tuple[str, ...]
 
