@@ -33,7 +33,7 @@ def doctor(
 ) -> None:
     """Say what is wrong with a run and which setting to change, and prove it by running the same customers again."""
     if rules:
-        from simkit.report.sections import doctor_text
+        from simkit.report.sections import doctor as doctor_text
 
         console.out(*doctor_text.rules_tables(console.width()))
         return
@@ -53,7 +53,7 @@ def doctor(
     with console.progress(quiet) as progress:
         found = planner.examine(scenario, facts, progress=progress, jobs=jobs, dask=dask)
     content = canonical_json(found)
-    from simkit.report.sections import doctor_text
+    from simkit.report.sections import doctor as doctor_text
 
     if target is not None:
         _write(target, content, doctor_text.markdown(found, verdict.labels(found)).encode())

@@ -50,7 +50,7 @@ def from_run(
     if json:
         console.out_bytes(canonical_json(fit.facts))
     else:
-        from simkit.report.sections.hosts import fit_tables
+        from simkit.report.sections.profile import fit_tables
 
         console.out(*fit_tables(fit.facts, console.width()))
     if fit.refused:

@@ -76,7 +76,7 @@ def fit(
     if json:
         console.out_bytes(canonical_json({"workload": fitted.workload, "remarks": fitted.remarks, "check": check}))
     elif check is not None:
-        from simkit.report.sections.log_fit import fit_tables
+        from simkit.report.sections.log import fit_tables
 
         console.out(*fit_tables(check, console.width()))
     if not quiet:

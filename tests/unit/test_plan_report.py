@@ -21,7 +21,8 @@ from simkit.report.document import Badge
 from simkit.report.figures import front
 from simkit.report.render import html, markdown, terminal
 from simkit.report.sections import plan as plan_sections
-from simkit.report.sections import plan_choice, plan_confirm, plan_words
+from simkit.report.sections import plan_choice, plan_words
+from simkit.report.sections import plan_choice as plan_confirm
 from simkit.runs import run_length
 from simkit.studies import offered_load
 from tests.unit.test_report import assert_well_formed

@@ -1,16 +1,26 @@
-"""The doctor's section of a report: findings with their evidence, thresholds and advice, without any re-run."""
+"""What the doctor says: of runs as they are, and of an examination, on a terminal and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.padding import Padding
+from rich.text import Text
 
 from simkit.diagnosis.facts import gather
-from simkit.diagnosis.findings import Evidence, Finding
+from simkit.diagnosis.findings import Evidence, Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
+from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.report import words
+from simkit.report.document import Column
 from simkit.report.read.run import Run
+from simkit.report.render.terminal import fit
+from simkit.report.words import count, percent
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 UNITS = {"per s": "/s", "x": "x"}
 
@@ -91,3 +101,153 @@ def _told(finding: Finding) -> Told:
 def _evidence(item: Evidence) -> tuple[str, str, str]:
     plain = item.to_json()
     return item.name, shown(item.value, item.unit), looked_for(plain["threshold"], item.unit)
+
+
+# --- what `simkit doctor` prints, and its Markdown --------------------------------------------------------------------
+Entry = Mapping[str, Any]
+NO_PROOF = "not proven: no re-run was made"
+
+
+def doctor_tables(found: Mapping[str, Any], labels: Mapping[str, str], width: int = 100) -> list[RenderableType]:
+    """Everything an examination says; `labels` maps summary keys to words."""
+    parts: list[RenderableType] = [Text(headline(found), style="bold")]
+    for number, finding in enumerate(found["findings"], start=1):
+        parts.append(Text(f"\n{number}. {finding['rule']} ({finding['severity']})", style="bold"))
+        parts.append(Padding(Text(finding["diagnosis"]), (0, 0, 0, 3)))
+        rows = evidence_rows(finding)
+        columns = [(Column("this run", tuple(row[1] for row in rows)), Column("looked for", tuple(r[2] for r in rows)))]
+        parts += fit("evidence", [row[0] for row in rows], columns, width)
+        entries = entries_of(finding)
+        parts += [Padding(Text(line), (0, 0, 0, 3)) for line in _advice_lines(entries)]
+        proven = proven_of(finding)
+        if proven:
+            parts += _proof_tables(finding, proven, labels, width)
+    return parts
+
+
+def headline(found: Mapping[str, Any]) -> str:
+    """How many findings there are, and what was looked for."""
+    checks = f"{len(found['checked'])} rules checked"
+    rules = [finding["rule"] for finding in found["findings"]]
+    made = "; the run was made again, for simkit or the profile has changed since" if found["remade"] else ""
+    if not rules:
+        return f"{found['name']}: nothing found ({checks}: {', '.join(found['checked'])})"
+    return f"{found['name']}: {len(rules)} finding{'s' if len(rules) > 1 else ''} ({checks}{made})"
+
+
+def entries_of(finding: Mapping[str, Any]) -> list[Entry]:
+    """All advice of a finding, the best first: ``{text, settings, proof}``."""
+    if finding["advice"] is None:
+        return []
+    return [{**finding["advice"], "proof": finding["proof"]}, *finding["also_tried"]]
+
+
+def proven_of(finding: Mapping[str, Any]) -> list[Entry]:
+    """The advice of a finding that could be tried."""
+    return [
+        entry for entry in entries_of(finding) if entry["proof"] and "cannot be run" not in entry["proof"]["verdict"]
+    ]
+
+
+def evidence_rows(finding: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, value, what the rule looks for) of every piece of evidence."""
+    return [
+        (item["name"], shown(item["value"], item["unit"]), looked_for(item["threshold"], item["unit"]))
+        for item in finding["evidence"]
+    ]
+
+
+def _advice_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    """A line a sentence of advice, under it the settings and what came of them."""
+    last = None
+    for entry in entries:
+        if entry["text"] != last:
+            yield f"-> {entry['text']}"
+            last = entry["text"]
+        if entry["settings"]:
+            verdict = entry["proof"]["verdict"] if entry["proof"] else NO_PROOF
+            yield f"   {settings_text(entry['settings'])}: {verdict}"
+
+
+def _proof_tables(
+    finding: Mapping[str, Any], proven: Sequence[Entry], labels: Mapping[str, str], width: int
+) -> list[RenderableType]:
+    keys = compared_keys(proven)
+    names = [metric_name(finding, key, labels) for key in keys]
+    before = proven[0]["proof"]["before"]
+    columns = [(Column("this run", tuple(metric_value(key, before[key]) for key in keys)),)]
+    for entry in proven:
+        header = "\n".join(settings_text({key.rpartition(".")[2]: value}) for key, value in entry["settings"].items())
+        columns.append((Column(header, tuple(metric_value(key, entry["proof"]["after"][key]) for key in keys)),))
+    return list(fit("before and after", names, columns, width))
+
+
+def compared_keys(proven: Sequence[Entry]) -> list[str]:
+    """Metrics that exist before or after."""
+    return [
+        key
+        for key, value in proven[0]["proof"]["before"].items()
+        if value is not None or any(entry["proof"]["after"][key] is not None for entry in proven)
+    ]
+
+
+def metric_name(finding: Mapping[str, Any], key: str, labels: Mapping[str, str]) -> str:
+    """The name of a metric with its unit; a star for what the finding is judged by."""
+    unit = ", ms" if key.partition(".")[0].endswith("_ms") else ""
+    return labels[key] + unit + (" *" if key in finding["judged_by"] else "")
+
+
+def metric_value(key: str, value: float | None) -> str:
+    """A number before or after."""
+    return percent(value) if key.endswith("share_of_allocated") else count(value)
+
+
+def rules_tables(width: int = 100) -> list[RenderableType]:
+    """All thresholds by rule, and how a re-run is judged."""
+    rows: list[tuple[str, str]] = []
+    for rule, bounds in (*TABLE, ("proof", PROOF)):
+        rows += [(rule, ""), *((f"  {bound.name}", _side(bound)) for bound in bounds)]
+    unbound = ", ".join(rule for rule, bounds in TABLE if not bounds)
+    note = f"{unbound}: no threshold of their own, but the summary's verdicts on the queue and on the SLO"
+    return [
+        *fit(
+            "rule and what it looks at",
+            [name for name, _ in rows],
+            [(Column("for", tuple(side for _, side in rows)),)],
+            width,
+        ),
+        Text(note),
+    ]
+
+
+def _side(bound: Threshold) -> str:
+    return looked_for({"relation": bound.relation, "value": bound.value}, bound.unit)
+
+
+def markdown(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """The examination as Markdown, for a pull request."""
+    lines = [f"# simkit doctor: {found['name']}", "", f"{headline(found)}.", "", f"Run `{found['run_id']}`."]
+    for number, finding in enumerate(found["findings"], start=1):
+        lines += ["", f"## {number}. {finding['rule']} ({finding['severity']})", "", finding["diagnosis"], ""]
+        lines += _md_table(["evidence", "this run", "looked for"], evidence_rows(finding))
+        entries = entries_of(finding)
+        lines += ["", *(line.replace("-> ", "- ").replace("   ", "  - ", 1) for line in _advice_lines(entries))]
+        proven = proven_of(finding)
+        if proven:
+            keys = compared_keys(proven)
+            head = ["before and after", "this run", *(f"`{settings_text(entry['settings'])}`" for entry in proven)]
+            before = proven[0]["proof"]["before"]
+            rows = [
+                (
+                    metric_name(finding, key, labels).replace("*", "\\*"),
+                    *(metric_value(key, values[key]) for values in (before, *(e["proof"]["after"] for e in proven))),
+                )
+                for key in keys
+            ]
+            lines += ["", *_md_table(head, rows), "", "\\* what the advice is judged by"]
+    return "\n".join(lines) + "\n"
+
+
+def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    align = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, align, *rows)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simkit.report.document import Figure, Provenance, Report, Section, Table, present
+from simkit.report.document import Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read.plan import METRICS, Content, rates_text, word
-from simkit.report.sections import plan_choice, plan_confirm, plan_doctor, plan_grid, plan_words
+from simkit.report.sections import doctor, plan_choice, plan_grid, plan_words
+from simkit.report.sections import plan_choice as plan_confirm
+from simkit.report.sections.doctor import settings_text
 from simkit.report.words import count, plain, scenario_yaml
 
 
@@ -161,8 +163,9 @@ def _doctor(content: Content) -> list[Section]:
     found = content.get("doctor")
     if not found:
         return []
-    text, items, sheets = plan_doctor.intro(found), plan_doctor.items(found), plan_doctor.sheets(found)
-    return [Section("doctor", "What the doctor says", (text,), sheets, items)]
+    return [
+        Section("doctor", "What the doctor says", (_examined(found),), _evidence(found["findings"]), _advised(found))
+    ]
 
 
 def _failed(content: Content) -> list[Section]:
@@ -227,3 +230,75 @@ def _provenance(content: Content) -> Provenance:
         tuple((name, value if isinstance(value, str) else count(value)) for name, value in facts if value is not None),
         ("The file that the plan was made from", scenario_yaml(content["scenario"])),
     )
+
+
+# --- what the doctor says of the recommended point --------------------------------------------------------------------
+_NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished requests"}
+
+
+def _examined(found: Mapping[str, Any]) -> str:
+    """What was examined, and how much was found."""
+    load = "" if found.get("rate_per_s") is None else f" at {plain(float(found['rate_per_s']))} requests/s"
+    what = f"One run of the recommended point{load}, the rate that it is sure to carry, by rules of thumb"
+    if not found["findings"]:
+        return f"{what}: nothing found."
+    count = len(found["findings"])
+    return f"{what}: {count} finding{'s' if count > 1 else ''}."
+
+
+def _advised(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line a finding, and one a sentence of advice with the settings that were tried and what came of them."""
+    lines = []
+    for finding in found["findings"]:
+        lines.append(f"{_title(finding)}: {finding['diagnosis']}")
+        tried: dict[str, list[str]] = {}
+        for entry in doctor.entries_of(finding):
+            verdicts = tried.setdefault(entry["text"], [])
+            if entry["settings"]:
+                verdict = entry["proof"]["verdict"] if entry["proof"] else doctor.NO_PROOF
+                verdicts.append(f"{settings_text(entry['settings'])} {verdict}")
+        for text, verdicts in tried.items():
+            outcome = f" Tried: {'; '.join(verdicts)}." if verdicts else ""
+            lines.append(f"{finding['rule']}, advice: {text}{outcome}")
+    return tuple(lines)
+
+
+def _evidence(findings: Sequence[Mapping[str, Any]]) -> tuple[Table, ...]:
+    """The evidence of every finding, and what its metrics were before and after."""
+    tables = []
+    for finding in findings:
+        title = _title(finding)
+        rows = doctor.evidence_rows(finding)
+        columns = (
+            column("value", [row[1] for row in rows], words=True),
+            column("looked for", [row[2] for row in rows], words=True),
+        )
+        tables.append(Table(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
+        if doctor.proven_of(finding):
+            tables.append(_before_and_after(finding))
+    return tuple(tables)
+
+
+def _title(finding: Mapping[str, Any]) -> str:
+    return f"{finding['rule']} ({finding['severity']})"
+
+
+def _before_and_after(finding: Mapping[str, Any]) -> Table:
+    proven = doctor.proven_of(finding)
+    keys = doctor.compared_keys(proven)
+    labels = {key: _label(key) for key in keys}
+    before = proven[0]["proof"]["before"]
+    groups = [(column("as planned", [doctor.metric_value(key, before[key]) for key in keys]),)]
+    for entry in proven:
+        header = settings_text({key.rpartition(".")[2]: value for key, value in entry["settings"].items()})
+        after = entry["proof"]["after"]
+        cells = [doctor.metric_value(key, after[key]) for key in keys]
+        groups.append((column(header.replace(", ", ",\n").replace("=", "\n"), cells),))
+    names = tuple(doctor.metric_name(finding, key, labels) for key in keys)
+    note = "* what the advice is judged by"
+    return Table(f"{finding['rule']}, before and after", "before and after", names, tuple(groups), (note,), folded=True)
+
+
+def _label(key: str) -> str:
+    metric, _, stat = key.partition(".")
+    return f"{METRICS[metric]} {stat}" if metric in METRICS else _NAMES.get(key, (stat or metric).replace("_", " "))

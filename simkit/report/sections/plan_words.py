@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.report.document import Badge
 from simkit.report.read.plan import TOO_FEW, Content, extrapolated, known, label, too_few, word
-from simkit.report.sections import plan_confirm
+from simkit.report.sections import plan_choice
 from simkit.report.sections.headline import TOLD_SHARE
 from simkit.report.words import count, percent, plain
 
@@ -143,7 +143,7 @@ def _behaviour(content: Content) -> list[Badge]:
         found.append(Badge("low rates miss it", text, "bad"))
     chosen = content.get("recommended")
     if chosen:
-        found += plan_confirm.badges(chosen)
+        found += plan_choice.holding_badges(chosen)
     return found
 
 
