@@ -14,11 +14,11 @@ import numpy as np
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.exact import total
+from simkit.metrics.latencies import defined, values_ns
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
 from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Bools, Terms, ratio
-from simkit.metrics.values import defined, values_ns
 from simkit.metrics.warmup import leave_out
 from simkit.metrics.window import makespan, measured_window, rates
 from simkit.types import Floats, Ints

@@ -10,8 +10,8 @@ import numpy as np
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
+from simkit.metrics.latencies import defined, values_ns
 from simkit.metrics.terms import Bools
-from simkit.metrics.values import defined, values_ns
 from simkit.types import Floats, Ints
 
 Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]

@@ -12,7 +12,7 @@ from simkit.errors import CheckError, InputError
 from simkit.logs.fit.fit import Fit
 from simkit.logs.play.load import Log
 from simkit.metrics.catalogue import STATS, number
-from simkit.metrics.values import PER_REQUEST
+from simkit.metrics.latencies import PER_REQUEST
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.offered_load import at_rate
