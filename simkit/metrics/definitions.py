@@ -14,14 +14,14 @@ import numpy as np
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.exact import total
-from simkit.metrics.latencies import defined, values_ns
+from simkit.metrics.latencies import count_from_sending, defined, values_ns
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
-from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Bools, Terms, ratio
+from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Terms, ratio
 from simkit.metrics.warmup import leave_out
 from simkit.metrics.window import makespan, measured_window, rates
-from simkit.types import Floats, Ints
+from simkit.types import Bools, Floats, Ints
 from simkit.units import ns_to_ms, ns_to_s
 
 PERCENTILES = tuple(int(stat[1:]) for stat in STATS if stat != "mean")
@@ -39,9 +39,7 @@ class Outcome:
 def summarise(record: Record, terms: Terms) -> Outcome:
     """Numbers of one replication."""
     table = record.requests.sort("id")
-    if terms.first_token_ns:
-        # From here on a request counts from when its client sent it.
-        table["arrival_ns"] = table["arrival_ns"] - terms.first_token_ns
+    count_from_sending(table, terms.path_ns)
     finished = table["status"] == rec.FINISHED
     measured, warmup = leave_out(table, finished, terms)
     table["measured"] = measured.astype(np.int64)
@@ -110,7 +108,7 @@ def latencies_of(record: Record, table: dict[str, Ints], counted: Bools, terms: 
         "tpot_ms": stats("tpot_ms") if terms.stream else _absent(NOT_STREAMED),
         "itl_ms": _itl(record) if terms.stream else _absent(NOT_STREAMED),
         "e2e_ms": stats("e2e_ms"),
-        "queue_ms": stats_ms((table["first_scheduled_ns"] - table["arrival_ns"])[counted]),
+        "queue_ms": stats("queue_ms"),
     }
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
-from simkit.metrics.latencies import defined, values_ns
-from simkit.metrics.terms import Bools
-from simkit.types import Floats, Ints
+from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
+from simkit.types import Bools, Floats, Ints
 
 Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]
 """Metric to (measured, predicted) in ns of the requests that have it in both, in the order of the table."""
@@ -36,21 +35,31 @@ def paired(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool)
     id, -1 = unknown. A metric is over the requests that are `whole` and have it in both: TPOT, which is
     (E2E - TTFT) / (tokens - 1), needs both times and two tokens.
     """
-    counted = whole(table)
-    ttft, e2e = ttft_ns[table["id"]], e2e_ns[table["id"]]
-    wanted = table["wanted_tokens"] // np.maximum(table["samples"], 1) - 1
-    several = counted & (ttft >= 0) & (e2e >= ttft) & (wanted > 0)
-    logs: dict[str, tuple[Bools, Ints | Floats]] = {
-        "ttft_ms": (counted & (ttft >= 0), ttft),
-        "tpot_ms": (several, (e2e - ttft) / np.maximum(wanted, 1)),
-        "e2e_ms": (counted & (e2e >= 0), e2e),
-    }
+    log = log_columns(table, ttft_ns, e2e_ns)
     found: Pairs = {}
-    for metric, (known, log) in logs.items():
-        chosen = known & defined(table, metric)
+    for metric in PER_REQUEST:
+        chosen = in_both(table, log, metric)
         if chosen.any() and (stream or metric != "tpot_ms"):
-            found[metric] = log[chosen], values_ns(table, metric)[chosen]
+            found[metric] = values_ns(log, metric)[chosen], values_ns(table, metric)[chosen]
     return found
+
+
+def log_columns(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints) -> dict[str, Ints]:
+    """What a log measured of the requests of `table`, as columns of the same names; times count from the arrival."""
+    return {
+        "arrival_ns": np.zeros_like(table["id"]),
+        "first_token_ns": ttft_ns[table["id"]],
+        "last_token_ns": e2e_ns[table["id"]],
+        "output_tokens": table["wanted_tokens"],
+        "samples": np.maximum(table["samples"], 1),
+    }
+
+
+def in_both(table: dict[str, Ints], log: dict[str, Ints], metric: str) -> Bools:
+    """The requests that are `whole` and have a latency in the run and in the columns of the log."""
+    ttft, e2e = log["first_token_ns"], log["last_token_ns"]
+    known = {"ttft_ms": ttft >= 0, "tpot_ms": (ttft >= 0) & (e2e >= ttft), "e2e_ms": e2e >= 0}[metric]
+    return whole(table) & known & defined(log, metric) & defined(table, metric)
 
 
 def whole(table: dict[str, Ints]) -> Bools:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
-from simkit.metrics.terms import NOT_STREAMED, Bools, Terms
+from simkit.metrics.terms import NOT_STREAMED, Terms
 from simkit.metrics.window import Window
-from simkit.types import Ints
+from simkit.types import Bools, Ints
 from simkit.units import NS_PER_MS
 
 

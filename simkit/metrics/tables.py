@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from simkit.metrics.record import REQUEST_COLUMNS, RESIDENCY_ENDS, STATUS_NAMES, Record
-from simkit.metrics.terms import Bools
-from simkit.types import Ints
+from simkit.types import Bools, Ints
 
 _INTERNAL = ("wanted_tokens", "samples", "left_ns")
 REQUEST_ORDER = ("id", "replication", *(c for c in REQUEST_COLUMNS[1:] if c not in _INTERNAL), "measured")

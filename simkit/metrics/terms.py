@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
-from simkit.types import Ints
-
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 WarmupRule = str | tuple[str, float]
 
@@ -25,8 +18,7 @@ class Terms:
     `prefix_known`: it is known which prompts are alike, so that what a prefix cache finds means something. `finite`:
     the load is a batch that starts and ends empty. `warmup` is "none", "mser5", ("requests", n), ("seconds", s) or
     ("ns", n), and `auto` says how it came about where the scenario leaves it to simkit. Peaks are per replica, None
-    without hardware. `first_token_ns` is how long before its arrival at the engine a request was sent, its answer's way
-    back included.
+    without hardware. `path_ns` is how long a request is on its way to the engine, its answer's way back included.
     """
 
     max_num_seqs: int
@@ -45,15 +37,10 @@ class Terms:
     peak_bytes_per_s: float | None
     latency_source: str
     not_simulated: tuple[str, ...]
-    first_token_ns: int = 0
+    path_ns: int = 0
     auto: str | None = None
 
 
 def ratio(part: float, whole: float) -> float | None:
     """`part` of `whole`; None when there is no whole."""
     return part / whole if whole else None
-
-
-def gaps(table: Mapping[str, Ints]) -> Ints:
-    """Gaps between the tokens of a sample."""
-    return table["output_tokens"] // table["samples"] - 1

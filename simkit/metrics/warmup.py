@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simkit.metrics.terms import Bools, Terms
-from simkit.types import Floats, Ints
+from simkit.metrics.latencies import values_ns
+from simkit.metrics.terms import Terms
+from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S
 
 BATCH = 5
@@ -21,7 +22,7 @@ BATCH = 5
 def leave_out(table: Mapping[str, Ints], finished: Bools, terms: Terms) -> tuple[Bools, dict[str, Any]]:
     """Which requests count, and what was done about warm-up and why (with the MSER-5 proposal, always)."""
     arrival, rule = table["arrival_ns"], terms.warmup
-    proposal = mser5((table["last_token_ns"] - arrival)[finished].astype(np.float64))
+    proposal = mser5(values_ns(table, "e2e_ms")[finished].astype(np.float64))
     if rule == "none":
         method, measured = "none", np.ones(len(arrival), dtype=bool)
     elif rule == "mser5":

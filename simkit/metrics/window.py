@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.metrics.exact import total
-from simkit.metrics.terms import Bools, ratio
-from simkit.types import Floats, Ints
+from simkit.metrics.terms import ratio
+from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S
 
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")

@@ -17,7 +17,7 @@ from simkit.metrics import record as rec
 from simkit.metrics.catalogue import PLAN, number, shown
 from simkit.metrics.definitions import Outcome, latencies_of, summarise
 from simkit.metrics.slo import slo_results
-from simkit.metrics.terms import Bools, Terms
+from simkit.metrics.terms import Terms
 from simkit.planner.overload import most_in_system, most_measured
 from simkit.planner.waits import waits
 from simkit.runs import run_length
@@ -25,7 +25,7 @@ from simkit.runs.manifest import plain
 from simkit.runs.replication import terms_of
 from simkit.scenario import Scenario
 from simkit.studies.offered_load import at_rate
-from simkit.types import Ints
+from simkit.types import Bools, Ints
 from simkit.units import ns_to_s
 
 

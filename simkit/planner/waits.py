@@ -9,6 +9,7 @@ import numpy as np
 from simkit.engine.build import Setup
 from simkit.engine.run import RunFacts
 from simkit.metrics.definitions import Outcome
+from simkit.metrics.latencies import values_ns
 from simkit.types import Ints
 
 WAITS = ("waiting", "slots", "kv", "budget", "turn", "full", "peak_running", "peak_kv", "tail_queued")
@@ -55,9 +56,6 @@ def _tail_queued(requests: Mapping[str, Ints]) -> float:
     counted = (requests["measured"] != 0) & (requests["first_token_ns"] >= 0)
     if not counted.any():
         return 0.0
-    arrival, scheduled, first = (
-        requests[name][counted] for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns")
-    )
-    ttft = first - arrival
+    ttft, queue = (values_ns(requests, latency)[counted] for latency in ("ttft_ms", "queue_ms"))
     slow = ttft >= np.percentile(ttft, 99)
-    return int((scheduled - arrival)[slow].sum()) / max(1, int(ttft[slow].sum()))
+    return int(queue[slow].sum()) / max(1, int(ttft[slow].sum()))

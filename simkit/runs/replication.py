@@ -159,7 +159,7 @@ def terms_of(setup: Setup, facts: RunFacts) -> Terms:
         peak_bytes_per_s=setup.latency.peak_bytes_per_s,
         latency_source=setup.latency.source,
         not_simulated=setup.not_simulated,
-        first_token_ns=setup.first_token_ns,
+        path_ns=setup.first_token_ns,
         auto=facts.warmup.auto,
     )
 

@@ -26,7 +26,7 @@ SPECS = {"specs"}
 PARTS = {"batching", "kv", "latency", "workload"}
 LOADS = {"streams", "logs"}
 # What the numbers of a summary are and mean: values and text, which a reader of run directories may know as well.
-WORDS = {"metrics.catalogue", "metrics.glossary"}
+WORDS = {"metrics.catalogue", "metrics.glossary", "metrics.latencies"}
 
 # "simkit" is the package itself, that is simkit.__version__.
 MAY_IMPORT: dict[str, set[str]] = {

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from simkit.metrics.latencies import defined, values_ns
 from simkit.report.figures import style
 from simkit.report.read.run import Run, Table, select
 from simkit.types import Floats
@@ -30,6 +31,8 @@ class Latency:
     key: str
     needs_stream: bool
 
+
+COLUMNS = ("arrival_ns", "first_token_ns", "last_token_ns", "output_tokens")
 
 LATENCIES = (
     Latency("TTFT", "ttft_ms", False),
@@ -63,12 +66,13 @@ def draw(runs: Sequence[Run], key: str) -> str | None:
 def latencies_ms(run: Run) -> dict[str, Floats]:
     """TTFT, TPOT and E2E of finished, measured requests of all replications, in ms; sorted; empty where undefined."""
     done: Table = select(run.requests, (run.requests["status"] == "finished") & run.requests["measured"].astype(bool))
-    arrival, first, last = (done[c].astype(float) for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
-    outputs = done["output_tokens"].astype(float)
-    several = outputs > 1
-    tpot = (last - first)[several] / (outputs[several] - 1) if run.streams else np.empty(0)
-    found = {"ttft_ms": first - arrival, "tpot_ms": tpot, "e2e_ms": last - arrival}
-    return {key: np.sort(values[np.isfinite(values)]) / NS_PER_MS for key, values in found.items()}
+    columns: dict[str, Floats] = {name: done[name].astype(float) for name in COLUMNS}
+    found: dict[str, Floats] = {}
+    for latency in LATENCIES:
+        has = defined(columns, latency.key) & (run.streams or not latency.needs_stream)
+        values = values_ns(columns, latency.key)[has]
+        found[latency.key] = np.sort(values[np.isfinite(values)]) / NS_PER_MS
+    return found
 
 
 def arm_looks(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.exact import total
 from simkit.metrics.histogram import DurationHistogram
+from simkit.metrics.latencies import values_ns
 from simkit.metrics.measured import Pairs, compared, paired, whole
 from simkit.metrics.terms import ratio
 from simkit.runs.replication import Result
@@ -189,9 +190,9 @@ def _rates(table: dict[str, Ints], trace: Trace) -> Errors:
     chosen = whole(table) & (trace.e2e_ns[table["id"]] != UNKNOWN)
     if not chosen.any():
         return {}
-    ids, arrival, last = (table[name][chosen] for name in ("id", "arrival_ns", "last_token_ns"))
+    ids, arrival = table["id"][chosen], table["arrival_ns"][chosen]
     tokens = (int(table["wanted_tokens"][chosen].sum()), int(table["output_tokens"][chosen].sum()))
-    e2e_of = (trace.e2e_ns[ids], last - arrival)
+    e2e_of = (trace.e2e_ns[ids], values_ns(table, "e2e_ms")[chosen])
     begin = (trace.arrival_ns[ids], arrival)
     numbers = [_numbers(starts, e2e, count) for starts, e2e, count in zip(begin, e2e_of, tokens, strict=True)]
     measured, predicted = numbers

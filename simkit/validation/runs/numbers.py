@@ -17,8 +17,9 @@ import numpy as np
 
 from simkit.errors import CheckError, InputError
 from simkit.metrics import record as rec
-from simkit.metrics.terms import Bools, gaps
-from simkit.types import Floats, Ints
+from simkit.metrics.latencies import PER_REQUEST, gaps, span_ns
+from simkit.metrics.measured import in_both, log_columns
+from simkit.types import Bools, Floats, Ints
 
 MOST_GROUPS = 10
 LEAST_IN_GROUP = 4
@@ -71,7 +72,7 @@ class Numbers:
                 "--from-run: other host terms let other requests finish, so that nothing can be compared: "
                 "leave out workload.timeout_s and queue_limit"
             )
-        found = _simulated(table, stream=stream)
+        found = _sums(table, stream=stream)
         return np.array([_ratio_ms(found[group.metric], group.rows) for group in self.groups])
 
 
@@ -82,7 +83,7 @@ def numbers_of(table: Table, ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> Nu
     requests were measured, or in no time at all.
     """
     measured, chosen = _measured(table, ttft_ns, e2e_ns, stream=stream)
-    met, simulated = requests_met(table), _simulated(table, stream=stream)
+    met, simulated = requests_met(table), _sums(table, stream=stream)
     groups = [
         Group(metric, rows, float(met[rows].mean()))
         for metric, mask in chosen.items()
@@ -121,35 +122,24 @@ def _measured(
     table: Table, ttft_ns: Ints, e2e_ns: Ints, *, stream: bool
 ) -> tuple[Mapping[str, Sums], Mapping[str, Bools]]:
     """Metric to what the log measured, and to the requests that have it there and, whole, in the simulation."""
-    counted = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
-    counted &= table["output_tokens"] >= table["wanted_tokens"]
-    ttft, e2e = ttft_ns[table["id"]], e2e_ns[table["id"]]
-    wanted = table["wanted_tokens"] // np.maximum(table["samples"], 1) - 1
-    ones = np.ones(len(counted))
-    sums = {
-        "ttft_ms": Sums(ttft.astype(float), ones),
-        "tpot_ms": Sums((e2e - ttft).astype(float), wanted.astype(float)),
-        "e2e_ms": Sums(e2e.astype(float), ones),
-    }
-    several = counted & (ttft >= 0) & (e2e >= ttft) & (wanted > 0) & (gaps(table) > 0)
-    chosen = {"ttft_ms": counted & (ttft >= 0)}
+    log = log_columns(table, ttft_ns, e2e_ns)
+    chosen = {"ttft_ms": in_both(table, log, "ttft_ms")}
+    several = in_both(table, log, "tpot_ms")
     if stream and several.sum() >= LEAST_REQUESTS:
         chosen["tpot_ms"] = several
     else:
-        chosen["e2e_ms"] = counted & (e2e >= 0)
-    return sums, chosen
+        chosen["e2e_ms"] = in_both(table, log, "e2e_ms")
+    return _sums(log, stream=True), chosen
 
 
-def _simulated(table: Table, *, stream: bool) -> Mapping[str, Sums]:
-    arrival, first, last = (table[name] for name in ("arrival_ns", "first_token_ns", "last_token_ns"))
-    ones = np.ones(len(arrival))
-    sums = {
-        "ttft_ms": Sums((first - arrival).astype(float), ones),
-        "e2e_ms": Sums((last - arrival).astype(float), ones),
+def _sums(table: Table, *, stream: bool) -> Mapping[str, Sums]:
+    """Each latency of requests as an amount over a count; without `stream` there is no TPOT."""
+    ones = np.ones(len(table["arrival_ns"]))
+    return {
+        metric: Sums(span_ns(table, metric).astype(float), gaps(table).astype(float) if metric == "tpot_ms" else ones)
+        for metric in PER_REQUEST
+        if stream or metric != "tpot_ms"
     }
-    if stream:
-        sums["tpot_ms"] = Sums((last - first).astype(float), gaps(table).astype(float))
-    return sums
 
 
 def _split(rows: Ints, met: Floats) -> list[Ints]:
