@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.errors import CheckError
-from simkit.metrics.exact import dot, rounded_total
+from simkit.metrics.int_sums import dot, rounded_total
 from simkit.metrics.record import SPAN_COLUMNS, Record
 from simkit.types import Floats, Ints, LatencyModel, StepShapes, TaggedLatency
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
-from simkit.metrics.exact import total
+from simkit.metrics.int_sums import total
 from simkit.metrics.latencies import count_from_sending, defined, values_ns
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth

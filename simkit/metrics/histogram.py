@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.metrics.exact import dot
+from simkit.metrics.int_sums import dot
 from simkit.types import Ints
 
 _DROPPED_BITS = 52 - 10

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simkit.metrics.exact import total
+from simkit.metrics.int_sums import total
 from simkit.metrics.terms import ratio
 from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S

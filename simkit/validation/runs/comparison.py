@@ -15,8 +15,8 @@ from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
-from simkit.metrics.exact import total
 from simkit.metrics.histogram import DurationHistogram
+from simkit.metrics.int_sums import total
 from simkit.metrics.latencies import values_ns
 from simkit.metrics.measured import Pairs, compared, paired, whole
 from simkit.metrics.terms import ratio
