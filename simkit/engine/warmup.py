@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simkit.engine.build import Setup
-from simkit.metrics.terms import WarmupRule
+from simkit.metrics.inputs import WarmupRule
 from simkit.scenario import WarmupRequests, WarmupSeconds
 from simkit.types import Request
 from simkit.units import ns_to_s, s_to_ns

@@ -13,12 +13,12 @@ import numpy as np
 
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
+from simkit.metrics.inputs import NOT_STREAMED, PREFIX_UNKNOWN, SummaryInputs, ratio
 from simkit.metrics.int_sums import total
 from simkit.metrics.latencies import count_from_sending, defined, values_ns
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
-from simkit.metrics.terms import NOT_STREAMED, PREFIX_UNKNOWN, Terms, ratio
 from simkit.metrics.warmup import leave_out
 from simkit.metrics.window import makespan, measured_window, rates
 from simkit.types import Bools, Floats, Ints
@@ -36,19 +36,19 @@ class Outcome:
     warmup: dict[str, Any]
 
 
-def summarise(record: Record, terms: Terms) -> Outcome:
+def summarise(record: Record, inputs: SummaryInputs) -> Outcome:
     """Numbers of one replication."""
     table = record.requests.sort("id")
-    count_from_sending(table, terms.path_ns)
+    count_from_sending(table, inputs.path_ns)
     finished = table["status"] == rec.FINISHED
-    measured, warmup = leave_out(table, finished, terms)
+    measured, warmup = leave_out(table, finished, inputs)
     table["measured"] = measured.astype(np.int64)
     counted = finished & measured
-    whole, window = makespan(table, finished), measured_window(table, finished, measured, finite=terms.finite)
+    whole, window = makespan(table, finished), measured_window(table, finished, measured, finite=inputs.finite)
     busy_ns = _busy_span_ns(table, record, whole.length_ns)
-    throughput, latencies = rates(table, finished, window), latencies_of(record, table, counted, terms)
+    throughput, latencies = rates(table, finished, window), latencies_of(record, table, counted, inputs)
     num_missing = int((measured & ~finished).sum()) + record.num_arrived - len(measured)
-    growth = _growth(table, terms)
+    growth = _growth(table, inputs)
     summary: dict[str, Any] = {
         "num_requests": _counts(record, table),
         "num_truncated": int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
@@ -57,25 +57,25 @@ def summarise(record: Record, terms: Terms) -> Outcome:
         "window_s": ns_to_s(window.length_ns) if window.length_ns else None,
         "throughput": throughput,
         "concurrency_mean": window.concurrency,
-        "slot_utilization": ratio(record.totals.live_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
-        "slot_occupancy": ratio(record.totals.held_slot_ns, terms.max_num_seqs * record.totals.busy_ns),
+        "slot_utilization": ratio(record.totals.live_slot_ns, inputs.max_num_seqs * record.totals.busy_ns),
+        "slot_occupancy": ratio(record.totals.held_slot_ns, inputs.max_num_seqs * record.totals.busy_ns),
         **latencies,
         "num_preemptions": int(table["num_preemptions"].sum()),
         **({} if record.num_requeued is None else {"num_requeued": record.num_requeued}),
         "num_steps": record.totals.num_steps,
-        "kv": _kv(record, terms, busy_ns),
-        **_hit_rate(table, counted, terms),
-        "gpu": _gpu(record, terms, busy_ns),
-        **({} if terms.num_replicas == 1 else {"replicas": _replicas(record, table, terms, busy_ns)}),
-        **goodput(table, finished, window, terms),
-        "slo": slo_results(latencies, table, counted, num_missing, terms),
-        "cost_per_million_output_tokens": _cost(throughput["output_tokens_per_s"], terms),
+        "kv": _kv(record, inputs, busy_ns),
+        **_hit_rate(table, counted, inputs),
+        "gpu": _gpu(record, inputs, busy_ns),
+        **({} if inputs.num_replicas == 1 else {"replicas": _replicas(record, table, inputs, busy_ns)}),
+        **goodput(table, finished, window, inputs),
+        "slo": slo_results(latencies, table, counted, num_missing, inputs),
+        "cost_per_million_output_tokens": _cost(throughput["output_tokens_per_s"], inputs),
         "saturated": growth is not None,
         "saturation_reason": None
         if growth is None
         else f"the queue grows: of every 100 requests that arrive, {100 * growth:.0f} stay behind",
-        "latency_source": terms.latency_source,
-        "not_simulated": list(terms.not_simulated),
+        "latency_source": inputs.latency_source,
+        "not_simulated": list(inputs.not_simulated),
     }
     return Outcome(summary, table, warmup)
 
@@ -97,7 +97,7 @@ def _busy_span_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
     return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
 
-def latencies_of(record: Record, table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
+def latencies_of(record: Record, table: dict[str, Ints], counted: Bools, inputs: SummaryInputs) -> dict[str, Any]:
     """Statistics of each latency over the counted requests; gaps between tokens are pooled over the whole run."""
 
     def stats(metric: str) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def latencies_of(record: Record, table: dict[str, Ints], counted: Bools, terms: 
 
     return {
         "ttft_ms": stats("ttft_ms"),
-        "tpot_ms": stats("tpot_ms") if terms.stream else _absent(NOT_STREAMED),
-        "itl_ms": _itl(record) if terms.stream else _absent(NOT_STREAMED),
+        "tpot_ms": stats("tpot_ms") if inputs.stream else _absent(NOT_STREAMED),
+        "itl_ms": _itl(record) if inputs.stream else _absent(NOT_STREAMED),
         "e2e_ms": stats("e2e_ms"),
         "queue_ms": stats("queue_ms"),
     }
@@ -137,10 +137,10 @@ def _itl(record: Record) -> dict[str, Any]:
     return {"mean": ns_to_ms(mean)} | values
 
 
-def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
+def _kv(record: Record, inputs: SummaryInputs, span_ns: int) -> dict[str, Any]:
     """Time-weighted shares: of the pool over all the time, of what was allocated over the same time."""
     totals = record.totals
-    pool = terms.capacity_tokens * terms.num_replicas * span_ns
+    pool = inputs.capacity_tokens * inputs.num_replicas * span_ns
     reserved = totals.kv_allocated_ns - totals.kv_used_ns - totals.kv_internal_ns
     parts = {
         "used": totals.kv_used_ns,
@@ -153,27 +153,27 @@ def _kv(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
         for name, part in parts.items()
     }
     return {
-        "capacity_tokens": terms.capacity_tokens,
-        "num_gpu_blocks": terms.num_gpu_blocks,
+        "capacity_tokens": inputs.capacity_tokens,
+        "num_gpu_blocks": inputs.num_gpu_blocks,
         "utilization": shares["used"]["share_of_pool"],
         **shares,
         "peak_tokens": totals.kv_peak_tokens,
     }
 
 
-def _hit_rate(table: dict[str, Ints], counted: Bools, terms: Terms) -> dict[str, Any]:
+def _hit_rate(table: dict[str, Ints], counted: Bools, inputs: SummaryInputs) -> dict[str, Any]:
     """Share of the prompt tokens that were cached; unknown, not 0, where nobody knows which prompts are alike."""
-    if not terms.prefix_caching:
+    if not inputs.prefix_caching:
         return {"prefix_cache_hit_rate": None}
-    if not terms.prefix_known:
+    if not inputs.prefix_known:
         return {"prefix_cache_hit_rate": None, "prefix_cache_hit_rate_reason": PREFIX_UNKNOWN}
     cached, prompts = (int(table[name][counted].sum()) for name in ("cached_tokens", "prompt_tokens"))
     return {"prefix_cache_hit_rate": ratio(cached, prompts)}
 
 
-def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
-    totals, n = record.totals, terms.num_replicas
-    flops, rate = terms.peak_flops_per_s, terms.peak_bytes_per_s
+def _gpu(record: Record, inputs: SummaryInputs, span_ns: int) -> dict[str, Any]:
+    totals, n = record.totals, inputs.num_replicas
+    flops, rate = inputs.peak_flops_per_s, inputs.peak_bytes_per_s
     seconds = ns_to_s(span_ns) * n
     return {
         "busy": ratio(totals.gpu_ns, span_ns * n),
@@ -183,7 +183,7 @@ def _gpu(record: Record, terms: Terms, span_ns: int) -> dict[str, Any]:
     }
 
 
-def _replicas(record: Record, table: dict[str, Ints], terms: Terms, span_ns: int) -> list[dict[str, Any]]:
+def _replicas(record: Record, table: dict[str, Ints], inputs: SummaryInputs, span_ns: int) -> list[dict[str, Any]]:
     """Who served how much: finished requests by the replica that finished them, with all their tokens."""
     finished = table["status"] == rec.FINISHED
     served, tokens = table["replica"][finished], table["output_tokens"][finished]
@@ -194,7 +194,7 @@ def _replicas(record: Record, table: dict[str, Ints], terms: Terms, span_ns: int
             "output_tokens": int(tokens[served == index].sum()),
             "busy": ratio(record.gpu_ns_of.get(index, 0), span_ns),
         }
-        for index in range(terms.num_replicas)
+        for index in range(inputs.num_replicas)
     ]
 
 
@@ -208,16 +208,16 @@ def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> dict[str, Any] | 
     }
 
 
-def _cost(output_tokens_per_s: float | None, terms: Terms) -> float | None:
+def _cost(output_tokens_per_s: float | None, inputs: SummaryInputs) -> float | None:
     """Price of all GPUs per million output tokens, at the rate of the window; None without a price."""
-    if terms.price_per_hour is None or not output_tokens_per_s:
+    if inputs.price_per_hour is None or not output_tokens_per_s:
         return None
-    return terms.price_per_hour / (output_tokens_per_s * 3600) * 1e6
+    return inputs.price_per_hour / (output_tokens_per_s * 3600) * 1e6
 
 
-def _growth(table: dict[str, Ints], terms: Terms) -> float | None:
+def _growth(table: dict[str, Ints], inputs: SummaryInputs) -> float | None:
     """Judged on everybody who ever waited; a closed loop cannot outgrow its clients."""
-    if not terms.open_loop:
+    if not inputs.open_loop:
         return None
     waited = (table["status"] != rec.REJECTED) & (table["status"] != rec.REFUSED)
     arrival, scheduled = table["arrival_ns"][waited], table["first_scheduled_ns"][waited]

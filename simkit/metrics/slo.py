@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
+from simkit.metrics.inputs import NOT_STREAMED, SummaryInputs
 from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
-from simkit.metrics.terms import NOT_STREAMED, Terms
 from simkit.metrics.window import Window
 from simkit.types import Bools, Ints
 from simkit.units import NS_PER_MS
 
 
-def goodput(table: Mapping[str, Ints], finished: Bools, window: Window, terms: Terms) -> dict[str, Any]:
+def goodput(table: Mapping[str, Ints], finished: Bools, window: Window, inputs: SummaryInputs) -> dict[str, Any]:
     """Finished requests a second of the window that meet every per-request value, counted as throughput counts them.
 
     An undefined TPOT passes. Pooled ITL and means bind no single request.
     """
     bounds = {
         metric: min(value for key, value in values.items() if key != "mean")
-        for metric, values in terms.slo.items()
+        for metric, values in inputs.slo.items()
         if metric in PER_REQUEST and values.keys() != {"mean"}
     }
     if not bounds:
-        return {"goodput_per_s": None, "goodput_reason": "no slo with a value per request" if terms.slo else "no slo"}
-    if not terms.stream and "tpot_ms" in bounds:
+        return {"goodput_per_s": None, "goodput_reason": "no slo with a value per request" if inputs.slo else "no slo"}
+    if not inputs.stream and "tpot_ms" in bounds:
         return {"goodput_per_s": None, "goodput_reason": NOT_STREAMED}
     if not window.length_ns:
         return {"goodput_per_s": None, "goodput_reason": "no request finished"}
@@ -41,7 +41,7 @@ def slo_results(
     table: Mapping[str, Ints],
     counted: Bools,
     num_missing: int,
-    terms: Terms,
+    inputs: SummaryInputs,
 ) -> dict[str, Any] | None:
     """For each value of the SLO whether the run meets it, by the very numbers of the summary (`latencies`).
 
@@ -49,10 +49,10 @@ def slo_results(
     `num_missing` measured ones that were rejected, refused, gave up or did not end, which miss every value. A mean is
     compared with the mean, and ITL with its pooled percentile. `met` is None where no counted request has the metric.
     """
-    if not terms.slo:
+    if not inputs.slo:
         return None
     results: dict[str, Any] = {}
-    for metric, values in terms.slo.items():
+    for metric, values in inputs.slo.items():
         results[metric] = {}
         for key, target in values.items():
             value, share = latencies[metric][key], None

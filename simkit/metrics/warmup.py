@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.latencies import values_ns
-from simkit.metrics.terms import Terms
 from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S
 
 BATCH = 5
 
 
-def leave_out(table: Mapping[str, Ints], finished: Bools, terms: Terms) -> tuple[Bools, dict[str, Any]]:
+def leave_out(table: Mapping[str, Ints], finished: Bools, inputs: SummaryInputs) -> tuple[Bools, dict[str, Any]]:
     """Which requests count, and what was done about warm-up and why (with the MSER-5 proposal, always)."""
-    arrival, rule = table["arrival_ns"], terms.warmup
+    arrival, rule = table["arrival_ns"], inputs.warmup
     proposal = mser5(values_ns(table, "e2e_ms")[finished].astype(np.float64))
     if rule == "none":
         method, measured = "none", np.ones(len(arrival), dtype=bool)
@@ -35,8 +35,8 @@ def leave_out(table: Mapping[str, Ints], finished: Bools, terms: Terms) -> tuple
         unit = {"requests": 1, "seconds": NS_PER_S, "ns": 1}[kind]
         measured = (table["id"] if kind == "requests" else arrival) >= value * unit
     return measured, {
-        "method": method if terms.auto is None else "auto",
-        "why": terms.auto,
+        "method": method if inputs.auto is None else "auto",
+        "why": inputs.auto,
         "dropped_requests": int((~measured).sum()),
         "mser5_proposal_requests": proposal,
         "note": None if proposal is not None else "MSER-5 finds no steady state: its cut lies at half of the run",

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simkit.metrics.inputs import ratio
 from simkit.metrics.int_sums import total
-from simkit.metrics.terms import ratio
 from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S
 

@@ -16,13 +16,13 @@ from simkit.engine.run import Overload, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import PLAN, number, shown
 from simkit.metrics.definitions import Outcome, latencies_of, summarise
+from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.slo import slo_results
-from simkit.metrics.terms import Terms
 from simkit.planner.overload import most_in_system, most_measured
 from simkit.planner.waits import waits
 from simkit.runs import run_length
 from simkit.runs.manifest import plain
-from simkit.runs.replication import terms_of
+from simkit.runs.replication import inputs_of
 from simkit.scenario import Scenario
 from simkit.studies.offered_load import at_rate
 from simkit.types import Bools, Ints
@@ -128,8 +128,8 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
         facts = simulate(setup, replication, max_in_system=most_in_system(setup, rate_per_s))
     except Overload as overload:
         facts, gave_up = overload.facts, True
-    summary_terms = terms_of(setup, facts)
-    outcome = summarise(facts.record, summary_terms)
+    inputs = inputs_of(setup, facts)
+    outcome = summarise(facts.record, inputs)
     summary = plain(outcome.summary)
     measured = outcome.requests["measured"] != 0
     if not measured.any() and not gave_up:
@@ -149,7 +149,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
         waits=waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
         span_s=ns_to_s(until_ns - int(outcome.requests["arrival_ns"].min())) if measured.any() else 0.0,
         levels=run_length.levels(facts.record.spans.to_dict(), since_ns, until_ns),
-        without=() if gave_up else _without(asked, summary, outcome, facts, summary_terms, setup),
+        without=() if gave_up else _without(asked, summary, outcome, facts, inputs, setup),
         gave_up=gave_up,
     )
 
@@ -200,7 +200,7 @@ def _without(
     summary: Mapping[str, Any],
     outcome: Outcome,
     facts: RunFacts,
-    summary_terms: Terms,
+    inputs: SummaryInputs,
     setup: Setup,
 ) -> tuple[tuple[float, ...], ...]:
     """Margins without each of BLOCKS consecutive parts of the run, or of the log that it plays; none where replications
@@ -221,8 +221,8 @@ def _without(
     for part in range(BLOCKS):
         rest = measured & (part_of != part)
         counted = (table["status"] == rec.FINISHED) & rest
-        latencies = latencies_of(facts.record, table, counted, summary_terms)
-        slo = slo_results(latencies, table, counted, int((rest & ~counted).sum()), summary_terms)
+        latencies = latencies_of(facts.record, table, counted, inputs)
+        slo = slo_results(latencies, table, counted, int((rest & ~counted).sum()), inputs)
         found.append(tuple(_margin(term, {**summary, **plain(latencies), "slo": plain(slo)}) for term in asked))
     return tuple(found)
 

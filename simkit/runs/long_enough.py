@@ -16,7 +16,7 @@ from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import Outcome, summarise
 from simkit.runs import run_length
-from simkit.runs.replication import Part, part_of, terms_of
+from simkit.runs.replication import Part, inputs_of, part_of
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
 
@@ -103,7 +103,7 @@ def _may_grow(setup: Setup) -> bool:
 
 def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, Outcome, RunFacts]:
     facts = simulate(setup, 0, progress, single_step=single_step)
-    outcome = summarise(facts.record, terms_of(setup, facts))
+    outcome = summarise(facts.record, inputs_of(setup, facts))
     return part_of(setup, 0, facts, outcome), outcome, facts
 
 

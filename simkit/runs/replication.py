@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
 from simkit.metrics.definitions import Outcome, summarise
+from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
 from simkit.metrics.measured import compare_measured
 from simkit.metrics.tables import request_table, slot_table, span_table
-from simkit.metrics.terms import Terms
 from simkit.runs.manifest import build_manifest, plain
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
 
 def part_of(setup: Setup, replication: int, facts: RunFacts, outcome: Outcome | None = None) -> Part:
     """What a replication whose facts are known leaves behind; `outcome` is its summary where that is made already."""
-    outcome = outcome or summarise(facts.record, terms_of(setup, facts))
+    outcome = outcome or summarise(facts.record, inputs_of(setup, facts))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
@@ -137,12 +137,12 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
 
-def terms_of(setup: Setup, facts: RunFacts) -> Terms:
+def inputs_of(setup: Setup, facts: RunFacts) -> SummaryInputs:
     """What the summary must know of a set-up, and of its workload."""
     scenario = setup.scenario
     hardware, price = scenario.hardware, scenario.hardware.price_per_gpu_hour
     arrivals = scenario.workload.arrivals
-    return Terms(
+    return SummaryInputs(
         max_num_seqs=setup.max_num_seqs,
         num_replicas=scenario.replicas,
         capacity_tokens=setup.capacity_tokens,

@@ -13,7 +13,7 @@ from simkit.engine.run import simulate
 from simkit.errors import InputError
 from simkit.metrics.definitions import summarise
 from simkit.runs.manifest import plain
-from simkit.runs.replication import terms_of
+from simkit.runs.replication import inputs_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.offered_load import played
 from simkit.units import NS_PER_S
@@ -77,5 +77,5 @@ def serve_evenly(setup: Setup) -> dict[str, Any]:
     even = evened(setup)
     setup = replace(setup, scenario=twin(setup.scenario, even))
     facts = simulate(setup)
-    summary = plain(summarise(facts.record, terms_of(setup, facts)).summary)
+    summary = plain(summarise(facts.record, inputs_of(setup, facts)).summary)
     return {"workload": plain(even), "ttft_ms": summary["ttft_ms"], "tpot_ms": summary["tpot_ms"]}

@@ -88,7 +88,7 @@ def speed(case: str, num_requests: int, rounds: int, yardstick_per_s: float, *, 
     from simkit.engine.build import set_up
     from simkit.engine.run import simulate
     from simkit.metrics.definitions import summarise
-    from simkit.runs.replication import terms_of
+    from simkit.runs.replication import inputs_of
     from simkit.scenario import from_dict
 
     setup = set_up(from_dict(CASES[case](num_requests)))
@@ -97,7 +97,7 @@ def speed(case: str, num_requests: int, rounds: int, yardstick_per_s: float, *, 
     def run() -> None:
         found.clear()
         facts = simulate(setup, single_step=single_step)
-        found.update(summarise(facts.record, terms_of(setup, facts)).summary)
+        found.update(summarise(facts.record, inputs_of(setup, facts)).summary)
 
     seconds = best_cpu_s(run, rounds)
     assert found["num_requests"]["finished"] == num_requests, "every request is served"

@@ -23,7 +23,7 @@ from measure import Speed, speed, timeouts_per_s
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.metrics.definitions import summarise
-from simkit.runs.replication import terms_of
+from simkit.runs.replication import inputs_of
 from simkit.scenario import from_dict
 
 REQUESTS = 500
@@ -42,7 +42,7 @@ def measured(case: str, num_requests: int = REQUESTS, single_step: bool = False)
 def summary(case: str, num_requests: int) -> dict[str, Any]:
     setup = set_up(from_dict(CASES[case](num_requests)))
     facts = simulate(setup)
-    return summarise(facts.record, terms_of(setup, facts)).summary
+    return summarise(facts.record, inputs_of(setup, facts)).summary
 
 
 def times(case: str, other: str) -> float:

@@ -16,10 +16,10 @@ from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.histogram import DurationHistogram
+from simkit.metrics.inputs import ratio
 from simkit.metrics.int_sums import total
 from simkit.metrics.latencies import values_ns
 from simkit.metrics.measured import Pairs, compared, paired, whole
-from simkit.metrics.terms import ratio
 from simkit.runs.replication import Result
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s

@@ -12,7 +12,7 @@ PREFIX_UNKNOWN = "the log does not say which prompts are alike"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SummaryInputs:
     """Set-up of a run as far as its numbers depend on it. `slo` maps metric name to {statistic: milliseconds}.
 
     `prefix_known`: it is known which prompts are alike, so that what a prefix cache finds means something. `finite`:
