@@ -28,7 +28,7 @@ PERCENTILES = tuple(int(stat[1:]) for stat in STATS if stat != "mean")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunMetrics:
     """Summary of one replication and the request table behind it (sorted by id, -1 = undefined)."""
 
     summary: dict[str, Any]
@@ -36,7 +36,7 @@ class Outcome:
     warmup: dict[str, Any]
 
 
-def summarise(record: Record, inputs: SummaryInputs) -> Outcome:
+def summarise(record: Record, inputs: SummaryInputs) -> RunMetrics:
     """Numbers of one replication."""
     table = record.requests.sort("id")
     count_from_sending(table, inputs.path_ns)
@@ -77,7 +77,7 @@ def summarise(record: Record, inputs: SummaryInputs) -> Outcome:
         "latency_source": inputs.latency_source,
         "not_simulated": list(inputs.not_simulated),
     }
-    return Outcome(summary, table, warmup)
+    return RunMetrics(summary, table, warmup)
 
 
 def _counts(record: Record, table: dict[str, Ints]) -> dict[str, int]:

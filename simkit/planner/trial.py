@@ -15,7 +15,7 @@ from simkit.engine.build import Setup
 from simkit.engine.run import Overload, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import PLAN, number, shown
-from simkit.metrics.definitions import Outcome, latencies_of, summarise
+from simkit.metrics.definitions import RunMetrics, latencies_of, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.slo import slo_results
 from simkit.planner.overload import most_in_system, most_measured
@@ -129,27 +129,27 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
     except Overload as overload:
         facts, gave_up = overload.facts, True
     inputs = inputs_of(setup, facts)
-    outcome = summarise(facts.record, inputs)
-    summary = plain(outcome.summary)
-    measured = outcome.requests["measured"] != 0
+    metrics = summarise(facts.record, inputs)
+    summary = plain(metrics.summary)
+    measured = metrics.requests["measured"] != 0
     if not measured.any() and not gave_up:
         what = f"expected requests after it, at {rate_per_s:g} requests/s the run ends within it"
         raise setup.scenario.refuse("warmup", what)
     asked = terms(setup.scenario)
     margins = tuple(_margin(term, summary) for term in asked)
     if gave_up:
-        margins = _given_up(asked, margins, outcome, setup, rate_per_s, facts.record.num_arrived)
-    since_ns, until_ns = _window(outcome.requests, measured)
+        margins = _given_up(asked, margins, metrics, setup, rate_per_s, facts.record.num_arrived)
+    since_ns, until_ns = _window(metrics.requests, measured)
     return Trial(
         rate_per_s=rate_per_s,
         replication=replication,
         num_measured=most_measured(setup, rate_per_s) if gave_up else int(measured.sum()),
         margins=margins,
         numbers={metric.key: number(summary, metric.key) for metric in shown(PLAN)},
-        waits=waits(facts, outcome, setup) | {"lost": _lost_share(summary)},
-        span_s=ns_to_s(until_ns - int(outcome.requests["arrival_ns"].min())) if measured.any() else 0.0,
+        waits=waits(facts, metrics, setup) | {"lost": _lost_share(summary)},
+        span_s=ns_to_s(until_ns - int(metrics.requests["arrival_ns"].min())) if measured.any() else 0.0,
         levels=run_length.levels(facts.record.spans.to_dict(), since_ns, until_ns),
-        without=() if gave_up else _without(asked, summary, outcome, facts, inputs, setup),
+        without=() if gave_up else _without(asked, summary, metrics, facts, inputs, setup),
         gave_up=gave_up,
     )
 
@@ -158,7 +158,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
 def _given_up(
     asked: tuple[Term, ...],
     margins: tuple[float, ...],
-    outcome: Outcome,
+    metrics: RunMetrics,
     setup: Setup,
     rate_per_s: float,
     num_arrived: int,
@@ -166,7 +166,7 @@ def _given_up(
     """Margins of a run that was stopped: whoever waits or was still to come is late, gaps between tokens are those of
     the requests that finished (of none, where it was stopped within its warm-up: then nobody missed them), and the
     queue grows."""
-    table = outcome.requests
+    table = metrics.requests
     done = (table["status"] == rec.FINISHED) & (table["measured"] != 0)
     share_of = int(done.sum()) / most_measured(setup, rate_per_s)
     found = []
@@ -198,14 +198,14 @@ def _window(table: Mapping[str, Ints], measured: Bools) -> tuple[int, int]:
 def _without(
     asked: tuple[Term, ...],
     summary: Mapping[str, Any],
-    outcome: Outcome,
+    metrics: RunMetrics,
     facts: RunFacts,
     inputs: SummaryInputs,
     setup: Setup,
 ) -> tuple[tuple[float, ...], ...]:
     """Margins without each of BLOCKS consecutive parts of the run, or of the log that it plays; none where replications
     differ and tell more, and none of a run too short to be parted."""
-    table = outcome.requests
+    table = metrics.requests
     measured = table["measured"] != 0
     if not run_length.is_same_every_time(setup.scenario):
         return ()

@@ -8,7 +8,7 @@ import numpy as np
 
 from simkit.engine.build import Setup
 from simkit.engine.run import RunFacts
-from simkit.metrics.definitions import Outcome
+from simkit.metrics.definitions import RunMetrics
 from simkit.metrics.latencies import values_ns
 from simkit.types import Ints
 
@@ -19,7 +19,7 @@ FULL_BUDGET = 0.95
 """Share of the token budget from which on a step counts as full."""
 
 
-def waits(facts: RunFacts, outcome: Outcome, setup: Setup) -> dict[str, float]:
+def waits(facts: RunFacts, metrics: RunMetrics, setup: Setup) -> dict[str, float]:
     """Shares of the time from the first measured arrival on, all replicas together: what a waiting request waits for.
 
     `waiting`: somebody waits; of this `slots`: all slots are taken; else `kv`: free memory is less than a mean prompt;
@@ -30,7 +30,7 @@ def waits(facts: RunFacts, outcome: Outcome, setup: Setup) -> dict[str, float]:
     """
     spans = facts.record.spans.to_dict()
     engine = setup.scenario.engine
-    requests = outcome.requests
+    requests = metrics.requests
     measured = requests["measured"] != 0
     since = int(requests["arrival_ns"][measured].min()) if measured.any() else 0
     if not len(spans["t_end_ns"]):

@@ -14,7 +14,7 @@ import numpy as np
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
-from simkit.metrics.definitions import Outcome, summarise
+from simkit.metrics.definitions import RunMetrics, summarise
 from simkit.runs import run_length
 from simkit.runs.replication import Part, inputs_of, part_of
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
@@ -68,14 +68,14 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
         return _once(setup, progress, single_step)
     asked, factor, why = setup, 1.0, ""
     for growth in range(MAX_GROWTHS + 1):
-        part, outcome, facts = _served(setup, progress, single_step)
+        part, metrics, facts = _served(setup, progress, single_step)
         if not _may_grow(setup):
             return LongEnough(setup, part, None)
-        rising = run_length.rising([_levels(outcome, facts)])
+        rising = run_length.rising([_levels(metrics, facts)])
         if part.summary["saturated"]:
             break
-        missing, reason = _missing(setup, outcome, rising if growth < MAX_RISING_GROWTHS else None)
-        most = max(1.0, MAX_REQUESTS / max(1, len(outcome.requests["id"])))
+        missing, reason = _missing(setup, metrics, rising if growth < MAX_RISING_GROWTHS else None)
+        most = max(1.0, MAX_REQUESTS / max(1, len(metrics.requests["id"])))
         missing = min(missing, most)
         if missing <= 1 or growth == MAX_GROWTHS:
             break
@@ -101,44 +101,44 @@ def _may_grow(setup: Setup) -> bool:
     return run_length.can_grow(setup.scenario) and setup.scenario.workload.trace is None and not setup.scenario.failures
 
 
-def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, Outcome, RunFacts]:
+def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, RunMetrics, RunFacts]:
     facts = simulate(setup, 0, progress, single_step=single_step)
-    outcome = summarise(facts.record, inputs_of(setup, facts))
-    return part_of(setup, 0, facts, outcome), outcome, facts
+    metrics = summarise(facts.record, inputs_of(setup, facts))
+    return part_of(setup, 0, facts, metrics), metrics, facts
 
 
-def _levels(outcome: Outcome, facts: RunFacts) -> dict[str, tuple[float, ...]]:
-    measured = outcome.requests["measured"] != 0
-    arrival = outcome.requests["arrival_ns"]
+def _levels(metrics: RunMetrics, facts: RunFacts) -> dict[str, tuple[float, ...]]:
+    measured = metrics.requests["measured"] != 0
+    arrival = metrics.requests["arrival_ns"]
     if not measured.any():
         return dict.fromkeys(run_length.SERIES, (0.0,) * run_length.BATCHES)
     return run_length.levels(facts.record.spans.to_dict(), int(arrival[measured].min()), int(arrival.max()))
 
 
-def _missing(setup: Setup, outcome: Outcome, rising: str | None) -> tuple[float, str]:
+def _missing(setup: Setup, metrics: RunMetrics, rising: str | None) -> tuple[float, str]:
     """(factor by which arrivals are too few, the reason that asks for most); 1 where they are enough."""
-    table = outcome.requests
+    table = metrics.requests
     finished = table["status"] == rec.FINISHED
     if not finished.any():
         return 1.0, ""
     span_s = ns_to_s(int(table["arrival_ns"].max() - table["arrival_ns"].min()))
-    stay_s = (outcome.summary["e2e_ms"]["p99"] or 0.0) / 1000
+    stay_s = (metrics.summary["e2e_ms"]["p99"] or 0.0) / 1000
     fills = run_length.missing_factor(span_s, stay_s)
     reasons = [
         (fills, f"arrivals last {run_length.FILL_TIMES} times the p99 of E2E"),
         (run_length.LONGER if rising else 1.0, f"{FILLS.get(rising or '', '')} have levelled off"),
-        (_precision_factor(setup, outcome), f"the rate of tokens is known to {100 * PRECISION:g} %"),
+        (_precision_factor(setup, metrics), f"the rate of tokens is known to {100 * PRECISION:g} %"),
     ]
     return max(reasons, key=lambda pair: pair[0])
 
 
-def _precision_factor(setup: Setup, outcome: Outcome) -> float:
+def _precision_factor(setup: Setup, metrics: RunMetrics) -> float:
     """By how much too few requests are measured for the rate of output tokens to be known to PRECISION.
 
     Tokens that arrive in a time are a compound renewal process: the squared relative error of their rate is
     (cv^2 of gaps + cv^2 of lengths) / n (Cox, Renewal Theory, 1962, section 8.3).
     """
-    table = outcome.requests
+    table = metrics.requests
     outputs = table["output_tokens"][table["status"] == rec.FINISHED].astype(np.float64)
     measured = int((table["measured"] != 0).sum())
     if len(outputs) < 2 or not measured:

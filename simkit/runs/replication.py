@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
-from simkit.metrics.definitions import Outcome, summarise
+from simkit.metrics.definitions import RunMetrics, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
 from simkit.metrics.measured import compare_measured
@@ -88,31 +88,31 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
     return part_of(setup, replication, simulate(setup, replication, progress, single_step=single_step))
 
 
-def part_of(setup: Setup, replication: int, facts: RunFacts, outcome: Outcome | None = None) -> Part:
-    """What a replication whose facts are known leaves behind; `outcome` is its summary where that is made already."""
-    outcome = outcome or summarise(facts.record, inputs_of(setup, facts))
+def part_of(setup: Setup, replication: int, facts: RunFacts, metrics: RunMetrics | None = None) -> Part:
+    """What a replication whose facts are known leaves behind; `metrics` is its summary where that is made already."""
+    metrics = metrics or summarise(facts.record, inputs_of(setup, facts))
     return Part(
         replication=replication,
         # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
-        summary=plain(outcome.summary),
-        warmup=plain(outcome.warmup),
-        requests=request_table(outcome.requests, facts.record.reasons, replication),
+        summary=plain(metrics.summary),
+        warmup=plain(metrics.warmup),
+        requests=request_table(metrics.requests, facts.record.reasons, replication),
         steps=span_table(facts.record, replication),
         slots=slot_table(facts.record) if replication == 0 else None,
         notes=facts.notes,
-        counters=plain(facts.counters) | _requeued(setup, facts, outcome),
-        turned_away=_turned_away(facts, outcome),
-        measured=_measured(setup, facts, outcome),
+        counters=plain(facts.counters) | _requeued(setup, facts, metrics),
+        turned_away=_turned_away(facts, metrics),
+        measured=_measured(setup, facts, metrics),
     )
 
 
-def _measured(setup: Setup, facts: RunFacts, outcome: Outcome) -> dict[str, Any] | None:
+def _measured(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> dict[str, Any] | None:
     """The comparison with what the log measured, None where it did not."""
     log = facts.measured
     if log is None:
         return None
     found: dict[str, Any] | None = plain(
-        compare_measured(outcome.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream)
+        compare_measured(metrics.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream)
     )
     return found
 
@@ -210,9 +210,9 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
     )
 
 
-def _requeued(setup: Setup, facts: RunFacts, outcome: Outcome) -> dict[str, int]:
+def _requeued(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> dict[str, int]:
     """Requests that each failure sent back, by counter; failures after everybody had left have none."""
-    left_ns = outcome.requests["left_ns"]
+    left_ns = metrics.requests["left_ns"]
     last_ns = int(left_ns.max()) if len(left_ns) else -1
     return {
         _counter(index): facts.num_requeued[index]
@@ -239,10 +239,10 @@ def _failure_notes(setup: Setup, parts: Sequence[Part]) -> list[str]:
     return notes
 
 
-def _turned_away(facts: RunFacts, outcome: Outcome) -> dict[str, int]:
+def _turned_away(facts: RunFacts, metrics: RunMetrics) -> dict[str, int]:
     counts: dict[str, int] = {}
     for number, reason in enumerate(facts.record.reasons):
-        found = int((outcome.requests["reject_reason"] == number).sum()) if number else 0
+        found = int((metrics.requests["reject_reason"] == number).sum()) if number else 0
         if found:
             counts[reason] = found
     return counts
