@@ -65,7 +65,7 @@ def fit(
     log = load_log(spec)
     if not quiet:
         for note in log.notes:
-            console.say(note)
+            console.say(f"trace {spec.path}: {note}")
     fitted = fitting.fit(log, spec)
     with writing(out, out):
         out.write_text(workload_yaml(fitted, log.format.title, __version__), encoding="utf-8", newline="")

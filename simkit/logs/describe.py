@@ -63,12 +63,7 @@ def survey(
                 report(0.0, f"{stats.num_requests:,} requests read")
         notes = scan.notes()
         rows, found = scan.log, scan.format
-    return Survey(found, scan.why, rows, stats, plain_notes(notes, rows.where))
-
-
-def plain_notes(notes: list[str] | tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Notes without the name of the log in front."""
-    return tuple(note.removeprefix(f"{where}: ") for note in notes)
+    return Survey(found, scan.why, rows, stats, tuple(notes))
 
 
 def own_times(log: Log) -> Ints:
@@ -95,7 +90,7 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
         stats = Stats()
         stats.add(log.columns)
         # The first says what the file was read as.
-        notes = list(plain_notes(log.notes[1:], rows.where))
+        notes = list(log.notes[1:])
         if log.hash_block_tokens is not None:
             hits = unlimited_hits(log.columns, log.hash_block_tokens)
     # What a log that is read whole tells of its times is among its notes.
@@ -119,7 +114,7 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report 
         "skipped": [
             {"reason": reason, "count": count, "lines": list(lines)} for reason, (count, lines) in rows.skipped.items()
         ],
-        "bad": {"count": rows.num_bad, "lines": list(rows.bad)},
+        "bad": {"count": rows.num_bad, "lines": [str(row) for row in rows.bad]},
         "notes": notes,
     }
     return Description(info, _curves(stats))

@@ -14,7 +14,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs.describe import Report, Survey, own_times, plain_notes, survey
+from simkit.logs.describe import Report, Survey, own_times, survey
 from simkit.logs.files import resolve
 from simkit.logs.formats import canonical
 from simkit.logs.formats.canonical import CanonicalWriter, Meta
@@ -115,8 +115,7 @@ def _write(
     shift = int(timed[0]) if timed.size else 0
     columns = replace(columns, time_ns=np.where(columns.time_ns == NO_TIME, NO_TIME, columns.time_ns - shift))
     # The first note says what the file was read as.
-    found = plain_notes([*log.notes[1:], *notes], f"trace {spec.path}")
-    meta = _meta(spec, base_dir, first, found, shift, log.hash_block_tokens)
+    meta = _meta(spec, base_dir, first, (*log.notes[1:], *notes), shift, log.hash_block_tokens)
     stats = Stats()
     with _writer(path, partial) as writer:
         writer.add(columns)

@@ -16,9 +16,9 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
 from simkit.logs import read_trace
-from simkit.logs.read.fields import time
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import opened
+from simkit.logs.read.timestamps import number_ns
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s
 from simkit.validation.runs.ablation import arms
@@ -179,7 +179,7 @@ def _engine_span(shared: Path) -> tuple[int, int, int]:
     """(first queued_ts, last last_token_ts, number of requests) of the log, ns."""
     path = _log(shared)
     with opened(path, RowLog(path.name)) as (_, rows):
-        times = [(time(row, "queued_ts", "s"), time(row, "last_token_ts", "s")) for _, row in rows]
+        times = [(number_ns(row["queued_ts"], "s"), number_ns(row["last_token_ts"], "s")) for _, row in rows]
     queued, last = zip(*times, strict=True)
     return min(queued), max(last), len(times)
 

@@ -120,7 +120,7 @@ def test_files_without_gaps_between_tokens_are_read_and_impossible_gaps_refused(
     found, log = read(path)
     assert found.gaps is not None
     assert [found.gaps.of(row).tolist() for row in range(len(found))] == [[7, 8], []]
-    assert log.bad[0].startswith("line 3: gaps_ns with a value that is not 0 to ")
+    assert str(log.bad[0]).startswith("line 3: gaps_ns with a value that is not 0 to ")
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["gaps_ns"]), here / "older.parquet")
     older, log = read(here / "older.parquet")

@@ -197,7 +197,7 @@ def read_with(rows: list[list[str]], parses: Sequence[Parse], size: int) -> tupl
         Block(np.arange(at, min(at + size, len(rows))) + 2, rows[at : at + size]) for at in range(0, len(rows), size)
     )
     parts = list(read_blocks(blocks, header, fields, None, log))
-    return Columns.concatenate(parts), log.bad, sorted(log.remarks), log.num_bad
+    return Columns.concatenate(parts), log.bad, sorted(remark.text for remark in log.remarks), log.num_bad
 
 
 digits = st.integers(0, 10**12).map(str)

@@ -24,7 +24,7 @@ def rows_of(tmp_path: Path, text: str) -> tuple[list[tuple[int, Any]], list[str]
     with path.open(encoding="utf-8", newline="") as file:
         found = list(objects(file, log))
     log.num_rows += len(found)
-    return found, log.finish(log.line)
+    return found, log.finish()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_row_that_is_no_proper_object_is_bad_and_the_next_is_read(
 ) -> None:
     found, notes = rows_of(tmp_path, layout.format('{"a": 0}', row, '{"a": 1}'))
     assert found == [(1, {"a": 0}), (3, {"a": 1})]
-    assert notes == [f"t: left out 1 of 3 rows (33.3 %) that cannot be read: line 2: {problem}"]
+    assert notes == [f"left out 1 of 3 rows (33.3 %) that cannot be read: line 2: {problem}"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_line_that_is_no_json_is_bad_and_the_next_is_read(tmp_path: Path, row:
 def test_a_cut_end_is_a_note(tmp_path: Path, text: str) -> None:
     found, notes = rows_of(tmp_path, text)
     assert found == [(1, {"a": 0})]
-    assert notes == ["t: the last line (2) is cut short and was left out"]
+    assert notes == ["the last line (2) is cut short and was left out"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_element_longer_than_the_buffer_is_read_whole(tmp_path: Path) -> None
     long = "x" * (3 * 2**20)
     found, notes = rows_of(tmp_path, f'[{{"a": "{long}"}},\n{{"a": 1}}, 12345]')
     assert found == [(1, {"a": long}), (2, {"a": 1})]
-    assert notes == ["t: left out 1 of 3 rows (33.3 %) that cannot be read: line 2: 12345, expected an object"]
+    assert notes == ["left out 1 of 3 rows (33.3 %) that cannot be read: line 2: 12345, expected an object"]
 
 
 def test_the_rows_of_an_answer_of_an_api_are_unwrapped(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_rows_of_an_answer_of_an_api_are_unwrapped(tmp_path: Path) -> None:
     found, notes = rows_of(tmp_path, page + "\n" + page)
     assert [row["a"] for _, row in found] == [0, 1, 0, 1]
     assert {line for line, _ in found} == {1, 1 + len(page.splitlines())}
-    assert notes == ["t: the rows are those of data, as an API wraps them"]
+    assert notes == ["the rows are those of data, as an API wraps them"]
     for row in ({"data": [{"a": 0}], "prompt": 1}, {"data": [7]}, {"data": {"a": 0}}):
         assert rows_of(tmp_path, json.dumps(row))[0] == [(1, row)]
 

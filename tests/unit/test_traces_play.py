@@ -17,7 +17,7 @@ from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
 from simkit.logs.play.load import PLAYED_KEYS, Log, arrange, load_log
 from simkit.logs.play.play import Trace, play
-from simkit.logs.read.log import RowLog
+from simkit.logs.read.log import NAIVE, RowLog
 from simkit.logs.read.record import Columns, Record
 from simkit.logs.stats import unlimited_hits
 from simkit.streams import Streams
@@ -43,7 +43,7 @@ def log_of(*rows: dict[str, Any], naive: bool = False, format: str = "mooncake",
     records = [Record(line=line, **row) for line, row in enumerate(rows, start=1)]
     log = RowLog("trace t.log", bool(keys.get("allow_bad", False)), num_rows=len(records))
     if naive:
-        log.remark("times name no zone and are read as UTC")
+        log.add_remark(NAIVE)
     return arrange(Columns.of(records), spec(**keys), log, FORMATS[format], "by hand")
 
 

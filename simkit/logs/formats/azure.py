@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from simkit.logs.read.cells import TOKENS, WALL
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.format import Format, Head, Source, having
 from simkit.logs.read.layout import Field, Layout, read_layout
 from simkit.logs.read.record import Columns
 
@@ -27,11 +27,6 @@ LAYOUT = Layout(
 _WITH_OFFSET = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d:\d\d")
 
 
-def matches(head: Head) -> str | None:
-    """By its three columns, in any order."""
-    return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
-
-
 def title_of(head: Head) -> str:
     """2025 counts images, 2024 has times with an offset, 2023 has neither."""
     if "NumImages" in head.columns:
@@ -44,4 +39,4 @@ def read(source: Source) -> Iterator[Columns]:
     return read_layout(source, LAYOUT, "azure")
 
 
-FORMAT = Format("azure", "Azure CSV", matches, read, NEEDS, title_of=title_of)
+FORMAT = Format("azure", "Azure CSV", having("csv", *NEEDS), read, NEEDS, title_of=title_of)

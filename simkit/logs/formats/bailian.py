@@ -7,10 +7,9 @@ prompt is whole, history included.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from simkit.logs.read.fields import block_ids, count, note_unused, read_objects, require, text, time, tokens
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.fields import Row, note_unused, read_objects, require
+from simkit.logs.read.format import Format, Source, having
 from simkit.logs.read.log import BadCell
 from simkit.logs.read.record import Columns, Record
 
@@ -19,26 +18,21 @@ USED = (*NEEDS, "parent_chat_id", "turn", "hash_ids")
 NO_PARENT = "-1"
 
 
-def matches(head: Head) -> str | None:
-    """By chat_id beside the fields of Mooncake."""
-    return f"fields {', '.join(NEEDS)}" if head.kind == "json" and set(NEEDS) <= head.keys else None
-
-
-def record(line: int, row: dict[str, Any], source: Source) -> Record:
+def record(row: Row) -> Record:
     """One row."""
-    unit = "s" if source.spec.time_unit == "auto" else source.spec.time_unit
-    chat, parent = text(row, "chat_id"), text(row, "parent_chat_id")
+    unit = "s" if row.source.spec.time_unit == "auto" else row.source.spec.time_unit
+    chat, parent = row.text("chat_id"), row.text("parent_chat_id")
     if chat is None:
         raise BadCell("chat_id", None, "an id")
     return Record(
-        line=line,
-        time_ns=time(row, "timestamp", unit),
-        prompt_tokens=tokens(row, "input_length"),
-        output_tokens=tokens(row, "output_length"),
+        line=row.line,
+        time_ns=row.time("timestamp", unit),
+        prompt_tokens=row.tokens("input_length"),
+        output_tokens=row.tokens("output_length"),
         id=chat,
-        turn=count(row, "turn"),
+        turn=row.count("turn"),
         parent=None if parent == NO_PARENT else parent,
-        block_ids=block_ids(row, "hash_ids"),
+        block_ids=row.block_ids("hash_ids"),
     )
 
 
@@ -49,4 +43,4 @@ def read(source: Source) -> Iterator[Columns]:
     return read_objects(source, record)
 
 
-FORMAT = Format("bailian", "Bailian JSONL", matches, read, NEEDS, hash_block_tokens=16)
+FORMAT = Format("bailian", "Bailian JSONL", having("json", *NEEDS), read, NEEDS, hash_block_tokens=16)

@@ -10,17 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, number, optional
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.format import Format, Source, having
 from simkit.logs.read.layout import Field, Layout, Values, own_unit, read_layout
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import UNKNOWN, Columns
 
 NEEDS = ("arrival_time_us", "input_tokens", "output_tokens", "status")
-
-
-def matches(head: Head) -> str | None:
-    """By arrival in us, tokens and status."""
-    return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
 
 
 def derive(values: Values, log: RowLog) -> None:
@@ -60,4 +55,4 @@ def read(source: Source) -> Iterator[Columns]:
     return read_layout(source, layout, "blis")
 
 
-FORMAT = Format("blis", "BLIS TraceV2 CSV", matches, read, NEEDS)
+FORMAT = Format("blis", "BLIS TraceV2 CSV", having("csv", *NEEDS), read, NEEDS)

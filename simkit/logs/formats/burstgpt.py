@@ -9,16 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simkit.logs.read.cells import TEXT, TOKENS, number, optional
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.format import Format, Head, Source, having
 from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
 from simkit.logs.read.record import Columns
 
 NEEDS = ("Timestamp", "Request tokens", "Response tokens")
-
-
-def matches(head: Head) -> str | None:
-    """By its three columns, in any order."""
-    return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
 
 
 def title_of(head: Head) -> str:
@@ -41,4 +36,4 @@ def read(source: Source) -> Iterator[Columns]:
     return read_layout(source, layout, "burstgpt")
 
 
-FORMAT = Format("burstgpt", "BurstGPT CSV", matches, read, NEEDS, title_of=title_of)
+FORMAT = Format("burstgpt", "BurstGPT CSV", having("csv", *NEEDS), read, NEEDS, title_of=title_of)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simkit.errors import InputError
-from simkit.logs.read.fields import MAX_TOKENS
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import RowLog
-from simkit.logs.read.record import NO_TIME, UNKNOWN, Blocks, Columns, Gaps
+from simkit.logs.read.record import MAX_TOKENS, NO_TIME, UNKNOWN, Blocks, Columns, Gaps
 from simkit.logs.read.timestamps import MAX_NS
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ times moved between versions: `info.timings`, `scheduler_info.request_timings`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.logs.read.fields import first_of, note_unit, read_objects, require, text, time, tokens, took
+from simkit.logs.read.fields import Row, note_unit, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell, shown
 from simkit.logs.read.record import Columns, Record
@@ -29,8 +29,9 @@ def matches(head: Head) -> str | None:
     """By benchmarks with requests in them."""
     if head.kind != "json":
         return None
-    reports = [found["benchmarks"] for found in head.objects if isinstance(found.get("benchmarks"), list)]
-    fits = any(isinstance(run, dict) and "requests" in run for report in reports for run in report)
+    reports = [found.get("benchmarks") for found in head.objects]
+    runs = [run for report in reports if isinstance(report, list) for run in report]
+    fits = any(isinstance(run, dict) and "requests" in run for run in runs)
     return "field benchmarks[].requests" if fits else None
 
 
@@ -57,7 +58,7 @@ def _rows(source: Source) -> Iterator[tuple[int, Any]]:
                 yield line, row
 
 
-def _of_run(run: Any, where: str) -> Iterator[dict[str, Any]]:
+def _of_run(run: object, where: str) -> Iterator[dict[str, object]]:
     groups = run.get("requests") if isinstance(run, dict) else None
     if not isinstance(groups, dict):
         raise InputError(f"{where}: requests {shown(groups)}, expected successful, incomplete and errored ones")
@@ -69,47 +70,45 @@ def _of_run(run: Any, where: str) -> Iterator[dict[str, Any]]:
             yield {**(row if isinstance(row, dict) else {"request": row}), _STATUS: status}
 
 
-def record(line: int, row: dict[str, Any], source: Source) -> Record:
+def record(row: Row) -> Record:
     """One request."""
-    times = _times(row)
-    start = first_of(times, STARTS)
-    if start is None:
+    times = row.within(_times(row))
+    at, first, last = (_time(times, names) for names in (STARTS, FIRSTS, LASTS))
+    if at is None:
         raise BadCell("request_start", None, "a time in s since 1970")
-    failed = FAILED.get(row[_STATUS])
-    at = time(times, start, "s")
-    first, last = _moment(times, FIRSTS), _moment(times, LASTS)
+    failed = FAILED.get(str(row.get(_STATUS)))
     return Record(
-        line=line,
+        line=row.line,
         time_ns=at,
         prompt_tokens=_count(row, "prompt_tokens", failed),
         output_tokens=_count(row, "output_tokens", failed),
-        id=text(row, "request_id"),
+        id=row.text("request_id"),
         failed=failed,
-        ttft_ns=took(at, first, "first token", source),
-        e2e_ns=took(at, last, "last token", source),
+        ttft_ns=row.elapsed(at, first, "first token"),
+        e2e_ns=row.elapsed(at, last, "last token"),
     )
 
 
-def _times(row: Mapping[str, Any]) -> dict[str, Any]:
+def _times(row: Row) -> dict[str, object]:
     """All times of a request, wherever its version has them."""
     info, older = row.get("info"), row.get("scheduler_info")
     inner = info.get("timings") if isinstance(info, dict) else None
     outer = older.get("request_timings") if isinstance(older, dict) else None
-    found = {name: row[name] for name in (*STARTS, *FIRSTS, *LASTS) if row.get(name) is not None}
+    found = {name: row.get(name) for name in (*STARTS, *FIRSTS, *LASTS) if row.get(name) is not None}
     for timings in (outer, inner):
         if isinstance(timings, dict):
             found.update({name: value for name, value in timings.items() if value is not None})
     return found
 
 
-def _moment(times: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    name = first_of(times, names)
-    return None if name is None else time(times, name, "s")
+def _time(times: Row, names: tuple[str, ...]) -> int | None:
+    name = times.first(*names)
+    return None if name is None else times.time(name, "s")
 
 
-def _count(row: Mapping[str, Any], name: str, failed: str | None) -> int:
+def _count(row: Row, name: str, failed: str | None) -> int:
     """A count; 0 where a request that failed has none."""
-    return 0 if failed is not None and row.get(name) is None else tokens(row, name)
+    return 0 if failed is not None and row.get(name) is None else row.tokens(name)
 
 
 FORMAT = Format("guidellm-results", "GuideLLM benchmark results", matches, read, NEEDS)

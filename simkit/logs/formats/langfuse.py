@@ -6,24 +6,11 @@ Source of the format: Langfuse, observations export and public API. Only generat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from simkit.logs.read.fields import (
-    MAX_TOKENS,
-    arrival,
-    cached,
-    duration,
-    first_of,
-    moment,
-    read_objects,
-    require,
-    text,
-    tokens,
-    took,
-)
+from simkit.logs.read.fields import Row, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.record import Columns, Record
+from simkit.logs.read.record import MAX_TOKENS, Columns, Record
 
 START, END = ("start_time", "startTime"), ("end_time", "endTime")
 FIRST = ("completion_start_time", "completionStartTime")
@@ -42,48 +29,48 @@ def matches(head: Head) -> str | None:
     return None if None in found else f"fields type, {found[0]}, {found[1]}"
 
 
-def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
+def record(row: Row) -> Record | None:
     """One observation; None, counted, for what is no generation."""
     kind = row.get("type")
     if kind != "GENERATION":
         why = f"of type {kind}, not GENERATION" if kind in OTHERS else "of another type than GENERATION"
-        source.log.add_skipped(line, why)
+        row.skip(why)
         return None
     failed = "at level ERROR" if row.get("level") == "ERROR" else None
-    start, end = arrival(row, START, source), moment(row, END, source)
-    first = took(start, moment(row, FIRST, source), "completion start", source)
-    usage = _usage(row)
-    prompt, output = _lengths(usage, failed, source)
-    session, model = first_of(row, SESSION), first_of(row, MODEL)
+    start, end = row.arrival(*START), row.timestamp(*END)
+    first = row.elapsed(start, row.timestamp(*FIRST), "completion start")
+    usage = row.within(_usage(row))
+    prompt, output = _lengths(usage, failed)
     return Record(
-        line=line,
+        line=row.line,
         time_ns=start,
         prompt_tokens=prompt,
         output_tokens=output,
-        id=text(row, "id"),
-        session=text(row, session) if session else None,
-        model=text(row, model) if model else None,
+        id=row.text("id"),
+        session=row.text(*SESSION),
+        model=row.text(*MODEL),
         failed=failed,
-        ttft_ns=duration(row, "timeToFirstToken", "s") if first is None else first,
-        e2e_ns=took(start, end, "end", source),
-        cached_tokens=cached(usage, CACHED, prompt, source),
+        ttft_ns=row.duration("timeToFirstToken", "s") if first is None else first,
+        e2e_ns=row.elapsed(start, end, "end"),
+        cached_tokens=usage.cached_tokens(prompt, *CACHED),
     )
 
 
-def _usage(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _usage(row: Row) -> Mapping[str, object]:
     """The first usage that says anything."""
     for name in USAGE:
         found = row.get(name)
-        if found and not isinstance(found, dict):
+        if not found:
+            continue
+        if not isinstance(found, dict):
             raise BadCell(name, found, "an object of token counts")
-        if found and found.get("unit") not in (None, "TOKENS"):
+        if found.get("unit") not in (None, "TOKENS"):
             raise BadCell(f"unit of {name}", found["unit"], "TOKENS")
-        if found:
-            return found
+        return found
     return {}
 
 
-def _lengths(usage: Mapping[str, Any], failed: str | None, source: Source) -> tuple[int, int]:
+def _lengths(usage: Row, failed: str | None) -> tuple[int, int]:
     """(prompt, output) tokens; 0 where a failed generation has none.
 
     Parts of the prompt, as cached tokens, may be split out of `input` or named again beside it: `total` tells. Without
@@ -95,19 +82,20 @@ def _lengths(usage: Mapping[str, Any], failed: str | None, source: Source) -> tu
         for output in outputs:
             if total is None or prompt + output == total:
                 return prompt, output
-    source.log.remark("some rows have a total that is not the sum of their input and output tokens")
+    usage.source.log.remark("some rows have a total that is not the sum of their input and output tokens")
     return prompts[0], outputs[0]
 
 
-def _readings(usage: Mapping[str, Any], part: str, failed: str | None) -> list[int]:
+def _readings(usage: Row, part: str, failed: str | None) -> list[int]:
     """What `part` can mean: the sum of it and all its parts, or it alone."""
-    names = [name for name in usage if (name == part or name.startswith(f"{part}_")) and usage[name] is not None]
+    given = [name for name, value in usage.values.items() if value is not None]
+    names = [name for name in given if name == part or name.startswith(f"{part}_")]
     if not names and failed is None:
         raise BadCell(f"usage.{part}", None, "a number of tokens >= 0")
-    whole = sum(tokens(usage, name) for name in names)
+    whole = sum(usage.tokens(name) for name in names)
     if whole > MAX_TOKENS:
         raise BadCell(f"usage.{part}", whole, f"at most {MAX_TOKENS} tokens")
-    return [whole, tokens(usage, part)] if part in names else [whole]
+    return [whole, usage.tokens(part)] if part in names else [whole]
 
 
 def read(source: Source) -> Iterator[Columns]:

@@ -7,13 +7,12 @@ generate text reach the engine: the proxy answers cache hits itself, and embeddi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from simkit.logs.read.cells import TEXT, TOKENS, WALL, optional
-from simkit.logs.read.fields import arrival, cached, first_of, moment, read_objects, require, text, tokens, took
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.fields import Row, read_objects, require
+from simkit.logs.read.format import Format, Head, Source, having
 from simkit.logs.read.layout import SKIPPED, Field, Layout, Values, read_layout
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import UNKNOWN, Columns, Record
@@ -82,46 +81,41 @@ def read_csv(source: Source) -> Iterator[Columns]:
     return read_layout(source, layout, "litellm-csv")
 
 
-def matches(head: Head) -> str | None:
-    """By its fields."""
-    return f"fields {', '.join(NEEDS)}" if head.kind == "json" and set(NEEDS) <= head.keys else None
-
-
-def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
+def record(row: Row) -> Record | None:
     """One row; None, counted, for what no engine has generated."""
     hit = row.get("cache_hit")
-    reason = why_not(text(row, "call_type"), str(hit) if isinstance(hit, bool) else text(row, "cache_hit"))
+    reason = why_not(row.text("call_type"), str(hit) if isinstance(hit, bool) else row.text("cache_hit"))
     if reason is not None:
-        source.log.add_skipped(line, reason)
+        row.skip(reason)
         return None
-    start, end = arrival(row, ("startTime",), source), moment(row, ("endTime",), source)
-    first = moment(row, ("completionStartTime",), source)
-    prompt, own_id, session = tokens(row, "prompt_tokens"), first_of(row, ID), first_of(row, SESSION)
+    start, end, first = row.arrival("startTime"), row.timestamp("endTime"), row.timestamp("completionStartTime")
+    prompt = row.tokens("prompt_tokens")
     # An answer that was not streamed has its end as its first token.
     is_streamed = row.get("stream") is not False and first != end
     return Record(
-        line=line,
+        line=row.line,
         time_ns=start,
         prompt_tokens=prompt,
-        output_tokens=tokens(row, "completion_tokens"),
-        id=text(row, own_id) if own_id else None,
-        session=text(row, session) if session else None,
-        model=text(row, "model"),
-        failed=failure(text(row, "status")),
-        ttft_ns=took(start, first, "completionStartTime", source) if is_streamed else None,
-        e2e_ns=took(start, end, "endTime", source),
-        cached_tokens=cached(_details(row), ("cached_tokens",), prompt, source),
+        output_tokens=row.tokens("completion_tokens"),
+        id=row.text(*ID),
+        session=row.text(*SESSION),
+        model=row.text("model"),
+        failed=failure(row.text("status")),
+        ttft_ns=row.elapsed(start, first, "completionStartTime") if is_streamed else None,
+        e2e_ns=row.elapsed(start, end, "endTime"),
+        cached_tokens=row.within(_details(row)).cached_tokens(prompt, "cached_tokens"),
     )
 
 
-def _details(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _details(row: Row) -> Mapping[str, object]:
     """metadata.usage_object.prompt_tokens_details, empty where it is not there."""
-    found: Any = row
+    found: Mapping[str, object] = row.values
     for name in ("metadata", "usage_object", "prompt_tokens_details"):
-        found = found.get(name)
-        if not isinstance(found, dict):
+        inner = found.get(name)
+        if not isinstance(inner, dict):
             return {}
-    return found  # type: ignore[no-any-return]
+        found = inner
+    return found
 
 
 def read(source: Source) -> Iterator[Columns]:
@@ -131,4 +125,4 @@ def read(source: Source) -> Iterator[Columns]:
 
 
 CSV = Format("litellm-csv", "LiteLLM spend log CSV", matches_csv, read_csv, NEEDS)
-FORMAT = Format("litellm", "LiteLLM JSON", matches, read, NEEDS)
+FORMAT = Format("litellm", "LiteLLM JSON", having("json", *NEEDS), read, NEEDS)

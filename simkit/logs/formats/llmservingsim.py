@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from simkit.logs.read.fields import duration, note_unit, note_unused, read_objects, require, text, time, tokens
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.fields import Row, note_unit, note_unused, read_objects, require
+from simkit.logs.read.format import Format, Head, Json, Source
 from simkit.logs.read.log import BadCell
 from simkit.logs.read.record import Columns, Record
 
@@ -34,49 +33,49 @@ def matches(head: Head) -> str | None:
     return "fields arrival_time_ns, sub_requests" if "sub_requests" in keys else None
 
 
-def record(line: int, row: dict[str, Any], source: Source) -> Record:
+def record(row: Row) -> Record:
     """One request, or one sub-request of a session."""
-    turn = row.get(_TURN)
+    turn = row.count(_TURN)
     return Record(
-        line=line,
-        time_ns=time(row, "arrival_time_ns", "ns") if not turn else None,
-        prompt_tokens=tokens(row, "input_toks"),
-        output_tokens=tokens(row, "output_toks"),
-        session=row.get(_SESSION),
+        line=row.line,
+        time_ns=row.time("arrival_time_ns", "ns") if not turn else None,
+        prompt_tokens=row.tokens("input_toks"),
+        output_tokens=row.tokens("output_toks"),
+        session=row.text(_SESSION),
         turn=turn,
-        delay_ns=duration(row, _TOOL, "ns") if turn else None,
+        delay_ns=row.duration(_TOOL, "ns") if turn else None,
     )
 
 
-def _requests(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+def _requests(source: Source) -> Iterator[tuple[int, Json]]:
     """The requests of all lines: sessions taken apart."""
     for line, row in source.rows:
         if "sub_requests" in row:
-            yield from _turns(line, row, source)
+            yield from _turns(Row(line, row, source))
         else:
             yield line, {name: row.get(name) for name in ("arrival_time_ns", "input_toks", "output_toks")}
 
 
-def _turns(line: int, row: dict[str, Any], source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
-    turns = row["sub_requests"]
+def _turns(row: Row) -> Iterator[tuple[int, Json]]:
+    turns, log = row.get("sub_requests"), row.source.log
     if turns == []:
-        source.log.num_rows += 1
-        source.log.add_skipped(line, "without requests in sub_requests")
+        log.num_rows += 1
+        row.skip("without requests in sub_requests")
         return
     try:
-        session = text(row, "session_id")
+        session = row.text("session_id")
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             raise BadCell("sub_requests", turns, "a list of objects")
         if session is None:
             raise BadCell("session_id", None, "the name of the session")
     except BadCell as error:
-        source.log.num_rows += 1
-        source.log.add_bad(line, str(error))
+        log.num_rows += 1
+        log.add_bad(row.line, str(error))
         return
     tool = None
     for number, turn in enumerate(turns):
         named = {name: turn.get(name) for name in ("input_toks", "output_toks")}
-        yield line, {
+        yield row.line, {
             **named, "arrival_time_ns": row.get("arrival_time_ns"), _SESSION: session, _TURN: number, _TOOL: tool,
         }  # fmt: skip
         tool = turn.get("tool_duration_ns")

@@ -13,7 +13,7 @@ mocker, MooncakeDelta): a later turn's input_length is only what it adds; the us
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise, repeat
 from pathlib import Path
@@ -22,22 +22,10 @@ from typing import Any
 from simkit.errors import InputError
 from simkit.logs.formats.canonical import Meta
 from simkit.logs.read.blocks import fitting_block_tokens
-from simkit.logs.read.fields import (
-    MAX_TOKENS,
-    block_ids,
-    count,
-    duration,
-    first_of,
-    note_unused,
-    read_objects,
-    require,
-    text,
-    time,
-    tokens,
-)
+from simkit.logs.read.fields import Row, note_unused, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
-from simkit.logs.read.record import EPOCH_NS, NO_TIME, UNKNOWN, Columns, Record
+from simkit.logs.read.record import EPOCH_NS, MAX_TOKENS, NO_TIME, UNKNOWN, Columns, Record
 from simkit.logs.read.timestamps import Unit
 from simkit.types import Ints
 from simkit.units import NS_PER_MS
@@ -70,71 +58,71 @@ def matches(head: Head) -> str | None:
     return f"fields {', '.join(name for name in telling if name in keys)}"
 
 
-def request(line: int, row: dict[str, Any], source: Source, default_unit: Unit) -> Record | None:
+def request(row: Row, default_unit: Unit) -> Record | None:
     """One row, times in `default_unit` unless the scenario names another."""
-    unit = default_unit if source.spec.time_unit == "auto" else source.spec.time_unit
-    if "schema" in row and first_of(row, PROMPT) is None:
-        source.log.add_skipped(line, "header only")
+    unit = default_unit if row.source.spec.time_unit == "auto" else row.source.spec.time_unit
+    prompt, at = row.first(*PROMPT), row.first(*TIME)
+    if "schema" in row.values and prompt is None:
+        row.skip("header only")
         return None
-    prompt_name = first_of(row, PROMPT)
-    if prompt_name is None and first_of(row, TEXTS) is not None:
-        raise BadCell(PROMPT[0], None, f"a number of tokens; {first_of(row, TEXTS)} is text, which needs a tokenizer")
-    session_name = first_of(row, SESSION)
+    if prompt is None and (texts := row.first(*TEXTS)) is not None:
+        raise BadCell(PROMPT[0], None, f"a number of tokens; {texts} is text, which needs a tokenizer")
     parent = _waits_for(row)
-    at = first_of(row, TIME)
-    if at is None and session_name is None and parent is None:
+    if at is None and row.first(*SESSION) is None and parent is None:
         raise BadCell(TIME[0], None, f"a time in {unit}, or a session_id and a delay behind the turn before")
     return Record(
-        line=line,
-        time_ns=None if at is None else time(row, at, unit),
-        prompt_tokens=tokens(row, prompt_name or PROMPT[0]),
+        line=row.line,
+        time_ns=None if at is None else row.time(at, unit),
+        prompt_tokens=row.tokens(prompt or PROMPT[0]),
         output_tokens=_output_tokens(row),
-        id=text(row, "request_id"),
-        session=None if session_name is None else text(row, session_name),
-        turn=count(row, "turn"),
+        id=row.text("request_id"),
+        session=row.text(*SESSION),
+        turn=row.count("turn"),
         parent=parent,
         delay_ns=_delay(row, unit),
-        block_ids=block_ids(row, "hash_ids"),
-        model=text(row, "model"),
+        block_ids=row.block_ids("hash_ids"),
+        model=row.text("model"),
     )
 
 
-def _output_tokens(row: Mapping[str, Any]) -> int:
+def _output_tokens(row: Row) -> int:
     ids = row.get("output_token_ids")
-    name = first_of(row, OUTPUT)
-    return len(ids) if name is None and isinstance(ids, list) else tokens(row, name or OUTPUT[0])
+    name = row.first(*OUTPUT)
+    return len(ids) if name is None and isinstance(ids, list) else row.tokens(name or OUTPUT[0])
 
 
-def _delay(row: Mapping[str, Any], unit: Unit) -> int | None:
+def _delay(row: Row, unit: Unit) -> int | None:
     """All waiting behind the request before: think time and tool time."""
-    found = [duration(row, name, own or unit) for name, own in DELAYS]
+    found = [row.duration(name, own or unit) for name, own in DELAYS]
     known = [value for value in found if value is not None]
     if sum(known) > 2**62:
         raise BadCell("delay", row.get("delay"), "a shorter time")
     return sum(known) if known else None
 
 
-def _waits_for(row: Mapping[str, Any]) -> str | None:
+def _waits_for(row: Row) -> str | None:
     """The request that an agentic row waits for. BadCell for what one predecessor cannot say."""
     for name in ("branches", "prefix_reset"):
         if row.get(name):
-            raise BadCell(name, row[name], "none: a request follows one other, and shares what hash_ids say")
+            raise BadCell(name, row.get(name), "none: a request follows one other, and shares what hash_ids say")
     value = row.get("wait_for")
     if value is None or value == []:
         return None
     if isinstance(value, list):
         if len(value) > 1:
             raise BadCell("wait_for", value, "one request id: waiting for several cannot be replayed")
-        return text({"wait_for": value[0]}, "wait_for")
-    return text(row, "wait_for")
+        return row.within({"wait_for": value[0]}).text("wait_for")
+    return row.text("wait_for")
 
 
 def check_unit(source: Source) -> None:
-    """InputError where the first stamps cannot be ms: most have fractions, and more than MAX_PER_S come in a second."""
+    """InputError where the first times cannot be ms: most have fractions, and more than MAX_PER_S come in a second."""
     if source.spec.time_unit != "auto":
         return
-    stamps = [row[name] for row in source.head.objects if (name := first_of(row, TIME)) is not None]
-    numbers = [float(stamp) for stamp in stamps if type(stamp) in (int, float) and abs(stamp) < 2**53]
+    rows = [Row(0, values, source) for values in source.head.objects]
+    times = [row.get(name) for row in rows if (name := row.first(*TIME)) is not None]
+    known = [time for time in times if isinstance(time, int | float) and not isinstance(time, bool)]
+    numbers = [float(time) for time in known if abs(time) < 2**53]
     num_fractions = sum(not number.is_integer() for number in numbers)
     if num_fractions < 2 or 2 * num_fractions < len(numbers):
         return
@@ -210,8 +198,8 @@ def read_delta(source: Source) -> Iterator[Columns]:
     )
     context: dict[str, int] = {}
 
-    def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
-        found = request(line, row, source, "ms")
+    def record(row: Row) -> Record | None:
+        found = request(row, "ms")
         if found is None:
             return None
         whole = found.prompt_tokens

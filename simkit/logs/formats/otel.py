@@ -11,20 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from simkit.logs.read.fields import (
-    arrival,
-    cached,
-    duration,
-    first_of,
-    moment,
-    read_objects,
-    require,
-    text,
-    tokens,
-    took,
-)
-from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.log import BadCell, RowLog, shown
+from simkit.logs.read.fields import Row, read_objects, require
+from simkit.logs.read.format import Format, Head, Json, Source
+from simkit.logs.read.log import RowLog, shown
 from simkit.logs.read.record import Columns, Record
 
 START = ("start_time", "startTime", "startTimeUnixNano", "start_time_unix_nano")
@@ -58,61 +47,50 @@ def matches(head: Head) -> str | None:
     return None if found is None else f"spans with {found}* attributes"
 
 
-def record(line: int, row: dict[str, Any], source: Source) -> Record | None:
+def record(row: Row) -> Record | None:
     """One span; None, counted, for what is no model call."""
-    values = attributes(row)
-    why_not = _why_no_call(row, values)
+    span = row.within(attributes(row.values))
+    why_not = _why_no_call(row, span)
     if why_not is not None:
-        source.log.add_skipped(line, why_not)
+        row.skip(why_not)
         return None
-    failed = "with an error" if _has_failed(row, values) else None
-    start = arrival(row, START, source)
-    end = moment(row, END, source)
-    prompt = _tokens(values, PROMPT, failed)
-    session, model, own_id, span_id = (first_of(values, SESSION), first_of(values, MODEL), first_of(values, ID),
-                                       first_of(row, SPAN_ID))  # fmt: skip
-    whole = duration(values, E2E, "s")
+    failed = "with an error" if _has_failed(row, span) else None
+    start, end = row.arrival(*START), row.timestamp(*END)
+    prompt = span.tokens_unless(failed, *PROMPT)
+    whole = span.duration(E2E, "s")
     return Record(
-        line=line,
+        line=row.line,
         time_ns=start,
         prompt_tokens=prompt,
-        output_tokens=_tokens(values, OUTPUT, failed),
-        id=text(values, own_id) if own_id else text(row, span_id) if span_id else None,
-        session=text(values, session) if session else None,
-        model=text(values, model) if model else None,
+        output_tokens=span.tokens_unless(failed, *OUTPUT),
+        id=span.text(*ID) if span.first(*ID) else row.text(*SPAN_ID),
+        session=span.text(*SESSION),
+        model=span.text(*MODEL),
         failed=failed,
-        ttft_ns=duration(values, TTFT, "s"),
-        e2e_ns=took(start, end, "end", source) if whole is None else whole,
-        cached_tokens=cached(values, CACHED, prompt, source),
+        ttft_ns=span.duration(TTFT, "s"),
+        e2e_ns=row.elapsed(start, end, "end") if whole is None else whole,
+        cached_tokens=span.cached_tokens(prompt, *CACHED),
     )
 
 
-def _why_no_call(row: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+def _why_no_call(row: Row, span: Row) -> str | None:
     """Why a span is not one call of a model; None if it is."""
-    operation = values.get(OPERATION)
-    if operation in CALLS or (operation is None and values.get(KIND) == "LLM"):
+    operation = span.get(OPERATION)
+    if operation in CALLS or (operation is None and span.get(KIND) == "LLM"):
         return None
     if operation is not None:
         return f"of operation {operation}" if operation in OTHERS else "of another operation"
-    if values.get(KIND) is not None:
+    if span.get(KIND) is not None:
         return "of another span kind than LLM"
-    if row.get("name") == "llm_request" or first_of(values, PROMPT) is not None:
+    if row.get("name") == "llm_request" or span.first(*PROMPT) is not None:
         return None
     return "no model call"
 
 
-def _has_failed(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+def _has_failed(row: Row, span: Row) -> bool:
     status = row.get("status")
     code = status.get("code") if isinstance(status, dict) else row.get("status_code")
-    return code in (2, "2", "ERROR", "STATUS_CODE_ERROR") or values.get("error.type") not in (None, "")
-
-
-def _tokens(values: Mapping[str, Any], names: tuple[str, ...], failed: str | None) -> int:
-    """A count under any of its names; 0 where a failed call has none."""
-    name = first_of(values, names)
-    if name is None and failed is None:
-        raise BadCell(names[0], None, "a number of tokens >= 0")
-    return tokens(values, name) if name is not None else 0
+    return code in (2, "2", "ERROR", "STATUS_CODE_ERROR") or span.get("error.type") not in (None, "")
 
 
 def read(source: Source) -> Iterator[Columns]:
@@ -132,7 +110,7 @@ def read_otlp(source: Source) -> Iterator[Columns]:
     return read_objects(replace(source, rows=otlp_spans(source.rows, source.log)), record)
 
 
-def attributes(span: Mapping[str, Any]) -> dict[str, Any]:
+def attributes(span: Mapping[str, object]) -> dict[str, object]:
     """The attributes of a span: an object, or the list of key and typed value that OTLP has; empty for anything else.
 
     OTLP writes 64-bit integers as text. Values that are lists or objects are left out.
@@ -142,7 +120,7 @@ def attributes(span: Mapping[str, Any]) -> dict[str, Any]:
         return found
     if not isinstance(found, list):
         return {}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for item in found:
         key, value = (item.get("key"), item.get("value")) if isinstance(item, dict) else (None, None)
         if isinstance(key, str) and isinstance(value, dict):
@@ -150,7 +128,7 @@ def attributes(span: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[int, dict[str, Any]]]:
+def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[int, Json]]:
     """(line, span) of OTLP exports, resourceSpans[].scopeSpans[].spans[]; what has another shape is logged as bad."""
     for line, export in rows:
         for resource in _items(export, ("resourceSpans",), line, log):
@@ -158,7 +136,7 @@ def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[i
                 yield from ((line, span) for span in _items(scope, ("spans",), line, log))
 
 
-def _items(parent: dict[str, Any], names: tuple[str, ...], line: int, log: RowLog) -> Iterator[dict[str, Any]]:
+def _items(parent: Json, names: tuple[str, ...], line: int, log: RowLog) -> Iterator[Json]:
     """The objects of the list that `parent` has under one of `names`; nothing where it has none."""
     for name in names:
         found = parent.get(name)

@@ -7,9 +7,8 @@ so that its ids say nothing about blocks of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from simkit.logs.read.fields import note_unused, read_objects, require, text, time, tokens
+from simkit.logs.read.fields import Row, note_unused, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.record import Columns, Record
 
@@ -23,15 +22,15 @@ def matches(head: Head) -> str | None:
     return "hash_ids is an object" if set(NEEDS) <= head.keys else None
 
 
-def record(line: int, row: dict[str, Any], source: Source) -> Record:
+def record(row: Row) -> Record:
     """One row."""
-    unit = "s" if source.spec.time_unit == "auto" else source.spec.time_unit
+    unit = "s" if row.source.spec.time_unit == "auto" else row.source.spec.time_unit
     return Record(
-        line=line,
-        time_ns=time(row, "timestamp", unit),
-        prompt_tokens=tokens(row, "input_length"),
-        output_tokens=tokens(row, "output_length"),
-        session=text(row, "session_id"),
+        line=row.line,
+        time_ns=row.time("timestamp", unit),
+        prompt_tokens=row.tokens("input_length"),
+        output_tokens=row.tokens("output_length"),
+        session=row.text("session_id"),
     )
 
 

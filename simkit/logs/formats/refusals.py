@@ -7,9 +7,8 @@ ai-dynamo/dynamo, TraceLab, ServeGen's client files (alibaba/ServeGen, data/), g
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from simkit.logs.read.format import Format, Head
+from simkit.logs.read.format import Format, Head, having
 
 _CONSOLE = re.compile(
     r"Received request [^\s:]+|Avg prompt throughput: |\"(?:GET|POST) /[^\s\"]* HTTP/[\d.]+\" \d{3}", re.ASCII
@@ -28,16 +27,6 @@ _NEEDS_TOKENIZER = (
     "prompts are texts, and counting their tokens needs the model's tokenizer: replay a log with token counts (vLLM "
     "OTLP spans or per-request records, a proxy's spend log), or a file with timestamp, input_length, output_length"
 )
-
-
-def _by_keys(*needed: str) -> Callable[[Head], str | None]:
-    """A rule: the first objects have all these keys."""
-
-    def matches(head: Head) -> str | None:
-        fits = head.kind == "json" and set(needed) <= head.keys
-        return f"fields {', '.join(needed)}" if fits else None
-
-    return matches
 
 
 def _console(head: Head) -> str | None:
@@ -98,11 +87,11 @@ FORMATS = (
     Format(
         "bench-summary",
         "benchmark result without requests (vllm bench serve)",
-        _by_keys("request_throughput", "mean_ttft_ms"),
+        having("json", "request_throughput", "mean_ttft_ms"),
         None,
         advice="it has means and no requests; save them as well (vllm bench serve --save-result --save-detailed)",
     ),
-    Format("sharegpt", "ShareGPT conversations", _by_keys("conversations"), None, advice=_NEEDS_TOKENIZER),
+    Format("sharegpt", "ShareGPT conversations", having("json", "conversations"), None, advice=_NEEDS_TOKENIZER),
     Format(
         "lengths",
         "lengths without arrivals",
@@ -115,7 +104,7 @@ FORMATS = (
     Format(
         "applied-compute",
         "Applied Compute agent sessions",
-        _by_keys(*sorted(_TURNS)),
+        having("json", *sorted(_TURNS)),
         None,
         advice="sessions have no arrival times, only a closed loop of turns: give each turn a row with session_id, "
         "input_length, output_length, delay, and the first turn a timestamp",
@@ -123,7 +112,7 @@ FORMATS = (
     Format(
         "tracelab",
         "TraceLab agent sessions",
-        _by_keys("timing_events"),
+        having("json", "timing_events"),
         None,
         advice="not read by this version: give each model call a row with timestamp, session_id, input_length "
         "(prefix_tokens + newly_append_tokens) and output_length",
@@ -138,7 +127,7 @@ FORMATS = (
     Format(
         "genai-perf",
         "genai-perf profile export",
-        _by_keys("experiments"),
+        having("json", "experiments"),
         None,
         advice="it has texts and no token counts; AIPerf's profile_export.jsonl has both",
     ),

@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simkit.logs.read.cells import TEXT, TOKENS, number
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.format import Format, Source, having
 from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
 from simkit.logs.read.record import Columns
 
 NEEDS = ("arrival_timestamp", "prompt_size", "token_size")
-
-
-def matches(head: Head) -> str | None:
-    """By its three columns."""
-    return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
 
 
 def read(source: Source) -> Iterator[Columns]:
@@ -33,4 +28,4 @@ def read(source: Source) -> Iterator[Columns]:
     return read_layout(source, layout, "splitwise")
 
 
-FORMAT = Format("splitwise", "splitwise-sim CSV", matches, read, NEEDS)
+FORMAT = Format("splitwise", "splitwise-sim CSV", having("csv", *NEEDS), read, NEEDS)

@@ -8,23 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simkit.logs.read.cells import TOKENS
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.format import Format, Head, Source, having
 from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
 from simkit.logs.read.record import Columns
 
 NEEDS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
 OLD_NEEDS = ("Time", "PromptTokenCount", "GeneratedTokenCount")
 LENGTHS = NEEDS[1:]
-
-
-def matches(head: Head) -> str | None:
-    """By its three columns."""
-    return f"columns {', '.join(NEEDS)}" if head.kind == "csv" and set(NEEDS) <= set(head.columns) else None
-
-
-def matches_old(head: Head) -> str | None:
-    """By the three columns of older files."""
-    return f"columns {', '.join(OLD_NEEDS)}" if head.kind == "csv" and set(OLD_NEEDS) <= set(head.columns) else None
 
 
 def matches_lengths(head: Head) -> str | None:
@@ -56,8 +46,8 @@ def read_old(source: Source) -> Iterator[Columns]:
     return _read(source, OLD_NEEDS, "vidur-old")
 
 
-FORMAT = Format("vidur", "vidur CSV", matches, read, NEEDS)
-OLD = Format("vidur-old", "vidur CSV of older versions", matches_old, read_old, OLD_NEEDS)
+FORMAT = Format("vidur", "vidur CSV", having("csv", *NEEDS), read, NEEDS)
+OLD = Format("vidur-old", "vidur CSV of older versions", having("csv", *OLD_NEEDS), read_old, OLD_NEEDS)
 LENGTHS_ONLY = Format(
     "vidur-lengths",
     "vidur lengths CSV",

@@ -8,12 +8,12 @@ requests came only if all came at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 
 from simkit.errors import InputError
-from simkit.logs.read.fields import ROWS_A_PART, duration, note_unit, require, time, tokens
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.fields import Row, note_unit, read_objects, require
+from simkit.logs.read.format import Format, Head, Json, Source
 from simkit.logs.read.log import BadCell, shown
 from simkit.logs.read.record import Columns, Record
 from simkit.logs.read.timestamps import MAX_NS
@@ -44,53 +44,55 @@ def read(source: Source) -> Iterator[Columns]:
         yield from _requests(result, source)
 
 
-def _requests(result: Mapping[str, Any], source: Source) -> Iterator[Columns]:
-    arrays = {name: result[name] for name in ARRAYS if result.get(name) is not None}
-    count = _count(arrays, source.log.where)
+def _requests(result: Json, source: Source) -> Iterator[Columns]:
+    arrays = _arrays(result, source.log.where)
+    count = len(arrays["ttfts"])
     _check_arrivals(result, arrays, source)
     if isinstance(result.get("model_id"), str):
         source.log.remark(f"the result is of model {shown(result['model_id'])}")
-    records: list[Record] = []
     spans: list[tuple[int, int]] = []
     num_uneven = 0
-    for at in range(count):
-        row = {name: values[at] for name, values in arrays.items()}
-        source.log.num_rows += 1
-        source.log.line = at + 1
-        try:
-            found = _record(at + 1, row)
-        except BadCell as error:
-            source.log.add_bad(at + 1, str(error))
-            continue
-        records.append(found)
+
+    def rows() -> Iterator[tuple[int, Json]]:
+        for at in range(count):
+            source.log.line = at + 1
+            yield at + 1, {name: values[at] for name, values in arrays.items()}
+
+    def record(row: Row) -> Record:
+        nonlocal num_uneven
+        found = _record(row)
         if found.time_ns is not None and found.e2e_ns is not None:
             spans.append((found.time_ns, found.time_ns + found.e2e_ns))
         num_uneven += found.gaps_ns is not None and len(found.gaps_ns) != found.output_tokens - 1
-        if len(records) >= ROWS_A_PART:
-            yield Columns.of(records)
-            records = []
+        return found
+
+    yield from read_objects(replace(source, rows=rows()), record)
     _check_duration(result, spans, source)
     if num_uneven:
         source.log.remark(
             f"{num_uneven} of {count} requests have not one gap in itls for each token behind the first: their client "
             "got several tokens at a time, or an empty last piece"
         )
-    yield Columns.of(records)
 
 
-def _count(arrays: Mapping[str, Any], where: str) -> int:
-    """How many requests there are. InputError for arrays that do not fit together."""
-    for name in (*NEEDS, *arrays):
-        if not isinstance(arrays.get(name), list):
-            raise InputError(f"{where}: {name} {shown(arrays.get(name))}, expected an array with a value a request")
-    count = len(arrays["ttfts"])
-    for name, values in arrays.items():
+def _arrays(result: Json, where: str) -> dict[str, list[object]]:
+    """The arrays by name, a value a request in each. InputError for what does not fit together."""
+    found: dict[str, list[object]] = {}
+    for name in ARRAYS:
+        values = result.get(name)
+        if values is None and name not in NEEDS:
+            continue
+        if not isinstance(values, list):
+            raise InputError(f"{where}: {name} {shown(values)}, expected an array with a value a request")
+        found[name] = values
+    count = len(found["ttfts"])
+    for name, values in found.items():
         if len(values) != count:
             raise InputError(f"{where}: {name} has {len(values)} values and ttfts {count}, expected one a request")
-    return count
+    return found
 
 
-def _check_arrivals(result: Mapping[str, Any], arrays: Mapping[str, Any], source: Source) -> None:
+def _check_arrivals(result: Json, arrays: Container[str], source: Source) -> None:
     """Say when requests came, or that nobody can know: InputError."""
     limit, rate = result.get("max_concurrency"), result.get("request_rate")
     if "start_times" in arrays:
@@ -109,7 +111,7 @@ def _check_arrivals(result: Mapping[str, Any], arrays: Mapping[str, Any], source
     source.log.remark("no start_times; request_rate is inf: all requests come at once, at 0")
 
 
-def _check_duration(result: Mapping[str, Any], spans: Sequence[tuple[int, int]], source: Source) -> None:
+def _check_duration(result: Json, spans: Sequence[tuple[int, int]], source: Source) -> None:
     """Say when requests take far longer or shorter than the run, as they do with times in another unit."""
     told = result.get("duration")
     if not spans or isinstance(told, bool) or not isinstance(told, int | float) or not 0 < told <= MAX_NS:
@@ -122,37 +124,38 @@ def _check_duration(result: Mapping[str, Any], spans: Sequence[tuple[int, int]],
         )
 
 
-def _record(line: int, row: Mapping[str, Any]) -> Record:
+def _record(row: Row) -> Record:
     """One request; what failed has neither times nor tokens."""
-    error = row.get("errors")
+    line, error = row.line, row.get("errors")
     if error is not None and not isinstance(error, str):
         raise BadCell("errors", error, "a text")
-    at = time(row, "start_times", "s") if "start_times" in row else 0
-    prompt, output = tokens(row, "input_lens"), tokens(row, "output_lens")
+    at = row.time("start_times", "s") if "start_times" in row.values else 0
+    prompt, output = row.tokens("input_lens"), row.tokens("output_lens")
     if error:
         return Record(line, at, prompt, output, failed="with an error")
     if not output:
         return Record(line, at, prompt, 0)
-    ttft = duration(row, "ttfts", "s")
+    ttft = row.duration("ttfts", "s")
     gaps = _gaps(row)
     # Without a list of gaps nobody knows when the last token came, but for an answer of one token.
     known = gaps is not None and (len(gaps) > 0 or output == 1)
     whole = ttft + sum(gaps) if known and ttft is not None and gaps is not None else None
     if whole is not None and whole > MAX_NS:
-        raise BadCell("itls", row["itls"], "times that add up to less than 146 years")
+        raise BadCell("itls", row.get("itls"), "times that add up to less than 146 years")
     return Record(line, at, prompt, output, ttft_ns=ttft, e2e_ns=whole, gaps_ns=gaps)
 
 
-def _gaps(row: Mapping[str, Any]) -> list[int] | None:
+def _gaps(row: Row) -> list[int] | None:
     values = row.get("itls")
     if values is None:
         return None
     if not isinstance(values, list):
         raise BadCell("itls", values, "a list of times in s")
-    found = [duration({"itls": value}, "itls", "s") for value in values]
-    if None in found:
+    found = [row.within({"itls": value}).duration("itls", "s") for value in values]
+    known = [gap for gap in found if gap is not None]
+    if len(known) < len(found):
         raise BadCell("itls", values, "a list of times in s")
-    return [gap for gap in found if gap is not None]
+    return known
 
 
 FORMAT = Format("vllm-bench", "vLLM benchmark result", matches, read, NEEDS)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from simkit.logs.read.fields import note_unit, note_unused, read_objects, require, text, time, tokens, took
+from simkit.logs.read.fields import Row, note_unit, note_unused, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.log import RemarkKind
 from simkit.logs.read.record import Columns, Record
 from simkit.units import ns_to_s
 
@@ -21,7 +21,6 @@ SAME_CLOCK_S = 1e-3
 """Two clocks whose difference varies by less are taken as one."""
 
 FROM_QUEUE = "measured TTFT and E2E count from the engine's queue (queued_ts), not from arrival_time"
-"""What a remark says of a log of this format, for those who must know."""
 
 
 def matches(head: Head) -> str | None:
@@ -53,19 +52,19 @@ def read(source: Source) -> Iterator[Columns]:
     note_unused(source, (*NEEDS, *ENGINE, "request_id", "model"))
     arrivals, queued, apart = _Range(), _Range(), _Range()
 
-    def record(line: int, row: dict[str, Any], source: Source) -> Record:
-        at = time(row, "arrival_time", "s")
-        engine = {name: None if row.get(name) is None else time(row, name, "s") for name in ENGINE}
+    def record(row: Row) -> Record:
+        at = row.time("arrival_time", "s")
+        engine = {name: None if row.get(name) is None else row.time(name, "s") for name in ENGINE}
         start, first, last = engine["queued_ts"], engine["first_token_ts"], engine["last_token_ts"]
         found = Record(
-            line=line,
+            line=row.line,
             time_ns=at,
-            prompt_tokens=tokens(row, "input_toks"),
-            output_tokens=tokens(row, "output_toks"),
-            id=text(row, "request_id"),
-            model=text(row, "model"),
-            ttft_ns=None if start is None else took(start, first, "first_token_ts", source),
-            e2e_ns=None if start is None else took(start, last, "last_token_ts", source),
+            prompt_tokens=row.tokens("input_toks"),
+            output_tokens=row.tokens("output_toks"),
+            id=row.text("request_id"),
+            model=row.text("model"),
+            ttft_ns=None if start is None else row.elapsed(start, first, "first_token_ts"),
+            e2e_ns=None if start is None else row.elapsed(start, last, "last_token_ts"),
         )
         if start is not None:
             arrivals.add(at)
@@ -75,11 +74,12 @@ def read(source: Source) -> Iterator[Columns]:
 
     yield from read_objects(source, record)
     if queued.least is not None and apart.span_s() < SAME_CLOCK_S:
-        source.log.remark(FROM_QUEUE)
+        source.log.remark(FROM_QUEUE, RemarkKind.FROM_QUEUE)
     elif queued.least is not None:
         source.log.remark(
             f"arrival_time and queued_ts are of two clocks: they span {arrivals.span_s():.3f} and "
-            f"{queued.span_s():.3f} s, and their difference varies by up to {apart.span_s():.3f} s; {FROM_QUEUE}"
+            f"{queued.span_s():.3f} s, and their difference varies by up to {apart.span_s():.3f} s; {FROM_QUEUE}",
+            RemarkKind.FROM_QUEUE,
         )
 
 

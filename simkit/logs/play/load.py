@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit import scenario
-from simkit.errors import InputError
 from simkit.logs.files import resolve, sha256_of
 from simkit.logs.play.clock_resolution import CoarseClock, clock_of
 from simkit.logs.play.order import straighten
 from simkit.logs.play.sessions import place_untimed, predecessors, session_codes
 from simkit.logs.read.blocks import checked_blocks
 from simkit.logs.read.format import Format
-from simkit.logs.read.log import RowLog
+from simkit.logs.read.log import RemarkKind, RowLog
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import NO_TIME, Blocks, Columns, Gaps
 from simkit.logs.running_stats import too_fast
@@ -52,7 +51,7 @@ class Log:
     Where `untimed`, the log gives no time: the request is placed its delay after its predecessor's time.
     `hash_block_tokens` is None where nothing is known of prompts; else only rows whose identities fit have any.
     `clock` tells of a coarse clock. `notes` tell all that was detected, decided and left out, first what the file was
-    read as.
+    read as; `remarks` are the kinds of some of them.
     """
 
     columns: Columns
@@ -64,6 +63,7 @@ class Log:
     hash_block_tokens: int | None
     clock: CoarseClock | None
     notes: tuple[str, ...]
+    remarks: frozenset[RemarkKind]
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -126,16 +126,16 @@ def arrange(columns: Columns, spec: scenario.Trace, log: RowLog, format: Format,
 
     InputError for a log without requests, and for what `spec` says is an error.
     """
-    where = log.where
     timed = np.flatnonzero(columns.time_ns != NO_TIME)
-    naive = any("name no zone" in remark for remark in log.remarks)
-    times, found = columns.time_ns.copy(), []
+    remarks = frozenset(remark.kind for remark in log.remarks)
+    naive = RemarkKind.NAIVE_TIMES in remarks
+    times = columns.time_ns.copy()
     times[timed], order_notes = straighten(columns.time_ns[timed], spec, naive=naive)
     times, depth, before, placed = place_untimed(columns, times, log)
-    notes = log.finish(log.line)
+    notes = log.finish()
     rows = np.flatnonzero(placed)
     if not rows.size:
-        raise InputError(f"{where}: no requests" + (f" ({'; '.join(notes)})" if log.num_rows else ""))
+        raise log.nothing(notes if log.num_rows else ())
     # At equal times the file's order, but a request without a time is never before the one that it follows.
     rows = rows[np.lexsort((rows, depth[rows], times[rows]))]
     columns = columns.take(rows) if np.any(np.diff(rows) != 1) or len(rows) < len(columns) else columns
@@ -145,13 +145,17 @@ def arrange(columns: Columns, spec: scenario.Trace, log: RowLog, format: Format,
     after, session_notes = predecessors(columns, before)
     columns, block_tokens, block_notes = checked_blocks(columns, spec, format.hash_block_tokens)
     clock = clock_of(columns.time_ns[~untimed])
-    found += [*order_notes, *session_notes, *block_notes]
-    found += [clock.note()] if clock is not None else []
-    found += too_fast(len(columns), ns_to_s(int(columns.time_ns[-1])))
-    notes.insert(0, f"{where}: read as {format.title}, {_describe(columns.time_ns)}")
-    notes += [f"{where}: {note}" for note in found]
+    notes = [
+        f"read as {format.title}, {_describe(columns.time_ns)}",
+        *notes,
+        *order_notes,
+        *session_notes,
+        *block_notes,
+    ]
+    notes += [clock.note()] if clock is not None else []
+    notes += too_fast(len(columns), ns_to_s(int(columns.time_ns[-1])))
     session = session_codes(columns, after)
-    return Log(columns, after, session, untimed, format, why, block_tokens, clock, tuple(notes))
+    return Log(columns, after, session, untimed, format, why, block_tokens, clock, tuple(notes), remarks)
 
 
 def _within(parts: Iterator[Columns], spec: scenario.Trace, log: RowLog) -> Iterator[Columns]:

@@ -24,30 +24,28 @@ def without_idle(arrival_ns: Ints, spec: scenario.Trace, notes: list[str]) -> In
         return arrival_ns
     cut_s = ns_to_s(int((long - cap_ns).sum()))
     many = "s are" if long.size > 1 else " is"
-    notes.append(
-        f"trace {spec.path}: {long.size} gap{many} shortened to {spec.idle_gap_cap_s:g} s, {cut_s:.6g} s in all"
-    )
+    notes.append(f"{long.size} gap{many} shortened to {spec.idle_gap_cap_s:g} s, {cut_s:.6g} s in all")
     return np.cumsum(np.minimum(gaps, cap_ns))
 
 
 def speed_of(arrival_ns: Ints, spec: scenario.Trace, notes: list[str]) -> float:
     """What gaps are divided by: `speed`, or what brings the measured arrivals to `rate_per_s`."""
-    where = f"trace {spec.path}"
     if spec.rate_per_s is None:
         if spec.speed > 1:
-            notes.append(f"{where}: gaps divided by {spec.speed:g}")
+            notes.append(f"gaps divided by {spec.speed:g}")
         elif spec.speed < 1:
-            notes.append(f"{where}: gaps multiplied by {1 / spec.speed:g}, slower than recorded")
+            notes.append(f"gaps multiplied by {1 / spec.speed:g}, slower than recorded")
         return spec.speed
     span_s = ns_to_s(int(arrival_ns[-1] - arrival_ns[0]))
     if span_s == 0:
-        raise InputError(f"{where}: rate_per_s: expected requests at different times, there are no gaps to scale")
+        what = "expected requests at different times, there are no gaps to scale"
+        raise InputError(f"trace {spec.path}: rate_per_s: {what}")
     own = (len(arrival_ns) - 1) / span_s
     speed = spec.rate_per_s / own
     if speed == 0:
         raise _too_slow(spec)
     done = f"divided by {speed:.6g}, faster" if speed > 1 else f"multiplied by {1 / speed:.6g}, slower"
-    notes.append(f"{where}: gaps {done} than recorded: {spec.rate_per_s:g} requests/s in place of {own:.6g}")
+    notes.append(f"gaps {done} than recorded: {spec.rate_per_s:g} requests/s in place of {own:.6g}")
     return speed
 
 
@@ -98,11 +96,11 @@ def think_times(log: Log, rows: Ints, after: Ints, arrival_ns: Ints, spec: scena
             np.count_nonzero((own == UNKNOWN) & (e2e == UNKNOWN))
         ),
     }
-    told = "; ".join(f"{count} x {what}" for what, count in counts.items() if count)
+    kinds = "; ".join(f"{count} x {what}" for what, count in counts.items() if count)
     mean_s = float(think[follows].mean()) / NS_PER_S
     notes.append(
-        f"trace {spec.path}: closed sessions: {follows.size} of {len(rows)} requests start when the turn before them "
-        f"has ended and a think time is over, {mean_s:.4g} s in the mean before scaling ({told})"
+        f"closed sessions: {follows.size} of {len(rows)} requests start when the turn before them "
+        f"has ended and a think time is over, {mean_s:.4g} s in the mean before scaling ({kinds})"
     )
     return think
 

@@ -14,7 +14,7 @@ from simkit.logs.play.load import Log, load_log
 from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
 from simkit.logs.play.window import cut
 from simkit.logs.read.blocks import Shared, walk
-from simkit.logs.read.log import NUM_NAMED_LINES
+from simkit.logs.read.log import RemarkKind, numbers
 from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.streams import Streams
@@ -31,7 +31,8 @@ class Trace:
     another arrive when it lets them, their `arrival_ns` only says when they came in the log. `session` numbers the
     sessions, -1 for none. `shared` says what prompts have in common, as far as `has_blocks`. `row` and `line` say where
     in the log a request is from, `ttft_ns` and `e2e_ns` what was measured there (UNKNOWN where nothing was), and `gaps`
-    the times between tokens (None where the log has none at all).
+    the times between tokens (None where the log has none at all). `notes` tell all that was detected, decided and left
+    out, each with the name of the log, and `remarks` of what kinds they are.
     """
 
     arrival_ns: Ints
@@ -49,6 +50,7 @@ class Trace:
     closed: bool
     has_blocks: bool
     notes: tuple[str, ...]
+    remarks: frozenset[RemarkKind] = frozenset()
     gaps: Gaps | None = None
 
     def __len__(self) -> int:
@@ -88,7 +90,7 @@ def repeated(trace: Trace, part: Shared, spec: scenario.Trace, notes: list[str])
         return np.concatenate([column, moved.reshape(-1)])
 
     notes.append(
-        f"trace {spec.path}: {count} requests are played {times} times, one time behind the other after the mean gap "
+        f"{count} requests are played {times} times, one time behind the other after the mean gap "
         f"of {ns_to_s(gap_ns):.4g} s: the same gaps and lengths, new customers and prompts"
     )
     return replace(
@@ -128,7 +130,7 @@ def read_trace(
 
 def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_model_len: int | None = None) -> Trace:
     """What `spec` plays of a log. `streams` draw what is drawn; prompts are held against `max_model_len` if given."""
-    where, notes = f"trace {spec.path}", list(log.notes)
+    notes = list(log.notes)
     streams = streams or Streams(0, 0)
     window = cut(log, _spread(log, spec, streams, notes), spec, streams, max_model_len, notes)
     rows, columns = window.rows, log.columns
@@ -139,10 +141,10 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
     if closed:
         think = think_times(log, rows, after, arrival, spec, notes)
     elif spec.sessions == "closed":
-        notes.append(f"{where}: no request follows another: all arrive at their recorded times")
+        notes.append("no request follows another: all arrive at their recorded times")
     elif untimed := int(np.count_nonzero(log.untimed[rows])):
         notes.append(
-            f"{where}: {untimed} request{'s' if untimed > 1 else ''} without a time: placed the delay after the "
+            f"{untimed} request{'s' if untimed > 1 else ''} without a time: placed the delay after the "
             "arrival of the one before, without its service time (sessions: closed waits for it)"
         )
     speed = speed_of(arrival[window.num_warm :], spec, notes)
@@ -163,27 +165,26 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
         closed=closed,
         has_blocks=log.hash_block_tokens is not None,
         notes=(),
+        remarks=log.remarks,
         gaps=None if columns.gaps is None else columns.gaps.take(rows),
     )
-    trace = _possible(trace, where, notes)
+    trace = _possible(trace, notes)
     warm = window.num_warm
     # What comes again is not the warm-up, so what it has in common with that counts once.
     part = trace.shared if warm == 0 or spec.repeat == 1 else _shared(log, rows[warm:], prompts[warm:])
     trace = repeated(trace, part, spec, notes)
-    return replace(trace, notes=tuple(notes))
+    return replace(trace, notes=tuple(f"trace {spec.path}: {note}" for note in notes))
 
 
-def _possible(trace: Trace, where: str, notes: list[str]) -> Trace:
+def _possible(trace: Trace, notes: list[str]) -> Trace:
     """The trace without measured times that cannot be: a first token behind the last."""
     wrong = np.flatnonzero((trace.e2e_ns != UNKNOWN) & (trace.ttft_ns > trace.e2e_ns))
     if not len(wrong):
         return trace
-    lines = trace.line[wrong].tolist()
-    named = ", ".join(map(str, lines[:NUM_NAMED_LINES])) + (", ..." if len(lines) > NUM_NAMED_LINES else "")
+    lines = numbers(trace.line[wrong].tolist())
     many = "s" if len(wrong) > 1 else ""
     notes.append(
-        f"{where}: {len(wrong)} request{many} with a TTFT longer than the E2E (line{many} {named}): the times are "
-        "taken for unknown"
+        f"{len(wrong)} request{many} with a TTFT longer than the E2E ({lines}): the times are taken for unknown"
     )
     ttft, e2e = trace.ttft_ns.copy(), trace.e2e_ns.copy()
     ttft[wrong] = e2e[wrong] = UNKNOWN
@@ -197,7 +198,7 @@ def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) 
         return time_ns
     tick_ns = None if log.clock is None else log.clock.tick_ns
     if tick_ns is None:
-        notes.append(f"trace {spec.path}: spread_ties has no effect: the clock has no coarse tick")
+        notes.append("spread_ties has no effect: the clock has no coarse tick")
         return time_ns
     timed = np.flatnonzero(~log.untimed)
     moved = time_ns.copy()
@@ -205,9 +206,7 @@ def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) 
     # A request without a time keeps its distance to the one before it, which is an earlier row.
     for row in np.flatnonzero(log.untimed).tolist():
         moved[row] += moved[log.after[row]] - time_ns[log.after[row]]
-    notes.append(
-        f"trace {spec.path}: requests of a tick are spread over its {ns_to_s(tick_ns):g} s ({spec.spread_ties})"
-    )
+    notes.append(f"requests of a tick are spread over its {ns_to_s(tick_ns):g} s ({spec.spread_ties})")
     return moved
 
 
@@ -230,10 +229,9 @@ def _lengths(
 ) -> tuple[Ints, Ints]:
     """Prompt and output tokens: an output at least, and prompts cut short with `too_long: truncate`."""
     prompts, outputs = log.columns.prompt_tokens[rows], log.columns.output_tokens[rows]
-    where = f"trace {spec.path}"
     if empty := int(np.count_nonzero(outputs == 0)):
         many = "s" if empty > 1 else ""
-        notes.append(f"{where}: {empty} request{many} with 0 output tokens played for the prompt alone, with 1 token")
+        notes.append(f"{empty} request{many} with 0 output tokens played for the prompt alone, with 1 token")
         outputs = np.maximum(outputs, 1)
     if spec.too_long == "truncate" and max_model_len is not None:
         room = np.maximum(max_model_len - outputs, 1)
@@ -241,7 +239,7 @@ def _lengths(
             many = "s are" if cut_short > 1 else " is"
             lost = int(np.maximum(prompts - room, 0).sum())
             notes.append(
-                f"{where}: {cut_short} prompt{many} cut at the end, by {lost} tokens in all, so that prompt and output "
+                f"{cut_short} prompt{many} cut at the end, by {lost} tokens in all, so that prompt and output "
                 f"fit max_model_len ({max_model_len})"
             )
             prompts = np.minimum(prompts, room)

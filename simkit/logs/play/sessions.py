@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from simkit.logs.read.log import NUM_NAMED_LINES, RowLog
+from simkit.logs.read.log import RowLog, numbers
 from simkit.logs.read.record import NO_TIME, UNKNOWN, Columns
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.types import Ints
@@ -127,12 +127,10 @@ def _by_parent(columns: Columns) -> tuple[Ints, list[str]]:
     own = sum(columns.parent[row] == columns.id[row] for row in lost)
     later = sum(columns.parent[row] in seen for row in lost) - own
     reasons = {"not in the log": len(lost) - later - own, "later": later, "the request itself": own}
-    told = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-    lines = ", ".join(str(columns.line[row]) for row in lost[:NUM_NAMED_LINES])
-    more = ", ..." if len(lost) > NUM_NAMED_LINES else ""
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    lines = numbers(columns.line[lost].tolist())
     many = "s" if len(lost) > 1 else ""
-    note = f"{len(lost)} request{many} whose parent is no earlier request ({told}) start a session (line{many} {lines}"
-    return after, [note + more + ")"]
+    return after, [f"{len(lost)} request{many} whose parent is no earlier request ({why}) start a session ({lines})"]
 
 
 def _by_session(columns: Columns) -> tuple[Ints, list[str]]:

@@ -31,7 +31,6 @@ def cut(
 
     InputError when none is left behind `start_s`.
     """
-    where = f"trace {spec.path}"
     start_ns = s_to_ns(spec.start_s)
     from_ns = start_ns - s_to_ns(spec.warmup_s)
     rows = np.argsort(time_ns, kind="stable")
@@ -48,7 +47,7 @@ def cut(
         span_s = ns_to_s(int(time_ns.max()))
         found = f"no requests from {start_ns / NS_PER_S:g} s to {until}; the trace lasts {span_s:g} s"
         key = "workload.trace.start_s" if "start_s" in spec.model_fields_set else None
-        raise InputError(f"{where}: {found}{left}", key=key, says_key=False)
+        raise InputError(f"trace {spec.path}: {found}{left}", key=key, says_key=False)
     if spec.max_requests is not None and len(rows) - num_warm > spec.max_requests:
         rows = rows[: num_warm + spec.max_requests]
         if not thinned and not dropped:
@@ -56,11 +55,11 @@ def cut(
         else:
             dropped.append(f"of what remains the first {spec.max_requests} requests from start_s on are replayed")
     if first > 0 or last < len(log):
-        notes.append(f"{where}: requests {first + 1} to {last} of {len(log)} are replayed")
-    notes += [f"{where}: {note}" for note in (*thinned, *dropped)]
+        notes.append(f"requests {first + 1} to {last} of {len(log)} are replayed")
+    notes += [*thinned, *dropped]
     if num_warm:
         notes.append(
-            f"{where}: the caches are warmed by the first {num_warm} request{'s' if num_warm > 1 else ''}, from "
+            f"the caches are warmed by the first {num_warm} request{'s' if num_warm > 1 else ''}, from "
             f"{spec.start_s - spec.warmup_s:g} s to {spec.start_s:g} s, not measured"
         )
     return Window(rows, time_ns[rows] - from_ns, num_warm)

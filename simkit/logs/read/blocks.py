@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs.read.fields import MAX_TOKENS
-from simkit.logs.read.log import MAX_BAD_SHARE, NUM_NAMED_LINES
-from simkit.logs.read.record import Blocks, Columns
+from simkit.logs.read.log import MAX_BAD_SHARE, numbers
+from simkit.logs.read.record import MAX_TOKENS, Blocks, Columns
 from simkit.types import Ints
 
 
@@ -105,11 +104,9 @@ def _misfit_note(columns: Columns, misfits: Ints, size: int, spec: scenario.Trac
     assert columns.blocks is not None
     row = int(misfits[0])
     prompt, count = int(columns.prompt_tokens[row]), len(columns.blocks.of(row))
-    lines = ", ".join(str(line) for line in columns.line[misfits[:NUM_NAMED_LINES]].tolist())
-    more = ", ..." if len(misfits) > NUM_NAMED_LINES else ""
     found = (
         f"{len(misfits)} of {num_given} rows have another number of block identities than their prompt has blocks of "
-        f"{size} tokens (line{'s' if len(misfits) > 1 else ''} {lines}{more}; line {columns.line[row]}: {prompt} "
+        f"{size} tokens ({numbers(columns.line[misfits].tolist())}; line {columns.line[row]}: {prompt} "
         f"prompt tokens are {-(-prompt // size)} blocks, {count} identities)"
     )
     if len(misfits) > MAX_BAD_SHARE * num_given and not spec.allow_bad:

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simkit.logs.read.fields import MAX_TOKENS
-from simkit.logs.read.record import UNKNOWN
+from simkit.logs.read.log import NAIVE, Remark
+from simkit.logs.read.record import MAX_TOKENS, UNKNOWN
 from simkit.logs.read.timestamps import MAX_NS, NS_PER, Unit, number_ns, wall_ns
 from simkit.types import Ints
-
-NAIVE = "times name no zone and are read as UTC"
 
 _MAX_DIGITS = 12
 _STRETCH = 128
@@ -55,7 +53,7 @@ class Parse:
     expected: str
     one: Callable[[str], int | str | None]
     many: Callable[[Sequence[str]], Column]
-    remark: Callable[[str], str | None] | None = None
+    remark: Callable[[str], Remark | None] | None = None
 
 
 # --- counts and texts -------------------------------------------------------------------------------------------------
@@ -212,7 +210,7 @@ def _day_ns(date: int, zone: str) -> int | None:
         return None
 
 
-def _naive(cell: str) -> str | None:
+def _naive(cell: str) -> Remark | None:
     return None if wall_ns(cell.strip())[1] else NAIVE
 
 
@@ -238,7 +236,7 @@ def optional(parse: Parse) -> Parse:
         values[list(empty)] = UNKNOWN
         return Column(values, [at for at in odd if at not in empty])
 
-    def remark(cell: str) -> str | None:
+    def remark(cell: str) -> Remark | None:
         return parse.remark(cell) if parse.remark is not None and cell.strip() else None
 
     return Parse(f"{parse.expected}, or nothing", one, many, remark)

@@ -4,165 +4,176 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from simkit.errors import InputError
 from simkit.logs.read.format import Source
-from simkit.logs.read.log import BadCell
-from simkit.logs.read.record import Columns, Record
+from simkit.logs.read.log import NAIVE, BadCell
+from simkit.logs.read.record import MAX_TOKENS, Columns, Record
 from simkit.logs.read.timestamps import MAX_NS, Unit, epoch_unit, number_ns, wall_ns
 
-MAX_TOKENS = 2**31 - 1
 MAX_ID = 2**64 - 1
 MAX_TEXT = 1000
-
-_HALF = re.compile(r"[\ud800-\udfff]")  # half a character, which JSON can name and no file can hold
-
-
-def tokens(row: Mapping[str, Any], name: str) -> int:
-    """A count of tokens >= 0: an int, a float without fraction, or the text of one."""
-    value = row.get(name)
-    if type(value) is int:
-        found = value
-    elif isinstance(value, str):
-        found = int(value) if value.isascii() and value.strip().isdecimal() and len(value) <= 12 else -1
-    else:
-        found = int(value) if isinstance(value, float) and value.is_integer() else -1
-    if not 0 <= found <= MAX_TOKENS:
-        raise BadCell(name, value, "a number of tokens >= 0")
-    return found
-
-
-def time(row: Mapping[str, Any], name: str, unit: Unit) -> int:
-    """A number (or its text) in `unit`, in ns."""
-    value = row.get(name)
-    try:
-        return number_ns(value, unit)
-    except ValueError:
-        raise BadCell(name, value, f"a time in {unit}") from None
-
-
-def wall(row: Mapping[str, Any], name: str) -> tuple[int, bool]:
-    """A wall-clock time as (ns since 1970 UTC, whether it names its zone)."""
-    value = row.get(name)
-    try:
-        return wall_ns(value.strip() if isinstance(value, str) else "")
-    except ValueError:
-        raise BadCell(name, value, "YYYY-MM-DD hh:mm:ss.fraction") from None
-
-
-def block_ids(row: Mapping[str, Any], name: str) -> Sequence[int] | None:
-    """A list of unsigned 64-bit identities; None where the field is missing or null."""
-    value = row.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_ID for item in value):
-        raise BadCell(name, value, "a list of integers from 0 to 2**64 - 1")
-    return value
-
-
-def text(row: Mapping[str, Any], name: str) -> str | None:
-    """A text that Unicode can write, or the text of a number; None where the field is missing, null or empty."""
-    value = row.get(name)
-    if value is None or value == "":
-        return None
-    if isinstance(value, str) and len(value) <= MAX_TEXT and (value.isascii() or not _HALF.search(value)):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise BadCell(name, value, f"a text of at most {MAX_TEXT} characters")
-
-
-def count(row: Mapping[str, Any], name: str) -> int | None:
-    """A number >= 0 as `tokens` reads it; None where the field is missing, null or empty."""
-    return None if row.get(name) in (None, "") else tokens(row, name)
-
-
-def duration(row: Mapping[str, Any], name: str, unit: Unit) -> int | None:
-    """A time >= 0 in `unit`, in ns; None where the field is missing or null."""
-    if row.get(name) is None:
-        return None
-    found = time(row, name, unit)
-    if found < 0:
-        raise BadCell(name, row[name], f"a time >= 0 in {unit}")
-    return found
-
-
-def first_of(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """The first of some names for the same thing that has a value in this row."""
-    return next((name for name in names if row.get(name) is not None and row[name] != ""), None)
-
-
-def moment(row: Mapping[str, Any], names: tuple[str, ...], source: Source) -> int | None:
-    """A time since 1970 in ns, under any of `names`: a wall clock, or a number whose unit its size tells.
-
-    `time_unit` of the scenario, where given, is the unit of numbers. None where no name has a value.
-    """
-    name = first_of(row, names)
-    if name is None:
-        return None
-    value = row[name]
-    if isinstance(value, str) and not value.strip().replace(".", "", 1).isdecimal():
-        found, has_zone = wall(row, name)
-        if not has_zone:
-            source.log.remark("times name no zone and are read as UTC")
-        return found
-    unit = source.spec.time_unit
-    try:
-        found_unit = epoch_unit(float(value)) if unit == "auto" else unit
-        if found_unit is not None:
-            return number_ns(value, found_unit)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise BadCell(name, value, "a time since 1970 (time_unit names the unit of other numbers)")
-
-
-def arrival(row: Mapping[str, Any], names: tuple[str, ...], source: Source) -> int:
-    """A `moment` that every row must have."""
-    found = moment(row, names, source)
-    if found is None:
-        raise BadCell(names[0], None, "a time")
-    return found
-
-
-def took(start: int, end: int | None, what: str, source: Source) -> int | None:
-    """From `start` to `end`, where both are known; a time that runs backwards is left out, with a remark."""
-    if end is None:
-        return None
-    if not 0 <= end - start <= MAX_NS:
-        source.log.remark(f"some rows have a {what} that is not after their arrival: it is left out for them")
-        return None
-    return end - start
-
-
-def cached(row: Mapping[str, Any], names: tuple[str, ...], prompt_tokens: int, source: Source) -> int | None:
-    """Prompt tokens that a cache held; more than the prompt has cannot be, and are left out with a remark."""
-    name = first_of(row, names)
-    if name is None:
-        return None
-    found = tokens(row, name)
-    if found > prompt_tokens:
-        source.log.remark(f"some rows have more {name} than prompt tokens: these are left out for them")
-        return None
-    return found
-
-
 ROWS_A_PART = 8192
 BLOCKS_A_PART = 2**22
 NUM_NAMED_FIELDS = 12
 
-ReadRow = Callable[[int, dict[str, Any], Source], Record | None]
-"""(line, object, source) to a request; None for what is none, which the function has logged. BadCell: unreadable."""
+_HALF = re.compile(r"[\ud800-\udfff]")  # half a character, which JSON can name and no file can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One object of a log, on `line` of `source`.
+
+    Each method reads a value, or refuses it with its name, what it is and what was expected (BadCell). Of several names
+    for the same thing the first that has a value in this row counts; null and "" are no values.
+    """
+
+    line: int
+    values: Mapping[str, object]
+    source: Source
+
+    def within(self, values: Mapping[str, object]) -> Row:
+        """An object inside this one."""
+        return replace(self, values=values)
+
+    def get(self, name: str) -> object:
+        """A value as it stands there; None where there is none."""
+        return self.values.get(name)
+
+    def first(self, *names: str) -> str | None:
+        """The first of some names for the same thing that has a value."""
+        return next((name for name in names if self.values.get(name) is not None and self.values[name] != ""), None)
+
+    def skip(self, reason: str) -> None:
+        """Log that this row is no request."""
+        self.source.log.add_skipped(self.line, reason)
+
+    def tokens(self, name: str) -> int:
+        """A count of tokens >= 0: an int, a float without fraction, or the text of one."""
+        value = self.values.get(name)
+        if type(value) is int:
+            found = value
+        elif isinstance(value, str):
+            found = int(value) if value.isascii() and value.strip().isdecimal() and len(value) <= 12 else -1
+        else:
+            found = int(value) if isinstance(value, float) and value.is_integer() else -1
+        if not 0 <= found <= MAX_TOKENS:
+            raise BadCell(name, value, "a number of tokens >= 0")
+        return found
+
+    def tokens_unless(self, failed: str | None, *names: str) -> int:
+        """A count of tokens under any of its names; 0 where a request that `failed` has none."""
+        if (name := self.first(*names)) is not None:
+            return self.tokens(name)
+        if failed is None:
+            raise BadCell(names[0], None, "a number of tokens >= 0")
+        return 0
+
+    def count(self, name: str) -> int | None:
+        """A number >= 0 as `tokens` reads it; None where there is none."""
+        return None if self.first(name) is None else self.tokens(name)
+
+    def cached_tokens(self, prompt_tokens: int, *names: str) -> int | None:
+        """Prompt tokens that a cache held; more than the prompt has cannot be, and are left out with a remark."""
+        if (name := self.first(*names)) is None:
+            return None
+        found = self.tokens(name)
+        if found > prompt_tokens:
+            self.source.log.remark(f"some rows have more {name} than prompt tokens: these are left out for them")
+            return None
+        return found
+
+    def block_ids(self, name: str) -> Sequence[int] | None:
+        """A list of unsigned 64-bit identities; None where the field is missing or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_ID for item in value):
+            raise BadCell(name, value, "a list of integers from 0 to 2**64 - 1")
+        return value
+
+    def text(self, *names: str) -> str | None:
+        """A text that Unicode can write, or the text of a number; None where there is none."""
+        if (name := self.first(*names)) is None:
+            return None
+        value = self.values[name]
+        if isinstance(value, str) and len(value) <= MAX_TEXT and (value.isascii() or not _HALF.search(value)):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+        raise BadCell(name, value, f"a text of at most {MAX_TEXT} characters")
+
+    def time(self, name: str, unit: Unit) -> int:
+        """A number (or its text) in `unit`, in ns."""
+        try:
+            return number_ns(self.values.get(name), unit)
+        except ValueError:
+            raise BadCell(name, self.values.get(name), f"a time in {unit}") from None
+
+    def duration(self, name: str, unit: Unit) -> int | None:
+        """A time >= 0 in `unit`, in ns; None where the field is missing or null."""
+        if self.values.get(name) is None:
+            return None
+        found = self.time(name, unit)
+        if found < 0:
+            raise BadCell(name, self.values[name], f"a time >= 0 in {unit}")
+        return found
+
+    def timestamp(self, *names: str) -> int | None:
+        """A time since 1970 in ns: a wall clock, or a number whose unit its size tells.
+
+        `time_unit` of the scenario, where given, is the unit of numbers. None where no name has a value.
+        """
+        if (name := self.first(*names)) is None:
+            return None
+        value = self.values[name]
+        if isinstance(value, str) and not value.strip().replace(".", "", 1).isdecimal():
+            try:
+                found, has_zone = wall_ns(value.strip())
+            except ValueError:
+                raise BadCell(name, value, "YYYY-MM-DD hh:mm:ss.fraction") from None
+            if not has_zone:
+                self.source.log.add_remark(NAIVE)
+            return found
+        given = self.source.spec.time_unit
+        if isinstance(value, str | int | float):
+            with suppress(ValueError, OverflowError):
+                unit = epoch_unit(float(value)) if given == "auto" else given
+                if unit is not None:
+                    return number_ns(value, unit)
+        raise BadCell(name, value, "a time since 1970 (time_unit names the unit of other numbers)")
+
+    def arrival(self, *names: str) -> int:
+        """A `timestamp` that every row must have."""
+        found = self.timestamp(*names)
+        if found is None:
+            raise BadCell(names[0], None, "a time")
+        return found
+
+    def elapsed(self, start: int, end: int | None, what: str) -> int | None:
+        """From `start` to `end`, where both are known; a time that runs backwards is left out, with a remark."""
+        if end is None:
+            return None
+        if not 0 <= end - start <= MAX_NS:
+            self.source.log.remark(f"some rows have a {what} that is not after their arrival: it is left out for them")
+            return None
+        return end - start
+
+
+ReadRow = Callable[[Row], Record | None]
+"""A row to a request; None for what is none, which the function has logged. BadCell: unreadable."""
 
 
 def read_objects(source: Source, read_row: ReadRow) -> Iterator[Columns]:
     """The requests of objects in file order, `ROWS_A_PART` at a time, fewer where they have many blocks."""
     records: list[Record] = []
     num_blocks = 0
-    for line, row in source.rows:
+    for line, values in source.rows:
         source.log.num_rows += 1
         try:
-            found = read_row(line, row, source)
+            found = read_row(Row(line, values, source))
         except BadCell as error:
             source.log.add_bad(line, str(error))
             continue

@@ -14,6 +14,9 @@ from simkit import scenario
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import Columns
 
+Json = Mapping[str, object]
+"""An object of a JSON file, as it stands there."""
+
 Kind = Literal["csv", "json", "parquet", "text"]
 
 
@@ -28,7 +31,7 @@ class Head:
 
     kind: Kind
     columns: tuple[str, ...] = ()
-    objects: tuple[Mapping[str, Any], ...] = ()
+    objects: tuple[Json, ...] = ()
     text: str = ""
     hash_block_tokens: int | None = None
 
@@ -73,3 +76,13 @@ class Format:
     hash_block_tokens: int | None = None
     advice: str | None = None
     title_of: Callable[[Head], str] | None = None
+
+
+def having(kind: Literal["csv", "json"], *needed: str) -> Callable[[Head], str | None]:
+    """A rule: a table that has all these columns, in any order, or JSON whose first objects have all these fields."""
+    why = f"{'columns' if kind == 'csv' else 'fields'} {', '.join(needed)}"
+
+    def matches(head: Head) -> str | None:
+        return why if head.kind == kind and set(needed) <= head.keys else None
+
+    return matches

@@ -250,8 +250,8 @@ def _read_exactly(
 
 def _remark(reader: Reader, cell: str, log: RowLog) -> None:
     """What a readable cell tells of how all are read."""
-    if reader.parse.remark is not None and cell and (text := reader.parse.remark(cell)) is not None:
-        log.remark(text)
+    if reader.parse.remark is not None and cell and (remark := reader.parse.remark(cell)) is not None:
+        log.add_remark(remark)
 
 
 def _log_problems(block: Block, problems: dict[int, str], width: int, log: RowLog) -> None:

@@ -6,6 +6,8 @@ import itertools
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
 
 from simkit.errors import InputError
 
@@ -33,11 +35,46 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def numbers(lines: Sequence[int], count: int | None = None) -> str:
+    """Line numbers for a message, the first few of `count`: "lines 1, 2, 3, 4, 5, ..."."""
+    count = len(lines) if count is None else count
+    named = ", ".join(map(str, lines[:NUM_NAMED_LINES])) + (", ..." if count > NUM_NAMED_LINES else "")
+    return f"line{'s' if count > 1 else ''} {named}"
+
+
 class BadCell(ValueError):
     """A value that cannot be read: `text` names the column, shows the value and says what was expected."""
 
     def __init__(self, column: str, value: object, expected: str) -> None:
         super().__init__(f"{column} {shown(value)}, expected {expected}")
+
+
+class RemarkKind(Enum):
+    """What a remark is about, for those who decide by it."""
+
+    OTHER = "other"
+    NAIVE_TIMES = "times name no zone"
+    FROM_QUEUE = "latencies count from the engine's queue"
+
+
+class Remark(NamedTuple):
+    """Something that was detected or decided while a log was read."""
+
+    text: str
+    kind: RemarkKind = RemarkKind.OTHER
+
+
+NAIVE = Remark("times name no zone and are read as UTC", RemarkKind.NAIVE_TIMES)
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be read."""
+
+    line: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.problem}"
 
 
 @dataclass(slots=True)
@@ -46,7 +83,7 @@ class RowLog:
 
     Only the first few of each kind are kept with their line, so memory does not grow with the file. `remarks` are what
     was detected or decided beside. `line` is where reading is at, for errors that have no row. `num_prefills`
-    counts requests that were not served and are kept for their prompt alone.
+    counts requests that were not served and are kept for their prompt alone. `where` names the log in messages.
     """
 
     where: str
@@ -55,22 +92,25 @@ class RowLog:
     num_bad: int = 0
     line: int = 0
     num_prefills: int = 0
-    bad: list[str] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
     skipped: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
     _cut_line: int | None = None
 
-    def remark(self, text: str) -> None:
-        """Note something that was detected or decided; the same text is noted once."""
-        note = f"{self.where}: {text}"
-        if note not in self.remarks:
-            self.remarks.append(note)
+    def remark(self, text: str, kind: RemarkKind = RemarkKind.OTHER) -> None:
+        """Note something that was detected or decided; the same is noted once."""
+        self.add_remark(Remark(text, kind))
+
+    def add_remark(self, remark: Remark) -> None:
+        """The same, of a remark that is made already."""
+        if remark not in self.remarks:
+            self.remarks.append(remark)
 
     def add_bad(self, line: int, problem: str, *, cut: bool = False) -> None:
         """Count a row that cannot be read. `cut`: it looks like a last line that was cut short."""
         self.num_bad += 1
         if len(self.bad) < NUM_NAMED_LINES:
-            self.bad.append(f"line {line}: {problem}")
+            self.bad.append(BadRow(line, problem))
         if cut:
             self._cut_line = line
 
@@ -91,38 +131,39 @@ class RowLog:
         if len(lines) > NUM_NAMED_LINES:
             self.add_skipped(lines[NUM_NAMED_LINES], reason, len(lines) - NUM_NAMED_LINES)
 
-    def finish(self, last_line: int) -> list[str]:
+    def finish(self) -> list[str]:
         """Notes on everything left out. InputError when more than 1 % of the rows are bad, unless that is allowed.
 
         A last line that cannot be read because it is too short is what a copy in progress leaves: noted, not bad.
         """
-        notes = list(self.remarks)
+        notes = [remark.text for remark in self.remarks]
         num_bad, bad = self.num_bad, self.bad
-        if self._cut_line is not None and self._cut_line == last_line:
+        if self._cut_line is not None and self._cut_line == self.line:
             num_bad -= 1
-            bad = [problem for problem in bad if not problem.startswith(f"line {last_line}: ")]
-            notes.append(f"{self.where}: the last line ({last_line}) is cut short and was left out")
+            bad = [row for row in bad if row.line != self.line]
+            notes.append(f"the last line ({self.line}) is cut short and was left out")
+        problems = "; ".join(map(str, bad))
         if num_bad > MAX_BAD_SHARE * self.num_rows and not self.allow_bad:
             found = f"{num_bad} of {self.num_rows} rows cannot be read, more than 1 %"
             hint = "--allow-bad, or allow_bad of a trace, reads the rest"
-            raise InputError(f"{self.where}: {found} ({hint}): {'; '.join(bad)}")
+            raise InputError(f"{self.where}: {found} ({hint}): {problems}")
         if num_bad:
             more = "; ..." if num_bad > len(bad) else ""
-            notes.append(f"{self.where}: left out {self._share(num_bad)} that cannot be read: {'; '.join(bad)}{more}")
+            notes.append(f"left out {self._share(num_bad)} that cannot be read: {problems}{more}")
         if self.skipped:
             num_skipped = sum(count for count, _ in self.skipped.values())
-            reasons = "; ".join(_reason(reason, *counted) for reason, counted in self.skipped.items())
-            notes.append(f"{self.where}: skipped {self._share(num_skipped)}: {reasons}")
+            reasons = [f"{count} {reason} ({numbers(lines, count)})" for reason, (count, lines) in self.skipped.items()]
+            notes.append(f"skipped {self._share(num_skipped)}: {'; '.join(reasons)}")
         if self.num_prefills:
             kept = self._share(self.num_prefills)
-            notes.append(f"{self.where}: kept {kept} that were not served for their prompt alone, with 0 output tokens")
+            notes.append(f"kept {kept} that were not served for their prompt alone, with 0 output tokens")
         return notes
+
+    def nothing(self, notes: Sequence[str]) -> InputError:
+        """That a log has no requests, and the notes that say why."""
+        why = "; ".join(f"{self.where}: {note}" for note in notes)
+        return InputError(f"{self.where}: no requests" + (f" ({why})" if why else ""))
 
     def _share(self, count: int) -> str:
         share = 100 * count / max(self.num_rows, 1)
         return f"{count} of {self.num_rows} rows ({share:.{2 if share < 10 else 3}g} %)"
-
-
-def _reason(reason: str, count: int, lines: list[int]) -> str:
-    named = ", ".join(map(str, lines)) + (", ..." if count > len(lines) else "")
-    return f"{count} {reason} (line{'s' if count > 1 else ''} {named})"

@@ -51,12 +51,11 @@ def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, 
 def _head_and_rows(text: IO[str], log: RowLog) -> tuple[Head, Iterator[tuple[int, Any]]]:
     first = _first_text(text)
     if not first:
-        raise InputError(f"{log.where}: no requests")
+        raise log.nothing(())
     if begins_json(first):
         found, objects = head_and_objects(text, log)
         if not found:
-            notes = log.finish(log.line)
-            raise InputError(f"{log.where}: no requests" + (f" ({'; '.join(notes)})" if notes else ""))
+            raise log.nothing(log.finish())
         return Head("json", objects=found, text=first), objects
     rows = CsvRows(text)
     if not rows.looks_like_one:
@@ -91,7 +90,7 @@ class Scan:
 
     def notes(self) -> list[str]:
         """What was left out and decided. InputError when too many rows cannot be read."""
-        return self.log.finish(self.log.line)
+        return self.log.finish()
 
 
 @contextmanager

@@ -23,6 +23,9 @@ NO_TIME = -(2**63)
 EPOCH_NS = 10**17
 """Later times count from 1970, earlier ones from an origin of their own."""
 
+MAX_TOKENS = 2**31 - 1
+"""Of a prompt and of an output."""
+
 Ids = npt.NDArray[np.uint64]
 Strings = tuple[str | None, ...]
 

@@ -14,7 +14,7 @@ from simkit.engine.build import Setup
 from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
 from simkit.logs import Trace as Played
-from simkit.logs.formats.vllm_records import FROM_QUEUE
+from simkit.logs.read.log import RemarkKind
 from simkit.metrics.histogram import DurationHistogram
 from simkit.runs.manifest import plain
 from simkit.runs.replication import Result, assemble, part_of
@@ -112,7 +112,7 @@ def _reading_notes(
     notes = []
     if "concurrency" in comparison.errors:
         notes.append("concurrency.mean: requests in the system, from arrival to last token; those that wait are in it")
-    if first_token_ns > 0 and any(FROM_QUEUE in note for note in trace.notes):
+    if first_token_ns > 0 and RemarkKind.FROM_QUEUE in trace.remarks:
         path_us = f"{first_token_ns / NS_PER_US:,.10g}"
         notes.append(
             f"ttft_ms, e2e_ms: what is predicted holds the path of a request to the engine and back ({path_us} us, "
