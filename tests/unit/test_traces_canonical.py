@@ -64,11 +64,8 @@ def same(left: Columns, right: Columns) -> bool:
         if a is None or b is None:
             if a is not b:
                 return False
-        elif field.name == "blocks":
-            if not (np.array_equal(a.ids, b.ids) and np.array_equal(a.offsets, b.offsets)):
-                return False
-        elif field.name == "gaps":
-            if not (np.array_equal(a.ns, b.ns) and np.array_equal(a.offsets, b.offsets)):
+        elif field.name in ("blocks", "gaps"):
+            if not (np.array_equal(a.values, b.values) and np.array_equal(a.offsets, b.offsets)):
                 return False
         elif not np.array_equal(np.asarray(a, dtype=object), np.asarray(b, dtype=object)):
             return False

@@ -684,7 +684,7 @@ def test_a_log_that_several_play_cannot_be_written_to(tmp_path: Path) -> None:
     log = load_log(spec(), tmp_path)
     assert log.columns.blocks is not None
     assert log.session is not None
-    for array in (log.columns.time_ns, log.columns.blocks.ids, log.session, log.after, log.untimed):
+    for array in (log.columns.time_ns, log.columns.blocks.values, log.session, log.after, log.untimed):
         with pytest.raises(ValueError, match="read-only"):
             array[:1] = 0
 

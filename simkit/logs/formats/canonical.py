@@ -17,7 +17,18 @@ import numpy as np
 from simkit.errors import InputError
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import RowLog
-from simkit.logs.read.record import MAX_TOKENS, NO_TIME, UNKNOWN, Blocks, Columns, Gaps
+from simkit.logs.read.record import (
+    MAX_TOKENS,
+    NO_TIME,
+    RAGGED,
+    REQUIRED,
+    STRINGS,
+    UNKNOWN,
+    Columns,
+    Ragged,
+    missing,
+    offsets_of,
+)
 from simkit.logs.read.timestamps import MAX_NS
 
 if TYPE_CHECKING:
@@ -27,11 +38,8 @@ ROWS_A_GROUP = 1 << 16
 META_KEY = b"simkit.trace"
 SCHEMA_VERSION = 1
 
-_STRINGS = ("id", "session", "parent", "model", "failed")
-_NS = ("arrival_ns", "delay_ns", "ttft_ns", "e2e_ns")
-_RAGGED = ("block_ids", "gaps_ns")
-_NAME_OF = {"time_ns": "arrival_ns", "blocks": "block_ids", "gaps": "gaps_ns"}
-NAMES = tuple(_NAME_OF.get(field.name, field.name) for field in fields(Columns))
+NEEDS = ("arrival_ns", "prompt_tokens", "output_tokens")
+NAMES = tuple(({"time_ns": "arrival_ns"} | RAGGED).get(field.name, field.name) for field in fields(Columns))
 """The columns of the file: those of `record.Columns`, with `arrival_ns` from the first arrival on; null: unknown."""
 
 NEEDED = tuple(name for name in NAMES if name != "gaps_ns")
@@ -57,7 +65,7 @@ def schema() -> pa.Schema:
     """The arrow schema."""
     import pyarrow as pa
 
-    kinds = {name: pa.string() for name in _STRINGS}
+    kinds = dict.fromkeys(STRINGS, pa.string())
     kinds |= {"block_ids": pa.list_(pa.uint64()), "gaps_ns": pa.list_(pa.int64())}
     return pa.schema([pa.field(name, kinds.get(name, pa.int64())) for name in NAMES])
 
@@ -111,16 +119,14 @@ def to_arrow(columns: Columns) -> pa.Table:
         column = getattr(columns, field.name)
         if column is None:
             arrays.append(pa.nulls(len(columns), target.type))
-        elif field.name in _STRINGS:
+        elif field.name in STRINGS:
             arrays.append(_texts(field.name, column))
-        elif field.name in ("blocks", "gaps"):
+        elif field.name in RAGGED:
             empty = np.append(np.diff(column.offsets) == 0, False)
             offsets = pa.array(column.offsets.astype(np.int32), mask=empty)
-            values = column.ids if isinstance(column, Blocks) else column.ns
-            arrays.append(pa.ListArray.from_arrays(offsets, pa.array(values)))
+            arrays.append(pa.ListArray.from_arrays(offsets, pa.array(column.values)))
         else:
-            missing = NO_TIME if field.name == "time_ns" else UNKNOWN
-            arrays.append(pa.array(column, mask=column == missing))
+            arrays.append(pa.array(column, mask=column == missing(field.name)))
     return pa.Table.from_arrays(arrays, schema=schema())
 
 
@@ -158,16 +164,6 @@ def meta_of(path: Path) -> Meta | None:
     return meta
 
 
-def head_of(path: Path) -> Head:
-    """The beginning of a parquet file, canonical or not. InputError when it is damaged."""
-    with _arrow(path):
-        import pyarrow.parquet as pq
-
-        names = tuple(pq.read_schema(path).names)
-    meta = meta_of(path)
-    return Head("parquet", columns=names, hash_block_tokens=None if meta is None else meta.hash_block_tokens)
-
-
 def read_parts(path: Path, log: RowLog) -> Iterator[Columns]:
     """The requests of a canonical file on the clock of the log it was made from; rows that make no sense go to `log`.
 
@@ -180,9 +176,9 @@ def read_parts(path: Path, log: RowLog) -> Iterator[Columns]:
     first = 0
     with _arrow(path), pq.ParquetFile(path) as file:
         names = set(file.schema_arrow.names)
-        missing = [name for name in NEEDED if name not in names]
-        if missing:
-            raise InputError(f"{log.where}: format canonical needs column {missing[0]!r}")
+        lost = next((name for name in NEEDED if name not in names), None)
+        if lost is not None:
+            raise InputError(f"{log.where}: format canonical needs column {lost!r}")
         there = [name for name in NAMES if name in names]
         for batch in file.iter_batches(ROWS_A_GROUP, columns=there):
             table = pa.Table.from_batches([batch]).select(there)
@@ -219,23 +215,20 @@ def _checked(table: pa.Table, start_ns: int, first: int, log: RowLog) -> Columns
     """The rows of a batch that make sense; `first` is how many came before it."""
     columns = _from_arrow(table)
     bad = np.zeros(len(columns), dtype=np.bool_)
-    for name in NAMES:
-        if name in _STRINGS or name in _RAGGED:
+    for field, name in zip(fields(Columns), NAMES, strict=True):
+        column = getattr(columns, field.name)
+        if column is None or field.name in STRINGS or field.name in RAGGED:
             continue
-        column = getattr(columns, "time_ns" if name == "arrival_ns" else name)
-        if column is None:
-            continue
-        least, most = (-1, MAX_NS) if name in _NS or name == "line" else (-1, MAX_TOKENS)
-        known = column != NO_TIME
+        most = MAX_NS if name.endswith("_ns") or name == "line" else MAX_TOKENS
+        least = 0 if name in ("prompt_tokens", "output_tokens") else UNKNOWN
+        known = (column != NO_TIME) | (least == 0)
         wrong = ~bad & known & ((column < least) | (column > most))
-        if name in ("prompt_tokens", "output_tokens"):
-            wrong |= ~bad & (column < 0)
         for row in np.flatnonzero(wrong).tolist():
             log.add_bad(first + row + 1, f"{name} {int(column[row])}, expected 0 to {most}")
         bad |= wrong
     if columns.gaps is not None:
-        odd = (columns.gaps.ns < 0) | (columns.gaps.ns > MAX_NS)
-        wrong = ~bad & (np.diff(np.concatenate([[0], np.cumsum(odd)])[columns.gaps.offsets]) > 0)
+        odd = (columns.gaps.values < 0) | (columns.gaps.values > MAX_NS)
+        wrong = ~bad & (np.diff(offsets_of(odd.astype(np.int64))[columns.gaps.offsets]) > 0)
         for row in np.flatnonzero(wrong).tolist():
             log.add_bad(first + row + 1, f"gaps_ns with a value that is not 0 to {MAX_NS}")
         bad |= wrong
@@ -248,23 +241,16 @@ def _from_arrow(table: pa.Table) -> Columns:
     found: dict[str, Any] = {}
     for field, name in zip(fields(Columns), NAMES, strict=True):
         column = table.column(name).combine_chunks()
-        always = name in ("line", "arrival_ns", "prompt_tokens", "output_tokens")
-        if column.null_count == len(column) and not always:
+        if column.null_count == len(column) and field.name not in REQUIRED:
             found[field.name] = None
-        elif name in _STRINGS:
+        elif field.name in STRINGS:
             found[field.name] = tuple(column.to_pylist())
-        elif name in _RAGGED:
-            counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-            offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-            values = column.flatten().fill_null(0).to_numpy(zero_copy_only=False)
-            found[field.name] = Blocks(values, offsets) if name == "block_ids" else Gaps(values, offsets)
+        elif field.name in RAGGED:
+            offsets = offsets_of(column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
+            found[field.name] = Ragged(column.flatten().fill_null(0).to_numpy(zero_copy_only=False), offsets)
         else:
-            missing = NO_TIME if name == "arrival_ns" else UNKNOWN
-            found[field.name] = column.fill_null(missing).to_numpy(zero_copy_only=False)
+            found[field.name] = column.fill_null(missing(field.name)).to_numpy(zero_copy_only=False)
     return Columns(**found)
-
-
-NEEDS = ("arrival_ns", "prompt_tokens", "output_tokens")
 
 
 def matches(head: Head) -> str | None:

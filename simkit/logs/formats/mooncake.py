@@ -231,9 +231,6 @@ DELTA = Format(
 )
 
 
-MOONCAKE_BLOCK_TOKENS = 512
-"""What a reader of Mooncake files takes a hash id for, unless it is told otherwise."""
-
 # What the format has no field for, in words.
 _NOT_HELD = {
     "failed": "reasons of failure",
@@ -271,14 +268,14 @@ class MooncakeWriter:
         if meta.start_ns > EPOCH_NS:
             notes.append("Mooncake JSONL counts times from the first request: when the log began is left out")
         tokens = meta.hash_block_tokens
-        if tokens not in (None, MOONCAKE_BLOCK_TOKENS):
+        if tokens not in (None, BLOCK_TOKENS):
             notes.append(f"hash_ids stand for {tokens} tokens each: read it with --hash-block-tokens {tokens}")
         return notes
 
 
 def _lines(columns: Columns) -> Iterator[str]:
     """One JSON object a request; what the log does not say is left out."""
-    ids = [] if columns.blocks is None else columns.blocks.ids.tolist()
+    ids = [] if columns.blocks is None else columns.blocks.values.tolist()
     ends = [0] * (len(columns) + 1) if columns.blocks is None else columns.blocks.offsets.tolist()
     cells = zip(
         _fields("request_id", columns.id, json.dumps),

@@ -18,7 +18,7 @@ from simkit.logs.read.blocks import checked_blocks
 from simkit.logs.read.format import Format
 from simkit.logs.read.log import RemarkKind, RowLog
 from simkit.logs.read.open import scanning
-from simkit.logs.read.record import NO_TIME, Blocks, Columns, Gaps
+from simkit.logs.read.record import NO_TIME, Columns, Ragged
 from simkit.logs.running_stats import too_fast
 from simkit.types import Ints
 from simkit.units import ns_to_s, s_to_ns
@@ -113,8 +113,7 @@ def _locked(log: Log) -> list[npt.NDArray[np.generic]]:
     """The arrays of a log, which may be given to several: no longer writeable."""
     columns = [getattr(log.columns, field.name) for field in fields(Columns)]
     values = [log.after, log.session, log.untimed, *columns]
-    values += [part for blocks in values if isinstance(blocks, Blocks) for part in (blocks.ids, blocks.offsets)]
-    values += [part for gaps in values if isinstance(gaps, Gaps) for part in (gaps.ns, gaps.offsets)]
+    values += [part for ragged in values if isinstance(ragged, Ragged) for part in (ragged.values, ragged.offsets)]
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     for array in arrays:
         array.flags.writeable = False

@@ -15,7 +15,7 @@ from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
 from simkit.logs.play.window import cut
 from simkit.logs.read.blocks import Shared, walk
 from simkit.logs.read.log import RemarkKind, numbers
-from simkit.logs.read.record import UNKNOWN, Gaps
+from simkit.logs.read.record import UNKNOWN, Gaps, offsets_of
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.streams import Streams
 from simkit.types import Ints
@@ -115,9 +115,8 @@ def _again(whole: Shared, part: Shared, warm: int, count: int, times: int) -> Sh
     shifts = warm + np.arange(1, times) * count
     owners = [whole.owner, (part.owner + shifts[:, None]).reshape(-1)]
     counts = [np.diff(whole.offsets), np.tile(np.diff(part.offsets), times - 1)]
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
     upto = np.concatenate([whole.upto_tokens, np.tile(part.upto_tokens, times - 1)])
-    return Shared(np.concatenate(owners), upto, offsets)
+    return Shared(np.concatenate(owners), upto, offsets_of(np.concatenate(counts)))
 
 
 @about("workload.trace.path", says_key=False)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.read.log import MAX_BAD_SHARE, numbers
-from simkit.logs.read.record import MAX_TOKENS, Blocks, Columns
+from simkit.logs.read.record import MAX_TOKENS, Blocks, Columns, Ragged, offsets_of
 from simkit.types import Ints
 
 
@@ -119,8 +119,7 @@ def _without(blocks: Blocks, rows: Ints) -> Blocks:
     counts = np.diff(blocks.offsets)
     keep = np.ones(len(counts), dtype=np.bool_)
     keep[rows] = False
-    ids = blocks.ids[np.repeat(keep, counts)]
-    return Blocks(ids, np.concatenate([[0], np.cumsum(np.where(keep, counts, 0))]).astype(np.int64))
+    return Ragged(blocks.values[np.repeat(keep, counts)], offsets_of(np.where(keep, counts, 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, 
     the block owns no more than it has, and the first that goes further owns the rest.
     """
     counts = np.minimum(np.diff(blocks.offsets), -(-prompt_tokens // block_tokens))
-    codes, names = np.unique(blocks.ids, return_inverse=True)
+    codes, names = np.unique(blocks.values, return_inverse=True)
     num_codes = max(1, len(codes))
     all_names: list[int] = names.reshape(-1).tolist()
     children: dict[int, int] = {}
@@ -198,6 +197,5 @@ def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, 
             children[node * num_codes + name] = node = len(owners)
             owners.append(row)
             reach.append(min(depth * block_tokens, prompt))
-    offsets = np.concatenate([[0], np.cumsum(np.array(num_segments, dtype=np.int64))]).astype(np.int64)
-    shared = Shared(np.array(owner, dtype=np.int64), np.array(upto, dtype=np.int64), offsets)
+    shared = Shared(np.array(owner, dtype=np.int64), np.array(upto, dtype=np.int64), offsets_of(num_segments))
     return np.array(known, dtype=np.int64), shared

@@ -19,7 +19,7 @@ from simkit.logs.read.cells import WALL, Column, Parse, number
 from simkit.logs.read.csv import Block, CsvRows
 from simkit.logs.read.format import Source
 from simkit.logs.read.log import BadCell, RowLog, listed
-from simkit.logs.read.record import UNKNOWN, Columns
+from simkit.logs.read.record import REQUIRED, UNKNOWN, Columns
 from simkit.logs.read.timestamps import NS_PER, Unit, epoch_unit
 from simkit.types import Ints
 
@@ -285,13 +285,12 @@ def _columns(found: Values, log: RowLog) -> Columns:
 
 
 _NAMES = tuple(field.name for field in fields(Columns))
-_ALWAYS = ("line", "time_ns", "prompt_tokens", "output_tokens")
 
 
 def _or_none(name: str, values: Any) -> Any:
     """A column as `Columns` has it: None for an optional one in which no row has a value."""
     if isinstance(values, np.ndarray):
-        return values if name in _ALWAYS or (values != UNKNOWN).any() else None
+        return values if name in REQUIRED or (values != UNKNOWN).any() else None
     return tuple(values) if any(value is not None for value in values) else None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ EPOCH_NS = 10**17
 MAX_TOKENS = 2**31 - 1
 """Of a prompt and of an output."""
 
-Ids = npt.NDArray[np.uint64]
+Number = TypeVar("Number", bound=np.generic)
 Strings = tuple[str | None, ...]
 
 
@@ -60,45 +60,34 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Ragged prompt block identities: row i has ``ids[offsets[i]:offsets[i + 1]]``, empty where the log has none."""
+class Ragged(Generic[Number]):
+    """A column with any number of values a row: row i has ``values[offsets[i]:offsets[i + 1]]``, none: not known."""
 
-    ids: Ids
+    values: npt.NDArray[Number]
     offsets: Ints
 
-    def of(self, row: int) -> Ids:
+    def of(self, row: int) -> npt.NDArray[Number]:
         """Those of one row."""
-        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
 
-    def take(self, rows: Ints) -> Blocks:
+    def take(self, rows: Ints) -> Ragged[Number]:
         """Those of some rows, in the order given."""
-        at, offsets = _ragged_rows(self.offsets, rows)
-        return Blocks(self.ids[at], offsets)
+        counts = np.diff(self.offsets)[rows]
+        offsets = offsets_of(counts)
+        at = np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Ragged(self.values[at], offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """Ragged times between tokens: row i has ``ns[offsets[i]:offsets[i + 1]]``, empty where the log has none."""
+Blocks = Ragged[np.uint64]
+"""Prompt block identities."""
 
-    ns: Ints
-    offsets: Ints
-
-    def of(self, row: int) -> Ints:
-        """Those of one row."""
-        return self.ns[self.offsets[row] : self.offsets[row + 1]]
-
-    def take(self, rows: Ints) -> Gaps:
-        """Those of some rows, in the order given."""
-        at, offsets = _ragged_rows(self.offsets, rows)
-        return Gaps(self.ns[at], offsets)
+Gaps = Ragged[np.int64]
+"""Times between tokens in ns."""
 
 
-def _ragged_rows(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """(positions of the values of some rows, the offsets of these rows) of a ragged column."""
-    counts = np.diff(offsets)[rows]
-    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    at: Ints = np.repeat(offsets[:-1][rows] - ends[:-1], counts) + np.arange(ends[-1])
-    return at, ends
+def offsets_of(counts: Ints | Sequence[int]) -> Ints:
+    """Where the values of each row of a ragged column begin, and where the last end."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +127,9 @@ class Columns:
         by_name = dict(zip(Record._fields, zip(*records, strict=True), strict=True)) if records else {}
         columns: dict[str, Any] = {}
         for field in fields(cls):
-            values = by_name.get(_RAGGED.get(field.name, field.name), ())
-            if field.name in _ALWAYS:
-                columns[field.name] = _ints(values, NO_TIME if field.name == "time_ns" else UNKNOWN)
-            elif all(value is None for value in values):
-                columns[field.name] = None
-            elif field.name in _RAGGED:
-                columns[field.name] = _ragged(field.name, values)
-            else:
-                columns[field.name] = tuple(values) if field.name in _STRINGS else _ints(values, UNKNOWN)
+            values = by_name.get(RAGGED.get(field.name, field.name), ())
+            is_known = field.name in REQUIRED or any(value is not None for value in values)
+            columns[field.name] = _column(field.name, values) if is_known else None
         return cls(**columns)
 
     @classmethod
@@ -159,23 +142,26 @@ class Columns:
         return cls(**{field.name: _join(field.name, parts) for field in fields(cls)})
 
 
-_ALWAYS = ("line", "time_ns", "prompt_tokens", "output_tokens")
-_STRINGS = ("id", "session", "parent", "model", "failed")
-_RAGGED = {"blocks": "block_ids", "gaps": "gaps_ns"}
+REQUIRED = ("line", "time_ns", "prompt_tokens", "output_tokens")
+STRINGS = ("id", "session", "parent", "model", "failed")
+RAGGED = {"blocks": "block_ids", "gaps": "gaps_ns"}
 """Columns with lists in their rows, and what the field of a record is called."""
 
 
-def _ints(values: Sequence[int | None], missing: int) -> Ints:
-    return np.array([missing if value is None else value for value in values], dtype=np.int64)
+def missing(name: str) -> int:
+    """How a column of numbers writes that the log does not say."""
+    return NO_TIME if name == "time_ns" else UNKNOWN
 
 
-def _ragged(name: str, values: Sequence[Sequence[int] | None]) -> Blocks | Gaps:
-    counts = [len(value) if value is not None else 0 for value in values]
-    flat = [number for value in values if value is not None for number in value]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    if name == "blocks":
-        return Blocks(np.array(flat, dtype=np.uint64), offsets)
-    return Gaps(np.array(flat, dtype=np.int64), offsets)
+def _column(name: str, values: Sequence[Any]) -> Any:
+    """A column from the values of its rows, None where there is none."""
+    if name in STRINGS:
+        return tuple(values)
+    if name in RAGGED:
+        flat = [number for value in values if value is not None for number in value]
+        kind = np.uint64 if name == "blocks" else np.int64
+        return Ragged(np.array(flat, dtype=kind), offsets_of([len(value or ()) for value in values]))
+    return np.array([missing(name) if value is None else value for value in values], dtype=np.int64)
 
 
 def _take(column: Any, rows: Ints) -> Any:
@@ -183,7 +169,7 @@ def _take(column: Any, rows: Ints) -> Any:
         return None
     if isinstance(column, tuple):
         return tuple(column[row] for row in rows.tolist())
-    return column.take(rows) if isinstance(column, Blocks | Gaps) else column[rows]
+    return column.take(rows) if isinstance(column, Ragged) else column[rows]
 
 
 def _join(name: str, parts: Sequence[Columns]) -> Any:
@@ -191,22 +177,12 @@ def _join(name: str, parts: Sequence[Columns]) -> Any:
     if all(column is None for column in columns):
         return None
     filled = [
-        _missing(name, len(part)) if column is None else column for part, column in zip(parts, columns, strict=True)
+        _column(name, (None,) * len(part)) if column is None else column
+        for part, column in zip(parts, columns, strict=True)
     ]
-    if name in _STRINGS:
+    if name in STRINGS:
         return tuple(value for column in filled for value in column)
-    if name in _RAGGED:
+    if name in RAGGED:
         counts = np.concatenate([np.diff(column.offsets) for column in filled])
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        if name == "blocks":
-            return Blocks(np.concatenate([column.ids for column in filled]), offsets)
-        return Gaps(np.concatenate([column.ns for column in filled]), offsets)
+        return Ragged(np.concatenate([column.values for column in filled]), offsets_of(counts))
     return np.concatenate(filled)
-
-
-def _missing(name: str, count: int) -> Any:
-    if name in _STRINGS:
-        return (None,) * count
-    if name in _RAGGED:
-        return _ragged(name, (None,) * count)
-    return np.full(count, UNKNOWN, dtype=np.int64)

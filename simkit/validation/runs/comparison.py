@@ -67,7 +67,7 @@ def measured_metrics(trace: Trace, *, stream: bool) -> set[str]:
     has = {
         "ttft_ms": bool(ttft.any()),
         "tpot_ms": stream and bool((ttft & e2e & several).any()),
-        "itl_ms": stream and trace.gaps is not None and len(trace.gaps.ns) > 0,
+        "itl_ms": stream and trace.gaps is not None and len(trace.gaps.values) > 0,
         **dict.fromkeys(("e2e_ms", "makespan_s", "throughput", "concurrency"), bool(e2e.any())),
     }
     return {metric for metric, found in has.items() if found}
@@ -167,7 +167,7 @@ def _measured_gaps(table: dict[str, Ints], gaps: Gaps | None) -> DurationHistogr
     have, several = _with_gaps(table, gaps)
     if not have or have < several:
         return None
-    pooled = gaps.take(table["id"][whole(table)]).ns
+    pooled = gaps.take(table["id"][whole(table)]).values
     histogram = DurationHistogram()
     histogram.add_many(pooled, 1)
     return histogram
