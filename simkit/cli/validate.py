@@ -32,7 +32,7 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.engine.build import Setup
-    from simkit.logs import Trace
+    from simkit.logs import PlayedLog
     from simkit.metrics.histogram import DurationHistogram
     from simkit.runs.replication import Result
     from simkit.scenario import Scenario
@@ -200,10 +200,10 @@ def _run(
         raise InputError("--max-error " + "; ".join(unknown))
 
 
-def _played(chosen: Scenario) -> tuple[Setup, Trace]:
+def _played(chosen: Scenario) -> tuple[Setup, PlayedLog]:
     """The engine and the requests. InputError where the log measured nothing, before anything is simulated."""
     from simkit.engine.build import set_up
-    from simkit.logs import read_trace
+    from simkit.logs import play_log
     from simkit.streams import Streams
     from simkit.validation.runs.comparison import has_times
     from simkit.validation.runs.content import check_as_it_was
@@ -213,7 +213,7 @@ def _played(chosen: Scenario) -> tuple[Setup, Trace]:
     spec = chosen.workload.trace
     assert spec is not None
     try:
-        trace = read_trace(spec, chosen.base_dir, streams=Streams(chosen.seed, 0), max_model_len=setup.max_model_len)
+        trace = play_log(spec, chosen.base_dir, streams=Streams(chosen.seed, 0), max_model_len=setup.max_model_len)
     except InputError as error:
         raise chosen.blame(error) from None
     if not has_times(trace):
@@ -233,7 +233,7 @@ def _samples(series: Path | None) -> Samples | None:
 
 
 def _compared(
-    chosen: Scenario, result: Result, trace: Trace, gaps: DurationHistogram, samples: Samples | None
+    chosen: Scenario, result: Result, trace: PlayedLog, gaps: DurationHistogram, samples: Samples | None
 ) -> Comparison:
     """InputError where not one request can be compared."""
     from simkit.units import ns_to_s
@@ -260,7 +260,7 @@ def _compared(
     return comparison
 
 
-def _ablated(chosen: Scenario, trace: Trace, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:
+def _ablated(chosen: Scenario, trace: PlayedLog, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:
     from simkit.validation.runs.content import ablate
 
     with console.progress(quiet) as progress:

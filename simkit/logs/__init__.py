@@ -6,6 +6,6 @@ is a module of `formats`.
 
 from __future__ import annotations
 
-from simkit.logs.play.play import Trace, read_trace
+from simkit.logs.play.play import PlayedLog, play_log
 
-__all__ = ["Trace", "read_trace"]
+__all__ = ["PlayedLog", "play_log"]

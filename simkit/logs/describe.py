@@ -16,12 +16,12 @@ from simkit.logs.read.format import Format
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import EPOCH_NS, NO_TIME, Columns
-from simkit.logs.running_stats import Times, too_fast
+from simkit.logs.running_stats import ArrivalStats, too_fast
 from simkit.logs.stats import Stats, session_stats, unlimited_hits
 from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s
 
-Report = Callable[[float, str], None]
+OnProgress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Description:
 def survey(
     spec: scenario.Trace,
     base_dir: Path | None = None,
-    report: Report | None = None,
+    report: OnProgress | None = None,
     take: Callable[[Columns, Stats], None] | None = None,
 ) -> Survey:
     """Read a log once, in memory that does not grow with it. InputError, one line, for anything unreadable.
@@ -71,7 +71,7 @@ def own_times(log: Log) -> Ints:
     return np.where(log.untimed, NO_TIME, log.columns.time_ns)
 
 
-def describe(spec: scenario.Trace, base_dir: Path | None = None, report: Report | None = None) -> Description:
+def describe(spec: scenario.Trace, base_dir: Path | None = None, report: OnProgress | None = None) -> Description:
     """Statistics of a log, what was detected and decided, and the dirt in it.
 
     In memory that does not grow with the log when it is in order and its requests do not depend on each other, else
@@ -139,7 +139,7 @@ def _utc(time_ns: int) -> str:
     return f"{start.isoformat()}.{nanos:09d}".rstrip("0").rstrip(".") + "Z"
 
 
-def _of_times(times: Times) -> list[str]:
+def _of_times(times: ArrivalStats) -> list[str]:
     clock = times.clock
     return [*([] if clock is None else [clock.note()]), *too_fast(times.count, times.span_s)]
 
@@ -158,7 +158,7 @@ def _warnings(stats: Stats) -> list[str]:
 
 
 def _curves(stats: Stats) -> dict[str, Any]:
-    times: Times = stats.times
+    times: ArrivalStats = stats.times
     num_bins = 0 if not times.count else (times.last_ns - times.first_ns) // times.bins.width_ns + 1
     gap_s, share = times.gap_curve()
     return {

@@ -14,7 +14,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs.describe import Report, Survey, own_times, survey
+from simkit.logs.describe import OnProgress, Survey, own_times, survey
 from simkit.logs.files import resolve
 from simkit.logs.formats import canonical
 from simkit.logs.formats.canonical import CanonicalWriter, Meta
@@ -53,7 +53,12 @@ class Exported:
 
 
 def convert(
-    spec: scenario.Trace, out: Path, base_dir: Path | None = None, *, force: bool = False, report: Report | None = None
+    spec: scenario.Trace,
+    out: Path,
+    base_dir: Path | None = None,
+    *,
+    force: bool = False,
+    report: OnProgress | None = None,
 ) -> Exported:
     """Write all requests that a log holds to `out`; ``.parquet`` or ``.jsonl`` says how.
 
@@ -77,7 +82,7 @@ def sample(
     base_dir: Path | None = None,
     *,
     force: bool = False,
-    report: Report | None = None,
+    report: OnProgress | None = None,
 ) -> Exported:
     """Write what `spec` plays of a log as `convert` does: its window, a share of its sessions, its first requests.
 

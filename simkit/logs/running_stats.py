@@ -125,7 +125,7 @@ class RateBins:
         self.counts += np.bincount(since_first_ns // self.width_ns, minlength=MAX_BINS)
 
 
-class Times:
+class ArrivalStats:
     """What is known of the arrivals so far. `add` takes them in order; `in_order` turns false when they are not."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from simkit.logs.read.blocks import walk
 from simkit.logs.read.record import NO_TIME, Columns
-from simkit.logs.running_stats import PERCENTILES, Counts, Times
+from simkit.logs.running_stats import PERCENTILES, ArrivalStats, Counts
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S
 
@@ -73,7 +73,7 @@ class Stats:
         self.num_without_time = 0
         self.has_sessions = False
         self.has_blocks = False
-        self.times = Times()
+        self.times = ArrivalStats()
         self.prompts = Counts()
         self.outputs = Counts()
         self.sample = Sample()

@@ -15,14 +15,14 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs import Trace, read_trace
+from simkit.logs import PlayedLog, play_log
 from simkit.streams import Streams
 from simkit.types import Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
 from simkit.workload.lengths import ConditionalLengths, Drift, Lengths, build_lengths, build_outputs
-from simkit.workload.prefixes import Labels, Shared
-from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, trace_chunks
+from simkit.workload.prefixes import Labels, PromptReuse
+from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, played_chunks
 from simkit.workload.servegen import ServeGenClients
 
 COUNTERS = (
@@ -47,7 +47,7 @@ class Workload:
     (an implied min of 1 included), prefixes shortened to the prompt, reused beginnings shortened to the longest earlier
     prompt near by, and requests that `num_requests` asked for but the last segment or window ended before.
 
-    Of a replayed trace: the requests with ids below `num_warm` are served and not measured. `prefix_known` is False
+    Of a replayed log: the requests with ids below `num_warm` are served and not measured. `prefix_known` is False
     when its log says nothing of prompts, so that what they share is unknown. In closed sessions `requests` has only
     those that follow no other, and `successors` those that the end of a request causes; ids are ranks in the recorded
     order all the same, `num_requests` and `counters` are of all requests. `measured` is what the log measured.
@@ -91,16 +91,16 @@ def build_workload(
     duration_ns = None if workload.duration_s is None else s_to_ns(workload.duration_s)
     arrivals = workload.arrivals
     closed = arrivals if isinstance(arrivals, scenario.ClosedLoop) else None
-    trace: Trace | None = None
+    played: PlayedLog | None = None
     arrivals_alone: Callable[[Streams], Iterator[Ints]] = _no_arrivals
     if workload.trace is not None:
-        trace = read_trace(workload.trace, base_dir, streams=streams, max_model_len=max_model_len)
-        notes.extend(trace.notes)
-        num_requests = len(trace)
-        if workload.prefix is not None and trace.has_blocks:
+        played = play_log(workload.trace, base_dir, streams=streams, max_model_len=max_model_len)
+        notes.extend(played.notes)
+        num_requests = len(played)
+        if workload.prefix is not None and played.has_blocks:
             notes.append(f"trace {workload.trace.path}: workload.prefix stands in place of what its prompts share")
-            trace = replace(trace, has_blocks=False)
-        chunks = trace_chunks(trace)
+            played = replace(played, has_blocks=False)
+        chunks = played_chunks(played)
     elif workload.servegen is not None:
         clients = ServeGenClients(workload.servegen, base_dir)
         clients.check_count(num_requests, workload.duration_s)
@@ -119,8 +119,8 @@ def build_workload(
     bounded = _bounded(chunks, *limits, counters)
     requests = _requests(bounded, workload, streams, max_model_len, counters)
     successors = None
-    if trace is not None and trace.closed:
-        requests, successors = caused(requests, trace)
+    if played is not None and played.closed:
+        requests, successors = caused(requests, played)
     return Workload(
         requests=requests,
         # An end of its own may come first.
@@ -130,10 +130,10 @@ def build_workload(
         think_time_ns=0 if closed is None else s_to_ns(closed.think_time_s),
         notes=tuple(notes),
         counters=counters,
-        num_warm=0 if trace is None else trace.num_warm,
-        prefix_known=trace is None or trace.has_blocks or workload.prefix is not None,
+        num_warm=0 if played is None else played.num_warm,
+        prefix_known=played is None or played.has_blocks or workload.prefix is not None,
         successors=successors,
-        measured=None if trace is None else _measured(workload, trace, max_model_len),
+        measured=None if played is None else _measured(workload, played, max_model_len),
         arrival_span_ns=lambda: _span_ns(arrivals_alone(Streams(seed, replication)), *limits),
     )
 
@@ -161,8 +161,8 @@ def _span_ns(chunks: Iterator[Ints], num_requests: int | None, duration_ns: int 
     return (0, 0) if first_ns is None or last_ns is None else (first_ns, last_ns)
 
 
-def _measured(workload: scenario.Workload, trace: Trace, max_model_len: int) -> MeasuredTimes | None:
-    return measured_times(trace, _max_tokens(workload, trace.prompt_tokens, trace.output_tokens, max_model_len))
+def _measured(workload: scenario.Workload, played: PlayedLog, max_model_len: int) -> MeasuredTimes | None:
+    return measured_times(played, _max_tokens(workload, played.prompt_tokens, played.output_tokens, max_model_len))
 
 
 def _synthetic_chunks(
@@ -211,7 +211,7 @@ def _requests(
     chunks: Iterator[Chunk], spec: scenario.Workload, streams: Streams, max_model_len: int, counters: dict[str, int]
 ) -> Iterator[Request]:
     labels = Labels(spec, streams)
-    reuse = None if spec.reuse is None else Shared(spec.reuse, streams)
+    reuse = None if spec.reuse is None else PromptReuse(spec.reuse, streams)
     first = 0
     for chunk in chunks:
         prompt, drawn = chunk.prompt_tokens, chunk.output_tokens

@@ -65,7 +65,7 @@ MAX_STEPS = 256
 """How far to look either way for an earlier prompt that is long enough."""
 
 
-class Shared:
+class PromptReuse:
     """Draws what each request shares, in request order; remembers as many requests as the schema looks back."""
 
     def __init__(self, spec: scenario.Reuse, streams: Streams) -> None:

@@ -1,4 +1,4 @@
-"""From a played trace to what a workload needs of it: chunks, who follows whom, measured times."""
+"""From a log as played to what a workload needs of it: chunks, who follows whom, measured times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simkit.logs import Trace
+from simkit.logs import PlayedLog
 from simkit.logs.read.record import UNKNOWN
 from simkit.streams import CHUNK
 from simkit.types import Ints, Request
@@ -24,7 +24,7 @@ Successors = Mapping[int, tuple[tuple[Request, int], ...]]
 class Chunk(NamedTuple):
     """Columns of some consecutive requests, and by counter name which of them count.
 
-    `session` and `shared` are for replayed traces: the number of the session, -1 for none, and `Request.shared`.
+    `session` and `shared` are for replayed logs: the number of the session, -1 for none, and `Request.shared`.
     """
 
     arrival_ns: Ints
@@ -48,44 +48,44 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
-    """What the log of a replayed trace measured, by request id; -1 where it says nothing."""
+    """What a replayed log measured, by request id; -1 where it says nothing."""
 
     ttft_ns: Ints
     e2e_ns: Ints
 
 
-def trace_chunks(trace: Trace) -> Iterator[Chunk]:
-    """The requests of a trace, `CHUNK` at a time; their ids are their positions in it."""
-    for first in range(0, len(trace), CHUNK):
-        part = slice(first, min(first + CHUNK, len(trace)))
-        shared = [trace.shared.of(request) for request in range(part.start, part.stop)] if trace.has_blocks else None
+def played_chunks(played: PlayedLog) -> Iterator[Chunk]:
+    """The requests of a log, `CHUNK` at a time; their ids are their positions in it."""
+    for first in range(0, len(played), CHUNK):
+        part = slice(first, min(first + CHUNK, len(played)))
+        shared = [played.shared.of(request) for request in range(part.start, part.stop)] if played.has_blocks else None
         yield Chunk(
-            trace.arrival_ns[part],
-            trace.prompt_tokens[part],
-            trace.output_tokens[part],
+            played.arrival_ns[part],
+            played.prompt_tokens[part],
+            played.output_tokens[part],
             {},
-            trace.session[part],
+            played.session[part],
             shared,
         )
 
 
-def measured_times(trace: Trace, max_tokens: Ints) -> MeasuredTimes | None:
+def measured_times(played: PlayedLog, max_tokens: Ints) -> MeasuredTimes | None:
     """The times that the log measured, None when it has none at all.
 
     `max_tokens` is what the client allows each request: the times of a longer answer say nothing of the shorter one
     that is played, and are unknown.
     """
-    if np.all(trace.ttft_ns == UNKNOWN) and np.all(trace.e2e_ns == UNKNOWN):
+    if np.all(played.ttft_ns == UNKNOWN) and np.all(played.e2e_ns == UNKNOWN):
         return None
-    cut = trace.output_tokens > max_tokens
-    return MeasuredTimes(*(np.where(cut, UNKNOWN, times) for times in (trace.ttft_ns, trace.e2e_ns)))
+    cut = played.output_tokens > max_tokens
+    return MeasuredTimes(*(np.where(cut, UNKNOWN, times) for times in (played.ttft_ns, played.e2e_ns)))
 
 
-def caused(requests: Iterator[Request], trace: Trace) -> tuple[Iterator[Request], Successors]:
+def caused(requests: Iterator[Request], played: PlayedLog) -> tuple[Iterator[Request], Successors]:
     """(requests that follow no other, in order of arrival; those that do). Makes all of them at once."""
     first: list[Request] = []
     found: dict[int, list[tuple[Request, int]]] = {}
-    for request, after, think_ns in zip(requests, trace.after.tolist(), trace.think_ns.tolist(), strict=True):
+    for request, after, think_ns in zip(requests, played.after.tolist(), played.think_ns.tolist(), strict=True):
         if after < 0:
             first.append(request)
         else:

@@ -15,7 +15,7 @@ from simkit.api import run_set_up
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
-from simkit.logs import read_trace
+from simkit.logs import play_log
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import opened
 from simkit.logs.read.timestamps import number_ns
@@ -126,7 +126,7 @@ def _compared(shared: Path, sets: tuple[str, ...] = ()) -> Comparison:
 def _compare(asked: Scenario) -> Comparison:
     assert asked.workload.trace is not None
     setup = set_up(asked)
-    trace = read_trace(asked.workload.trace, None, max_model_len=setup.max_model_len)
+    trace = play_log(asked.workload.trace, None, max_model_len=setup.max_model_len)
     return compare(run_set_up(setup), trace)
 
 

@@ -17,7 +17,7 @@ from simkit.types import Request
 from simkit.workload import build_workload
 from simkit.workload.arrivals import arrival_chunks
 from simkit.workload.lengths import Drift, build_outputs
-from simkit.workload.prefixes import Shared, inherited
+from simkit.workload.prefixes import PromptReuse, inherited
 
 FIXED = {"dist": "fixed", "value": 8}
 POISSON = {"process": "poisson", "rate_per_s": 20.0}
@@ -99,8 +99,8 @@ def test_sharing_does_not_depend_on_the_chunks(cuts: list[int], furthest: int, s
     data = {**REUSE, "requests_back": [{"quantiles": [[0, 1], [1, furthest]]}]}
     spec = scenario.Reuse.model_validate(data)
     prompts = 1 + (Streams(seed, 0)("p").uniforms(sum(cuts)) * 300).astype(np.int64)
-    whole = Shared(spec, Streams(seed, 0)).segments(prompts)[0]
-    parts = Shared(spec, Streams(seed, 0))
+    whole = PromptReuse(spec, Streams(seed, 0)).segments(prompts)[0]
+    parts = PromptReuse(spec, Streams(seed, 0))
     pieces = [piece for part in np.split(prompts, np.cumsum(cuts)[:-1]) for piece in parts.segments(part)[0]]
     assert pieces == whole
 

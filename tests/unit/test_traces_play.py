@@ -16,7 +16,7 @@ from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
 from simkit.logs.play.load import PLAYED_KEYS, Log, arrange, load_log
-from simkit.logs.play.play import Trace, play
+from simkit.logs.play.play import PlayedLog, play
 from simkit.logs.read.log import NAIVE, RowLog
 from simkit.logs.read.record import Columns, Record
 from simkit.logs.stats import unlimited_hits
@@ -47,7 +47,7 @@ def log_of(*rows: dict[str, Any], naive: bool = False, format: str = "mooncake",
     return arrange(Columns.of(records), spec(**keys), log, FORMATS[format], "by hand")
 
 
-def played(*rows: dict[str, Any], max_model_len: int | None = None, **keys: Any) -> Trace:
+def played(*rows: dict[str, Any], max_model_len: int | None = None, **keys: Any) -> PlayedLog:
     return play(log_of(*rows, **keys), spec(**keys), max_model_len=max_model_len)
 
 

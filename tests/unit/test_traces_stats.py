@@ -17,7 +17,7 @@ from simkit.logs.describe import describe
 from simkit.logs.play.clock_resolution import clock_of
 from simkit.logs.play.sessions import session_codes
 from simkit.logs.read.record import NO_TIME, Columns, Record
-from simkit.logs.running_stats import MAX_BINS, Counts, Times
+from simkit.logs.running_stats import MAX_BINS, ArrivalStats, Counts
 from simkit.logs.stats import SAMPLE_ROWS, Stats, session_stats
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -105,9 +105,9 @@ gaps = st.lists(st.one_of(st.just(0), st.integers(0, 10**6), st.integers(0, 3 * 
 cuts = st.lists(st.integers(0, 60), max_size=4)
 
 
-def fed(times_ns: np.ndarray, at: list[int]) -> Times:
+def fed(times_ns: np.ndarray, at: list[int]) -> ArrivalStats:
     """Statistics of arrivals that come in parts cut `at` some rows."""
-    times = Times()
+    times = ArrivalStats()
     for part in np.split(times_ns, sorted(at)):
         times.add(part)
     return times

@@ -17,7 +17,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.logs import read_trace
+from simkit.logs import play_log
 from simkit.logs.formats.canonical import CanonicalWriter, Meta
 from simkit.logs.read.record import Columns, Record
 from simkit.validation.bands import KEYS, parse_bands
@@ -201,7 +201,7 @@ def test_gaps_stay_with_their_requests_whatever_is_played(here: Path) -> None:
     write_log("log.parquet", [Record(n + 1, n * 10 * MS, 5, 3, ttft_ns=MS, gaps_ns=gaps[n]) for n in range(4)])
 
     def played(**keys: Any) -> list[list[int]]:
-        trace = read_trace(scenario.Trace(path="log.parquet", **keys), None)
+        trace = play_log(scenario.Trace(path="log.parquet", **keys), None)
         assert trace.gaps is not None
         return [trace.gaps.of(row).tolist() for row in range(len(trace))]
 

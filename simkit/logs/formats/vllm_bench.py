@@ -21,7 +21,7 @@ from simkit.units import ns_to_s
 
 NEEDS = ("input_lens", "output_lens", "ttfts")
 DURATION_FACTOR = 3.0
-"""By how much the duration that a result tells may differ from when its requests ended before that is told."""
+"""By how much the duration of a result may differ from when its requests ended without a remark."""
 
 ARRAYS = (*NEEDS, "itls", "errors", "start_times")
 
@@ -113,13 +113,13 @@ def _check_arrivals(result: Json, arrays: Container[str], source: Source) -> Non
 
 def _check_duration(result: Json, spans: Sequence[tuple[int, int]], source: Source) -> None:
     """Say when requests take far longer or shorter than the run, as they do with times in another unit."""
-    told = result.get("duration")
-    if not spans or isinstance(told, bool) or not isinstance(told, int | float) or not 0 < told <= MAX_NS:
+    given = result.get("duration")
+    if not spans or isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= MAX_NS:
         return
     took_s = ns_to_s(max(end for _, end in spans) - min(start for start, _ in spans))
-    if not told / DURATION_FACTOR <= took_s <= told * DURATION_FACTOR:
+    if not given / DURATION_FACTOR <= took_s <= given * DURATION_FACTOR:
         source.log.remark(
-            f"duration says {told:.4g} s, and the last request ends {took_s:.4g} s after the first came: "
+            f"duration says {given:.4g} s, and the last request ends {took_s:.4g} s after the first came: "
             "are start_times, ttfts and itls in s?"
         )
 

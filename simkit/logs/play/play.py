@@ -23,7 +23,7 @@ from simkit.units import ns_to_s
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class PlayedLog:
     """Requests as they are played, in arrival order, request i being the i-th; `arrival_ns` counts from the window.
 
     The first `num_warm` are served to warm the caches and not measured. `after` is the request that each follows, -1
@@ -61,17 +61,17 @@ MAX_PLAYED = 10_000_000
 """More requests than this are refused."""
 
 
-def repeated(trace: Trace, part: Shared, spec: scenario.Trace, notes: list[str]) -> Trace:
-    """The trace with its measured requests `repeat` times: the same gaps and lengths, other customers and prompts.
+def repeated(played: PlayedLog, part: Shared, spec: scenario.Trace, notes: list[str]) -> PlayedLog:
+    """The log with its measured requests `repeat` times: the same gaps and lengths, other customers and prompts.
 
     `part` is what the measured prompts have in common among themselves. Between two repetitions lies their mean gap.
-    InputError when all requests come at once, and when the trace becomes too long.
+    InputError when all requests come at once, and when the log becomes too long.
     """
-    warm, count, times = trace.num_warm, len(trace) - trace.num_warm, spec.repeat
+    warm, count, times = played.num_warm, len(played) - played.num_warm, spec.repeat
     if times == 1:
-        return trace
+        return played
     where = f"trace {spec.path}: repeat"
-    arrival = trace.arrival_ns[warm:]
+    arrival = played.arrival_ns[warm:]
     span_ns = int(arrival[-1] - arrival[0])
     if span_ns == 0:
         raise InputError(f"{where}: expected requests at different times, no gap is known to put between")
@@ -81,7 +81,7 @@ def repeated(trace: Trace, part: Shared, spec: scenario.Trace, notes: list[str])
     if int(arrival[-1]) + (span_ns + gap_ns) * (times - 1) > MAX_NS:
         raise InputError(f"{where}: expected fewer times, requests would arrive after 146 years")
     # What follows a request of the warm-up, which does not come again, begins a session when it does.
-    inner = np.where(trace.after[warm:] >= warm, trace.after[warm:], -1)
+    inner = np.where(played.after[warm:] >= warm, played.after[warm:], -1)
 
     def more(column: Ints, again: Ints | None = None, step: int = 0) -> Ints:
         """A column with its repetitions behind; in each, `step` is added to what is not negative."""
@@ -94,24 +94,24 @@ def repeated(trace: Trace, part: Shared, spec: scenario.Trace, notes: list[str])
         f"of {ns_to_s(gap_ns):.4g} s: the same gaps and lengths, new customers and prompts"
     )
     return replace(
-        trace,
-        arrival_ns=more(trace.arrival_ns, step=span_ns + gap_ns),
-        prompt_tokens=more(trace.prompt_tokens),
-        output_tokens=more(trace.output_tokens),
-        after=more(trace.after, inner, count),
-        think_ns=more(trace.think_ns, np.where(inner >= 0, trace.think_ns[warm:], 0)),
-        session=more(trace.session, step=int(trace.session.max()) + 1),
-        shared=_again(trace.shared, part, warm, count, times),
-        ttft_ns=more(trace.ttft_ns),
-        e2e_ns=more(trace.e2e_ns),
-        row=more(trace.row),
-        line=more(trace.line),
-        gaps=None if trace.gaps is None else trace.gaps.take(more(np.arange(len(trace)))),
+        played,
+        arrival_ns=more(played.arrival_ns, step=span_ns + gap_ns),
+        prompt_tokens=more(played.prompt_tokens),
+        output_tokens=more(played.output_tokens),
+        after=more(played.after, inner, count),
+        think_ns=more(played.think_ns, np.where(inner >= 0, played.think_ns[warm:], 0)),
+        session=more(played.session, step=int(played.session.max()) + 1),
+        shared=_again(played.shared, part, warm, count, times),
+        ttft_ns=more(played.ttft_ns),
+        e2e_ns=more(played.e2e_ns),
+        row=more(played.row),
+        line=more(played.line),
+        gaps=None if played.gaps is None else played.gaps.take(more(np.arange(len(played)))),
     )
 
 
 def _again(whole: Shared, part: Shared, warm: int, count: int, times: int) -> Shared:
-    """Segments of the whole trace and of its part again, each time with owners of its own."""
+    """Segments of the whole log and of its part again, each time with owners of its own."""
     shifts = warm + np.arange(1, times) * count
     owners = [whole.owner, (part.owner + shifts[:, None]).reshape(-1)]
     counts = [np.diff(whole.offsets), np.tile(np.diff(part.offsets), times - 1)]
@@ -120,14 +120,16 @@ def _again(whole: Shared, part: Shared, warm: int, count: int, times: int) -> Sh
 
 
 @about("workload.trace.path", says_key=False)
-def read_trace(
+def play_log(
     spec: scenario.Trace, base_dir: Path | None, *, streams: Streams | None = None, max_model_len: int | None = None
-) -> Trace:
+) -> PlayedLog:
     """Read `spec.path` and play it. InputError, one line, for anything unreadable and for an empty window."""
     return play(load_log(spec, base_dir), spec, streams=streams, max_model_len=max_model_len)
 
 
-def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_model_len: int | None = None) -> Trace:
+def play(
+    log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_model_len: int | None = None
+) -> PlayedLog:
     """What `spec` plays of a log. `streams` draw what is drawn; prompts are held against `max_model_len` if given."""
     notes = list(log.notes)
     streams = streams or Streams(0, 0)
@@ -148,7 +150,7 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
         )
     speed = speed_of(arrival[window.num_warm :], spec, notes)
     prompts, outputs = _lengths(log, rows, spec, max_model_len, notes)
-    trace = Trace(
+    played = PlayedLog(
         arrival_ns=scaled(arrival, speed, spec),
         prompt_tokens=prompts,
         output_tokens=outputs,
@@ -167,27 +169,27 @@ def play(log: Log, spec: scenario.Trace, *, streams: Streams | None = None, max_
         remarks=log.remarks,
         gaps=None if columns.gaps is None else columns.gaps.take(rows),
     )
-    trace = _possible(trace, notes)
+    played = _possible(played, notes)
     warm = window.num_warm
     # What comes again is not the warm-up, so what it has in common with that counts once.
-    part = trace.shared if warm == 0 or spec.repeat == 1 else _shared(log, rows[warm:], prompts[warm:])
-    trace = repeated(trace, part, spec, notes)
-    return replace(trace, notes=tuple(f"trace {spec.path}: {note}" for note in notes))
+    part = played.shared if warm == 0 or spec.repeat == 1 else _shared(log, rows[warm:], prompts[warm:])
+    played = repeated(played, part, spec, notes)
+    return replace(played, notes=tuple(f"trace {spec.path}: {note}" for note in notes))
 
 
-def _possible(trace: Trace, notes: list[str]) -> Trace:
-    """The trace without measured times that cannot be: a first token behind the last."""
-    wrong = np.flatnonzero((trace.e2e_ns != UNKNOWN) & (trace.ttft_ns > trace.e2e_ns))
+def _possible(played: PlayedLog, notes: list[str]) -> PlayedLog:
+    """The log without measured times that cannot be: a first token behind the last."""
+    wrong = np.flatnonzero((played.e2e_ns != UNKNOWN) & (played.ttft_ns > played.e2e_ns))
     if not len(wrong):
-        return trace
-    lines = numbers(trace.line[wrong].tolist())
+        return played
+    lines = numbers(played.line[wrong].tolist())
     many = "s" if len(wrong) > 1 else ""
     notes.append(
         f"{len(wrong)} request{many} with a TTFT longer than the E2E ({lines}): the times are taken for unknown"
     )
-    ttft, e2e = trace.ttft_ns.copy(), trace.e2e_ns.copy()
+    ttft, e2e = played.ttft_ns.copy(), played.e2e_ns.copy()
     ttft[wrong] = e2e[wrong] = UNKNOWN
-    return replace(trace, ttft_ns=ttft, e2e_ns=e2e)
+    return replace(played, ttft_ns=ttft, e2e_ns=e2e)
 
 
 def _spread(log: Log, spec: scenario.Trace, streams: Streams, notes: list[str]) -> Ints:

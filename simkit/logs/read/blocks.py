@@ -86,14 +86,14 @@ def _fits(prompts: Ints, counts: Ints, size: int) -> Bools:
 
 def _size(prompts: Ints, counts: Ints, spec: scenario.Trace, own: int | None) -> tuple[int | None, list[str]]:
     if spec.hash_block_tokens is not None:
-        told = "" if own in (None, spec.hash_block_tokens) else f" in place of the format's {own}"
-        return spec.hash_block_tokens, [f"a prompt block is {spec.hash_block_tokens} tokens{told}, as told"]
+        place = "" if own in (None, spec.hash_block_tokens) else f" in place of the format's {own}"
+        return spec.hash_block_tokens, [f"a prompt block is {spec.hash_block_tokens} tokens{place}, as told"]
     if own is not None and np.mean(_fits(prompts, counts, own)) >= MIN_FIT:
         return own, []
     fitting = [size for size in USUAL_TOKENS if np.all(_fits(prompts, counts, size))]
     if len(fitting) == 1:
-        told = "" if own is None else f", not the format's {own}"
-        return fitting[0], [f"a prompt block is {fitting[0]} tokens{told}: the only usual size that fits all rows"]
+        place = "" if own is None else f", not the format's {own}"
+        return fitting[0], [f"a prompt block is {fitting[0]} tokens{place}: the only usual size that fits all rows"]
     if own is not None:
         return own, []
     found = f"sizes {', '.join(map(str, fitting))} all fit" if fitting else "none of the usual sizes fits"

@@ -172,20 +172,20 @@ def _is_number(text: str) -> bool:
 def _served(part: Columns, failed: str, log: RowLog) -> Columns:
     """The requests of a part that were served, or that are kept for their prompt."""
     no_prompt, no_output = part.prompt_tokens == 0, part.output_tokens == 0
-    said = np.zeros(len(part), dtype=np.bool_)
+    has_reason = np.zeros(len(part), dtype=np.bool_)
     if part.failed is not None:
-        said = np.array([reason is not None for reason in part.failed], dtype=np.bool_)
-    lost = no_prompt | no_output | said
+        has_reason = np.array([reason is not None for reason in part.failed], dtype=np.bool_)
+    lost = no_prompt | no_output | has_reason
     if not lost.any():
         return replace(part, failed=None)
     # Without a prompt there is nothing to prefill either.
     left_out = no_prompt if failed == "prefill" else lost
     rows_of: dict[str, list[int]] = {
-        "zero prompt and output": np.flatnonzero(left_out & ~said & no_prompt & no_output).tolist(),
-        "zero prompt": np.flatnonzero(left_out & ~said & no_prompt & ~no_output).tolist(),
-        "zero output": np.flatnonzero(left_out & ~said & ~no_prompt & no_output).tolist(),
+        "zero prompt and output": np.flatnonzero(left_out & ~has_reason & no_prompt & no_output).tolist(),
+        "zero prompt": np.flatnonzero(left_out & ~has_reason & no_prompt & ~no_output).tolist(),
+        "zero output": np.flatnonzero(left_out & ~has_reason & ~no_prompt & no_output).tolist(),
     }
-    for row in np.flatnonzero(left_out & said).tolist():
+    for row in np.flatnonzero(left_out & has_reason).tolist():
         assert part.failed is not None
         rows_of.setdefault(part.failed[row] or "", []).append(row)
     found = [(part.line[np.array(rows, dtype=np.int64)].tolist(), reason) for reason, rows in rows_of.items()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simkit.logs import Trace
+from simkit.logs import PlayedLog
 from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
@@ -55,12 +55,12 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def has_times(trace: Trace) -> bool:
+def has_times(trace: PlayedLog) -> bool:
     """Whether a log measured anything of the requests that are played."""
     return bool(np.any(trace.ttft_ns != UNKNOWN) or np.any(trace.e2e_ns != UNKNOWN))
 
 
-def measured_metrics(trace: Trace, *, stream: bool) -> set[str]:
+def measured_metrics(trace: PlayedLog, *, stream: bool) -> set[str]:
     """Metrics that a log has something for, known before anything is simulated; samples over time have their own."""
     ttft, e2e = trace.ttft_ns != UNKNOWN, trace.e2e_ns != UNKNOWN
     several = trace.output_tokens > 1
@@ -74,7 +74,7 @@ def measured_metrics(trace: Trace, *, stream: bool) -> set[str]:
 
 
 def compare(
-    result: Result, trace: Trace, series: Series | None = None, itl: DurationHistogram | None = None
+    result: Result, trace: PlayedLog, series: Series | None = None, itl: DurationHistogram | None = None
 ) -> Comparison:
     """Set the first replication of `result` beside what the log of `trace`, which it served, measured.
 
@@ -132,7 +132,7 @@ def shown_requests(pairs_ms: dict[str, tuple[Floats, Floats]]) -> dict[str, list
     return found
 
 
-def _table(requests: pa.Table, trace: Trace, samples: int) -> dict[str, Ints]:
+def _table(requests: pa.Table, trace: PlayedLog, samples: int) -> dict[str, Ints]:
     """The columns of the first replication that are compared, -1 where a value is missing."""
     names = ("id", "arrival_ns", "first_token_ns", "last_token_ns", "output_tokens", "measured")
     table = {name: _ints(requests.column(name)) for name in names}
@@ -152,7 +152,7 @@ def _ints(column: pa.ChunkedArray) -> Ints:
     return found
 
 
-def _num_compared(table: dict[str, Ints], trace: Trace) -> int:
+def _num_compared(table: dict[str, Ints], trace: PlayedLog) -> int:
     timed = (trace.ttft_ns != UNKNOWN) | (trace.e2e_ns != UNKNOWN)
     return int(np.count_nonzero(whole(table) & timed[table["id"]]))
 
@@ -185,7 +185,7 @@ def _pooled_stats_ms(pool: DurationHistogram) -> dict[str, float | None]:
     return {stat: None if value is None else ns_to_ms(value) for stat, value in found.items()}
 
 
-def _rates(table: dict[str, Ints], trace: Trace) -> Errors:
+def _rates(table: dict[str, Ints], trace: PlayedLog) -> Errors:
     """Makespan, throughput and concurrency of the requests whose E2E is known; nothing without one."""
     chosen = whole(table) & (trace.e2e_ns[table["id"]] != UNKNOWN)
     if not chosen.any():
@@ -213,7 +213,7 @@ def _numbers(arrival: Ints, e2e: Ints, num_tokens: int) -> dict[str, float | Non
     }
 
 
-def _notes(table: dict[str, Ints], trace: Trace, pairs: Pairs, lost: LeftOut) -> list[str]:
+def _notes(table: dict[str, Ints], trace: PlayedLog, pairs: Pairs, lost: LeftOut) -> list[str]:
     notes = lost.notes()
     served = int(np.count_nonzero(whole(table)))
     for metric, (log, _) in pairs.items():

@@ -13,7 +13,7 @@ from simkit import __version__
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
-from simkit.logs import Trace as Played
+from simkit.logs import PlayedLog
 from simkit.logs.read.log import RemarkKind
 from simkit.metrics.histogram import DurationHistogram
 from simkit.runs.manifest import plain
@@ -60,7 +60,7 @@ def serve(setup: Setup, progress: Progress | None = None) -> tuple[Result, Durat
 
 def validation(
     result: Result,
-    trace: Played,
+    trace: PlayedLog,
     comparison: Comparison,
     *,
     verdicts: Sequence[Verdict] = (),
@@ -106,7 +106,7 @@ def validation(
 
 
 def _reading_notes(
-    manifest: Mapping[str, Any], trace: Played, comparison: Comparison, first_token_ns: int
+    manifest: Mapping[str, Any], trace: PlayedLog, comparison: Comparison, first_token_ns: int
 ) -> list[str]:
     """How some numbers must be read."""
     notes = []
@@ -131,7 +131,7 @@ def _part_notes(spec: Mapping[str, Any]) -> list[str]:
 
 
 def ablate(
-    scenario: Scenario, trace: Played, *, progress: Progress | None = None, **options: Unpack[Options]
+    scenario: Scenario, trace: PlayedLog, *, progress: Progress | None = None, **options: Unpack[Options]
 ) -> Ablation:
     """Effect to the errors (`ABLATED`) of the run without it, all other effects on.
 

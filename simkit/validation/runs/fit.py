@@ -19,7 +19,7 @@ from simkit.latency.effects import FIRST_TOKEN, HOST
 from simkit.latency.host import DEFAULT, MAX_US, host_of
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile.values import HostTerms
-from simkit.logs import read_trace
+from simkit.logs import play_log
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import summarise
 from simkit.runs.replication import inputs_of
@@ -115,7 +115,7 @@ def _wanted_tokens(scenario: Scenario, max_model_len: int) -> Ints:
     spec = scenario.workload.trace
     assert spec is not None, "a scenario that replays a log"
     streams = Streams(scenario.seed, 0)
-    return read_trace(spec, scenario.base_dir, streams=streams, max_model_len=max_model_len).output_tokens
+    return play_log(spec, scenario.base_dir, streams=streams, max_model_len=max_model_len).output_tokens
 
 
 def _num_cut(table: Table) -> int:

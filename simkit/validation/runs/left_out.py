@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.logs import Trace
+from simkit.logs import PlayedLog
 from simkit.metrics import record as rec
 from simkit.types import Ints
 
@@ -93,7 +93,7 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def left_out(table: Mapping[str, Ints], trace: Trace) -> LeftOut:
+def left_out(table: Mapping[str, Ints], trace: PlayedLog) -> LeftOut:
     """Count what is not compared of the requests behind those that warm the caches. `table` is that of `compare`."""
     played = table["id"] >= trace.num_warm
     counts = played & (table["measured"] != 0)
