@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
+from simkit.plain import canonical_json
 from simkit.runs.long_enough import long_enough
-from simkit.runs.manifest import CREATED_BY, canonical_json, is_run_dir
+from simkit.runs.manifest import CREATED_BY, is_run_dir
 from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario, load
 

@@ -147,7 +147,7 @@ def conform(
     """Replay recorded decisions of the real scheduler and compare every integer."""
     from simkit.conformance import check
     from simkit.conformance.trace import find_traces
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
 
     files = [file for path in paths for file in find_traces(path)]
     verdicts = []
@@ -178,7 +178,7 @@ def init() -> None:
 @app.command()
 def models(json: Json = False) -> None:
     """List the models, and what is not modelled."""
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
     from simkit.specs import models as registry
 
     found = registry.list_models()
@@ -193,7 +193,7 @@ def models(json: Json = False) -> None:
 @app.command()
 def gpus(json: Json = False) -> None:
     """List the GPUs."""
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
     from simkit.specs import hardware
 
     found = hardware.list_gpus()

@@ -251,8 +251,8 @@ def _write(table: Table, result: FitResult, out: Path | None, progress: console.
 
 def _show(result: FitResult, written: Path, json: bool, quiet: bool) -> None:
     from simkit.latency.profile import describe
+    from simkit.plain import canonical_json
     from simkit.report.sections import profile
-    from simkit.runs.manifest import canonical_json
 
     described: dict[str, Any] = describe(result.profile)
     # The profile keeps the first of each kind; here all are told.
@@ -312,7 +312,7 @@ def profiles(
 ) -> None:
     """List the calibrated profiles that ship, their errors, and where they are valid."""
     from simkit.latency import profile as known
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
 
     chosen = known.list_profiles() if name is None else [known.load_profile(name)]
     found = [known.describe(one) for one in chosen]

@@ -42,7 +42,7 @@ def doctor(
     run = _load(run_dir)
     target = _target(out, run_dir)
     from simkit.diagnosis.facts import gather
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
     from simkit.studies import doctor as planner
     from simkit.studies import verdict
 

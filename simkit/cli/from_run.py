@@ -41,7 +41,7 @@ def from_run(
     if out is not None:
         _check_replaced(out)
     chosen = _scenario(scenario, trace, sets)
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
     from simkit.validation.runs.fit import fit_run
 
     with console.progress(quiet) as progress:

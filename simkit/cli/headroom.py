@@ -24,8 +24,8 @@ def with_headroom(
     """`result` with its headroom in the summary, where it is `wanted` and there is any to look for."""
     if not wanted or scenario.slo is None:
         return result
+    from simkit.plain import plain
     from simkit.planner.headroom import headroom, is_asked
-    from simkit.runs.manifest import plain
 
     if not is_asked(scenario):
         return result

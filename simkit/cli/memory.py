@@ -116,7 +116,7 @@ def memory(
 
 def _print(found: dict[str, Any], json: bool) -> None:
     if json:
-        from simkit.runs.manifest import canonical_json
+        from simkit.plain import canonical_json
 
         console.out_bytes(canonical_json(found))
         return

@@ -83,7 +83,7 @@ def info(
         if not quiet:
             console.say(f"wrote {written}; open {written / 'trace.svg'}")
     if json:
-        from simkit.runs.manifest import canonical_json
+        from simkit.plain import canonical_json
 
         console.out_bytes(canonical_json(found.info))
         return

@@ -60,7 +60,7 @@ def fit(
     from simkit.logs.fit import fit as fitting
     from simkit.logs.fit.fit import workload_yaml
     from simkit.logs.play.load import load_log
-    from simkit.runs.manifest import canonical_json
+    from simkit.plain import canonical_json
 
     log = load_log(spec)
     if not quiet:

@@ -148,8 +148,8 @@ def _run(
 ) -> None:
     chosen, told = log_options.scenario_of("validate", scenario, section, sets, seed)
     from simkit import api
+    from simkit.plain import canonical_json
     from simkit.runs import directory
-    from simkit.runs.manifest import canonical_json
     from simkit.validation import bands as judging
     from simkit.validation.runs import content as contents
     from simkit.validation.runs.comparison import measured_metrics

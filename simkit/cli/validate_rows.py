@@ -43,8 +43,8 @@ def run_rows(
     Raises InputError, and CheckError when an error is outside the band that `max_error` sets; all is written then.
     """
     from simkit import api
+    from simkit.plain import canonical_json
     from simkit.runs import directory
-    from simkit.runs.manifest import canonical_json
     from simkit.validation.rows import errors
     from simkit.validation.rows.read import read_rows
 

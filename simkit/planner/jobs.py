@@ -18,11 +18,11 @@ from typing import Any
 from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError, Interrupted
+from simkit.plain import canonical_json, plain
 from simkit.planner.bounds import guess_rate
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.runs import run_length
-from simkit.runs.manifest import canonical_json, plain
 from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
 from simkit.studies.offered_load import Lengths, lengths

@@ -12,6 +12,7 @@ from typing import Any
 
 from simkit import __version__
 from simkit.metrics.intervals import half_width_95
+from simkit.plain import plain
 from simkit.planner import advise
 from simkit.planner.answer import answer, fleet_choice, notes, reason, unreachable
 from simkit.planner.capacity import Capacity, ratio, to_json
@@ -19,7 +20,7 @@ from simkit.planner.search import COARSE
 from simkit.planner.sensitivity import LOADS, load_rates
 from simkit.planner.trial import QUEUE, Trial
 from simkit.planner.values import Confirmation, Found, Plan
-from simkit.runs.manifest import CREATED_BY, plain
+from simkit.runs.manifest import CREATED_BY
 from simkit.studies.offered_load import MIN_FOR_P99
 from simkit.studies.study import value_text
 

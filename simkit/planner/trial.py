@@ -18,10 +18,10 @@ from simkit.metrics.catalogue import PLAN, number, shown
 from simkit.metrics.definitions import RunMetrics, latencies_of, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.slo import slo_results
+from simkit.plain import plain
 from simkit.planner.overload import most_in_system, most_measured
 from simkit.planner.waits import waits
 from simkit.runs import run_length
-from simkit.runs.manifest import plain
 from simkit.runs.replication import inputs_of
 from simkit.scenario import Scenario
 from simkit.studies.offered_load import at_rate

@@ -1,4 +1,4 @@
-"""The identity of a run and the canonical bytes of its JSON files.
+"""The identity of a run.
 
 Nothing here knows the time, the host, the command line or the output options, so the same inputs give the same bytes.
 """
@@ -8,39 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from simkit import __version__
+from simkit.plain import canonical_json, plain
 
 CREATED_BY = f"simkit {__version__}"
-
-
-def plain(value: Any) -> Any:
-    """JSON-able data from dataclasses, mappings, sequences and numpy scalars. Raises TypeError for anything else."""
-    if value is None or isinstance(value, str | bool):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if hasattr(value, "item") and not hasattr(value, "__len__"):  # numpy scalars, without importing numpy
-        return plain(value.item())
-    if isinstance(value, int | float):
-        return value
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [plain(item) for item in value]
-    raise TypeError(f"{type(value).__name__} has no place in a JSON file")
-
-
-def canonical_json(obj: Any) -> bytes:
-    """UTF-8 JSON with two-space indent, insertion order, shortest exact floats and a final newline.
-
-    Raises ValueError for NaN and infinity: a value that does not exist is None, and who computes it says so.
-    """
-    text = json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False)
-    return (text + "\n").encode("utf-8", errors="surrogatepass")
 
 
 def run_id(scenario: Mapping[str, Any], profile_hash: str, seed: int, version: str = __version__) -> str:

@@ -17,7 +17,8 @@ from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
 from simkit.metrics.measured import compare_measured
 from simkit.metrics.tables import request_table, slot_table, span_table
-from simkit.runs.manifest import build_manifest, plain
+from simkit.plain import plain
+from simkit.runs.manifest import build_manifest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
 from simkit.logs.files import resolve
-from simkit.runs.manifest import canonical_json, run_id
+from simkit.plain import canonical_json
+from simkit.runs.manifest import run_id
 from simkit.runs.replication import Part
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.logs.files import resolve, sha256_of
 from simkit.metrics.catalogue import number
-from simkit.runs.manifest import plain, run_id
+from simkit.plain import plain
+from simkit.runs.manifest import run_id
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.study import Options, Point, run_study, setting

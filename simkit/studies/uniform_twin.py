@@ -12,7 +12,7 @@ from simkit.engine.build import Setup
 from simkit.engine.run import simulate
 from simkit.errors import InputError
 from simkit.metrics.definitions import summarise
-from simkit.runs.manifest import plain
+from simkit.plain import plain
 from simkit.runs.replication import inputs_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.offered_load import played

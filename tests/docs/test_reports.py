@@ -10,6 +10,7 @@ import pytest
 from evidence import plans
 
 from simkit import scenario
+from simkit.plain import plain
 from simkit.planner.capacity import to_json
 from simkit.planner.jobs import Quest, pursue
 from simkit.planner.points import make_points
@@ -18,7 +19,6 @@ from simkit.planner.search import COARSE
 from simkit.planner.values import found_from
 from simkit.report.render import html, markdown
 from simkit.report.sections import plan as sections
-from simkit.runs.manifest import plain
 from simkit.studies.offered_load import base_rate, lengths
 from simkit.studies.study import Failure
 

@@ -22,7 +22,7 @@ OUT = ROOT / "reports" / "validation"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from evidence import drawing, page  # noqa: E402  (the repository is made importable first)
-from simkit.runs.manifest import plain  # noqa: E402
+from simkit.plain import plain  # noqa: E402
 
 SECTIONS = (
     "decisions", "memory", "kernels", "step_times", "runs", "rows", "table", "from_run", "ablation", "papers", "theory",

@@ -15,7 +15,7 @@ from served import as_asked
 
 from simkit import api, scenario
 from simkit.errors import CheckError
-from simkit.runs.manifest import canonical_json
+from simkit.plain import canonical_json
 
 SETTINGS = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from simkit import scenario
+from simkit.plain import canonical_json
 from simkit.planner import plan as planner
 from simkit.planner import sensitivity
 from simkit.planner.result import plan_csv, plan_json
 from simkit.planner.search import Effort
-from simkit.runs.manifest import canonical_json
 
 TEXT = """\
 name: tiny

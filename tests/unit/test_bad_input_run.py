@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import InputError
+from simkit.plain import canonical_json
 from simkit.runs import long_enough
-from simkit.runs.manifest import canonical_json, is_run_dir
+from simkit.runs.manifest import is_run_dir
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

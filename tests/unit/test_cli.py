@@ -20,9 +20,9 @@ import simkit
 from simkit.cli import app, console
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
+from simkit.plain import canonical_json
 from simkit.report.sections import run as tables
 from simkit.runs import manifest
-from simkit.runs.manifest import canonical_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = """\

@@ -21,7 +21,7 @@ ROOM_OF = {
     "__main__": "main",
 }
 
-VALUES = {"units", "types", "errors", "sequence"}
+VALUES = {"units", "types", "errors", "sequence", "plain"}
 SPECS = {"specs"}
 PARTS = {"batching", "kv", "latency", "workload"}
 LOADS = {"streams", "logs"}
@@ -31,6 +31,7 @@ WORDS = {"metrics.catalogue", "metrics.glossary", "metrics.latencies"}
 # "simkit" is the package itself, that is simkit.__version__.
 MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
+    "plain": set(),
     "errors": set(),
     "types": {"sequence"},
     "streams": {"types"},
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Logs of others become columns, and those become arrivals; the scenario only for how a log is to be replayed.
     "logs": {"units", "types", "errors", "streams", "scenario"},
     "workload": {"units", "types", "errors", "streams", "scenario", "logs"},
-    "metrics": {"units", "types", "errors"},
+    "metrics": {"units", "types", "errors", "plain"},
     "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS, *LOADS},
     # A recorded schedule is checked against a batcher: no engine, no clock.
     "conformance": {*VALUES, "batching", "kv"},
@@ -53,9 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Reads a run directory; knows specs as values to tabulate, and no engine.
     "report": {"units", "types", "errors", "diagnosis", *WORDS, *SPECS},
     # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
-    "runs": {"units", "types", "errors", "engine", "metrics", "scenario", "simkit"},
+    "runs": {"units", "types", "errors", "plain", "engine", "metrics", "scenario", "simkit"},
     # The report to write one; the result of a study only as a type.
-    "api": {"runs", "engine", "errors", "scenario", "report", "studies"},
+    "api": {"plain", "runs", "engine", "errors", "scenario", "report", "studies"},
     # A study's unit of work is a replication. "logs" for where its files are, "simkit" for the version.
     "studies": {
         *VALUES,

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from simkit import api, scenario
 from simkit.cli import app
+from simkit.plain import canonical_json
 from simkit.runs import run_length
 from simkit.runs.long_enough import MAX_PRECISE_REQUESTS, PRECISION
-from simkit.runs.manifest import canonical_json
 
 SLOTS, MEAN_TOKENS = 8, 20
 CAPACITY = SLOTS / (MEAN_TOKENS / 1000)

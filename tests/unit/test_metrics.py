@@ -21,7 +21,7 @@ from simkit.metrics.invariants import check_run
 from simkit.metrics.record import REQUEST_COLUMNS, Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.warmup import mser5
-from simkit.runs.manifest import canonical_json
+from simkit.plain import canonical_json
 
 MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)

@@ -16,7 +16,7 @@ from simkit.errors import CheckError, InputError
 from simkit.logs import PlayedLog
 from simkit.logs.read.log import RemarkKind
 from simkit.metrics.histogram import DurationHistogram
-from simkit.runs.manifest import plain
+from simkit.plain import plain
 from simkit.runs.replication import Result, assemble, part_of
 from simkit.scenario import Scenario, Trace
 from simkit.studies.study import Options, Point, run_study
