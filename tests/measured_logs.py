@@ -11,8 +11,7 @@ from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.logs.formats.canonical import CanonicalWriter, Meta
 from simkit.logs.read.record import Columns, Record
-from simkit.metrics.definitions import summarise
-from simkit.runs.replication import inputs_of
+from simkit.runs.replication import metrics_of
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
 
@@ -24,7 +23,7 @@ def served(scenario: Scenario) -> dict[str, Ints]:
     """The requests of a simulation of the scenario, those of its first replication."""
     setup = set_up(scenario)
     facts = simulate(setup)
-    return summarise(facts.record, inputs_of(setup, facts)).requests
+    return metrics_of(setup, facts).requests
 
 
 def write_log(

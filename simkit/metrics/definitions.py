@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
+from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.inputs import NOT_STREAMED, PREFIX_UNKNOWN, SummaryInputs, ratio
 from simkit.metrics.int_sums import total
 from simkit.metrics.latencies import count_from_sending, defined, values_ns
 from simkit.metrics.record import Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.slo import goodput, slo_results
+from simkit.metrics.summary import (
+    Extrapolated,
+    GpuUse,
+    KvShare,
+    KvUse,
+    LatencyStats,
+    ReplicaUse,
+    RequestCounts,
+    Summary,
+    Warmup,
+)
 from simkit.metrics.warmup import leave_out
 from simkit.metrics.window import makespan, measured_window, rates
 from simkit.types import Bools, Floats, Ints
@@ -31,9 +42,9 @@ PERCENTILES = tuple(int(stat[1:]) for stat in STATS if stat != "mean")
 class RunMetrics:
     """Summary of one replication and the request table behind it (sorted by id, -1 = undefined)."""
 
-    summary: dict[str, Any]
+    summary: Summary
     requests: dict[str, Ints]
-    warmup: dict[str, Any]
+    warmup: Warmup
 
 
 def summarise(record: Record, inputs: SummaryInputs) -> RunMetrics:
@@ -49,43 +60,49 @@ def summarise(record: Record, inputs: SummaryInputs) -> RunMetrics:
     throughput, latencies = rates(table, finished, window), latencies_of(record, table, counted, inputs)
     num_missing = int((measured & ~finished).sum()) + record.num_arrived - len(measured)
     growth = _growth(table, inputs)
-    summary: dict[str, Any] = {
-        "num_requests": _counts(record, table),
-        "num_truncated": int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
-        "makespan_s": ns_to_s(whole.length_ns) if whole.length_ns else None,
-        "makespan_throughput": rates(table, finished, whole),
-        "window_s": ns_to_s(window.length_ns) if window.length_ns else None,
-        "throughput": throughput,
-        "concurrency_mean": window.concurrency,
-        "slot_utilization": ratio(record.totals.live_slot_ns, inputs.max_num_seqs * record.totals.busy_ns),
-        "slot_occupancy": ratio(record.totals.held_slot_ns, inputs.max_num_seqs * record.totals.busy_ns),
-        **latencies,
-        "num_preemptions": int(table["num_preemptions"].sum()),
-        **({} if record.num_requeued is None else {"num_requeued": record.num_requeued}),
-        "num_steps": record.totals.num_steps,
-        "kv": _kv(record, inputs, busy_ns),
-        **_hit_rate(table, counted, inputs),
-        "gpu": _gpu(record, inputs, busy_ns),
-        **({} if inputs.num_replicas == 1 else {"replicas": _replicas(record, table, inputs, busy_ns)}),
-        **goodput(table, finished, window, inputs),
-        "slo": slo_results(latencies, table, counted, num_missing, inputs),
-        "cost_per_million_output_tokens": _cost(throughput["output_tokens_per_s"], inputs),
-        "saturated": growth is not None,
-        "saturation_reason": None
+    hit_rate, hit_rate_reason = _hit_rate(table, counted, inputs)
+    goodput_per_s, goodput_reason = goodput(table, finished, window, inputs)
+    summary = Summary(
+        num_requests=_counts(record, table),
+        num_truncated=int((finished & (table["output_tokens"] < table["wanted_tokens"])).sum()),
+        makespan_s=ns_to_s(whole.length_ns) if whole.length_ns else None,
+        makespan_throughput=rates(table, finished, whole),
+        window_s=ns_to_s(window.length_ns) if window.length_ns else None,
+        throughput=throughput,
+        concurrency_mean=window.concurrency,
+        slot_utilization=ratio(record.totals.live_slot_ns, inputs.max_num_seqs * record.totals.busy_ns),
+        slot_occupancy=ratio(record.totals.held_slot_ns, inputs.max_num_seqs * record.totals.busy_ns),
+        ttft_ms=latencies["ttft_ms"],
+        tpot_ms=latencies["tpot_ms"],
+        itl_ms=latencies["itl_ms"],
+        e2e_ms=latencies["e2e_ms"],
+        queue_ms=latencies["queue_ms"],
+        num_preemptions=int(table["num_preemptions"].sum()),
+        num_requeued=record.num_requeued,
+        num_steps=record.totals.num_steps,
+        kv=_kv(record, inputs, busy_ns),
+        prefix_cache_hit_rate=hit_rate,
+        prefix_cache_hit_rate_reason=hit_rate_reason,
+        gpu=_gpu(record, inputs, busy_ns),
+        replicas=_replicas(record, table, inputs, busy_ns) if inputs.num_replicas > 1 else None,
+        goodput_per_s=goodput_per_s,
+        goodput_reason=goodput_reason,
+        slo=slo_results(latencies, table, counted, num_missing, inputs),
+        cost_per_million_output_tokens=_cost(throughput.output_tokens_per_s, inputs),
+        saturated=growth is not None,
+        saturation_reason=None
         if growth is None
         else f"the queue grows: of every 100 requests that arrive, {100 * growth:.0f} stay behind",
-        "latency_source": inputs.latency_source,
-        "not_simulated": list(inputs.not_simulated),
-    }
+        latency_source=inputs.latency_source,
+        not_simulated=inputs.not_simulated,
+    )
     return RunMetrics(summary, table, warmup)
 
 
-def _counts(record: Record, table: dict[str, Ints]) -> dict[str, int]:
-    counts = {"arrived": record.num_arrived}
-    for status, name in enumerate(rec.STATUS_NAMES):
-        counts[name] = int((table["status"] == status).sum())
-    counts["unfinished"] += record.num_arrived - len(table["id"])
-    return counts
+def _counts(record: Record, table: dict[str, Ints]) -> RequestCounts:
+    ends = np.bincount(table["status"], minlength=len(rec.STATUS_NAMES)).tolist()
+    ends[rec.UNFINISHED] += record.num_arrived - len(table["id"])
+    return RequestCounts(record.num_arrived, *ends)
 
 
 def _busy_span_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
@@ -97,115 +114,102 @@ def _busy_span_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
     return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
 
-def latencies_of(record: Record, table: dict[str, Ints], counted: Bools, inputs: SummaryInputs) -> dict[str, Any]:
+def latencies_of(
+    record: Record, table: dict[str, Ints], counted: Bools, inputs: SummaryInputs
+) -> Mapping[str, LatencyStats]:
     """Statistics of each latency over the counted requests; gaps between tokens are pooled over the whole run."""
 
-    def stats(metric: str) -> dict[str, Any]:
+    def stats(metric: str) -> LatencyStats:
         return stats_ms(values_ns(table, metric)[counted & defined(table, metric)])
 
     return {
         "ttft_ms": stats("ttft_ms"),
-        "tpot_ms": stats("tpot_ms") if inputs.stream else _absent(NOT_STREAMED),
-        "itl_ms": _itl(record) if inputs.stream else _absent(NOT_STREAMED),
+        "tpot_ms": stats("tpot_ms") if inputs.stream else LatencyStats(reason=NOT_STREAMED),
+        "itl_ms": pooled_stats_ms(record.itl) if inputs.stream else LatencyStats(reason=NOT_STREAMED),
         "e2e_ms": stats("e2e_ms"),
         "queue_ms": stats("queue_ms"),
     }
 
 
-def stats_ms(values_ns: Ints | Floats) -> dict[str, Any]:
-    """Mean and percentiles in ms (numpy "linear"); None when there is nothing to describe."""
+def stats_ms(values_ns: Ints | Floats) -> LatencyStats:
+    """Mean and percentiles in ms (numpy "linear"); none where there is nothing to describe."""
     if not len(values_ns):
-        return _absent(None)
+        return LatencyStats()
     percentiles = np.percentile(values_ns, PERCENTILES)
     whole = total(values_ns.astype(np.int64)) if values_ns.dtype == np.int64 else float(values_ns.sum())
-    mean = whole / len(values_ns)
-    return {"mean": ns_to_ms(mean)} | {
-        f"p{p}": ns_to_ms(float(v)) for p, v in zip(PERCENTILES, percentiles, strict=True)
-    }
+    return LatencyStats(ns_to_ms(whole / len(values_ns)), *(ns_to_ms(float(value)) for value in percentiles))
 
 
-def _absent(reason: str | None) -> dict[str, Any]:
-    empty: dict[str, Any] = dict.fromkeys(STATS)
-    return empty if reason is None else empty | {"reason": reason}
-
-
-def _itl(record: Record) -> dict[str, Any]:
-    mean = record.itl.mean_ns()
+def pooled_stats_ms(durations: DurationHistogram) -> LatencyStats:
+    """The same of pooled durations."""
+    mean = durations.mean_ns()
     if mean is None:
-        return _absent(None)
-    values = {f"p{p}": ns_to_ms(record.itl.percentile_ns(p) or 0.0) for p in PERCENTILES}
-    return {"mean": ns_to_ms(mean)} | values
+        return LatencyStats()
+    return LatencyStats(ns_to_ms(mean), *(ns_to_ms(durations.percentile_ns(p) or 0.0) for p in PERCENTILES))
 
 
-def _kv(record: Record, inputs: SummaryInputs, span_ns: int) -> dict[str, Any]:
+def _kv(record: Record, inputs: SummaryInputs, span_ns: int) -> KvUse:
     """Time-weighted shares: of the pool over all the time, of what was allocated over the same time."""
     totals = record.totals
     pool = inputs.capacity_tokens * inputs.num_replicas * span_ns
-    reserved = totals.kv_allocated_ns - totals.kv_used_ns - totals.kv_internal_ns
-    parts = {
-        "used": totals.kv_used_ns,
-        "reserved": reserved,
-        "internal": totals.kv_internal_ns,
-        "external": totals.kv_external_ns,
-    }
-    shares = {
-        name: {"share_of_pool": ratio(part, pool), "share_of_allocated": ratio(part, totals.kv_allocated_ns)}
-        for name, part in parts.items()
-    }
-    return {
-        "capacity_tokens": inputs.capacity_tokens,
-        "num_gpu_blocks": inputs.num_gpu_blocks,
-        "utilization": shares["used"]["share_of_pool"],
-        **shares,
-        "peak_tokens": totals.kv_peak_tokens,
-    }
+
+    def share(part_ns: int) -> KvShare:
+        return KvShare(ratio(part_ns, pool), ratio(part_ns, totals.kv_allocated_ns))
+
+    used = share(totals.kv_used_ns)
+    return KvUse(
+        capacity_tokens=inputs.capacity_tokens,
+        num_gpu_blocks=inputs.num_gpu_blocks,
+        utilization=used.share_of_pool,
+        used=used,
+        reserved=share(totals.kv_allocated_ns - totals.kv_used_ns - totals.kv_internal_ns),
+        internal=share(totals.kv_internal_ns),
+        external=share(totals.kv_external_ns),
+        peak_tokens=totals.kv_peak_tokens,
+    )
 
 
-def _hit_rate(table: dict[str, Ints], counted: Bools, inputs: SummaryInputs) -> dict[str, Any]:
-    """Share of the prompt tokens that were cached; unknown, not 0, where nobody knows which prompts are alike."""
+def _hit_rate(table: dict[str, Ints], counted: Bools, inputs: SummaryInputs) -> tuple[float | None, str | None]:
+    """Share of the prompt tokens that were cached, or why it is not known: it is not 0 where nobody knows which prompts
+    are alike."""
     if not inputs.prefix_caching:
-        return {"prefix_cache_hit_rate": None}
+        return None, None
     if not inputs.prefix_known:
-        return {"prefix_cache_hit_rate": None, "prefix_cache_hit_rate_reason": PREFIX_UNKNOWN}
+        return None, PREFIX_UNKNOWN
     cached, prompts = (int(table[name][counted].sum()) for name in ("cached_tokens", "prompt_tokens"))
-    return {"prefix_cache_hit_rate": ratio(cached, prompts)}
+    return ratio(cached, prompts), None
 
 
-def _gpu(record: Record, inputs: SummaryInputs, span_ns: int) -> dict[str, Any]:
+def _gpu(record: Record, inputs: SummaryInputs, span_ns: int) -> GpuUse:
     totals, n = record.totals, inputs.num_replicas
     flops, rate = inputs.peak_flops_per_s, inputs.peak_bytes_per_s
     seconds = ns_to_s(span_ns) * n
-    return {
-        "busy": ratio(totals.gpu_ns, span_ns * n),
-        "mfu": None if flops is None else ratio(totals.flops, flops * seconds),
-        "mbu": None if rate is None else ratio(totals.moved_bytes, rate * seconds),
-        "extrapolated": _extrapolated(totals.extrapolated_ns, totals.gpu_ns),
-    }
+    return GpuUse(
+        busy=ratio(totals.gpu_ns, span_ns * n),
+        mfu=None if flops is None else ratio(totals.flops, flops * seconds),
+        mbu=None if rate is None else ratio(totals.moved_bytes, rate * seconds),
+        extrapolated=_extrapolated(totals.extrapolated_ns, totals.gpu_ns),
+    )
 
 
-def _replicas(record: Record, table: dict[str, Ints], inputs: SummaryInputs, span_ns: int) -> list[dict[str, Any]]:
-    """Who served how much: finished requests by the replica that finished them, with all their tokens."""
+def _replicas(record: Record, table: dict[str, Ints], inputs: SummaryInputs, span_ns: int) -> tuple[ReplicaUse, ...]:
     finished = table["status"] == rec.FINISHED
     served, tokens = table["replica"][finished], table["output_tokens"][finished]
-    return [
-        {
-            "index": index,
-            "requests": int((served == index).sum()),
-            "output_tokens": int(tokens[served == index].sum()),
-            "busy": ratio(record.gpu_ns_of.get(index, 0), span_ns),
-        }
+    return tuple(
+        ReplicaUse(
+            index=index,
+            requests=int((served == index).sum()),
+            output_tokens=int(tokens[served == index].sum()),
+            busy=ratio(record.gpu_ns_of.get(index, 0), span_ns),
+        )
         for index in range(inputs.num_replicas)
-    ]
+    )
 
 
-def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> dict[str, Any] | None:
-    """Shares of GPU time that do not rest on measurements; None where the latency model measured nothing."""
+def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> Extrapolated | None:
     if not parts_ns:
         return None
-    return {
-        "share": ratio(sum(parts_ns.values()), gpu_ns),
-        "parts": {k: ratio(ns, gpu_ns) for k, ns in parts_ns.items()},
-    }
+    return Extrapolated(ratio(sum(parts_ns.values()), gpu_ns), {k: ratio(ns, gpu_ns) for k, ns in parts_ns.items()})
 
 
 def _cost(output_tokens_per_s: float | None, inputs: SummaryInputs) -> float | None:

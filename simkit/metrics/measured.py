@@ -23,7 +23,7 @@ def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, str
     The arguments and the requests are those of `paired`. Positive errors: the prediction is too slow.
     """
     return {
-        metric: {"num_requests": len(log)} | compared(STATS, stats_ms(log), stats_ms(run))
+        metric: {"num_requests": len(log)} | compared(STATS, stats_ms(log).by_stat, stats_ms(run).by_stat)
         for metric, (log, run) in paired(table, ttft_ns, e2e_ns, stream=stream).items()
     } or None
 

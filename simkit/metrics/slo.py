@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from simkit.metrics.inputs import NOT_STREAMED, SummaryInputs
 from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
+from simkit.metrics.summary import LatencyStats, Slo, SloResult
 from simkit.metrics.window import Window
 from simkit.types import Bools, Ints
 from simkit.units import NS_PER_MS
 
 
-def goodput(table: Mapping[str, Ints], finished: Bools, window: Window, inputs: SummaryInputs) -> dict[str, Any]:
-    """Finished requests a second of the window that meet every per-request value, counted as throughput counts them.
+def goodput(
+    table: Mapping[str, Ints], finished: Bools, window: Window, inputs: SummaryInputs
+) -> tuple[float | None, str | None]:
+    """Finished requests a second of the window that meet every per-request value, counted as throughput counts them;
+    and where there is no such number, why.
 
     An undefined TPOT passes. Pooled ITL and means bind no single request.
     """
@@ -25,24 +28,24 @@ def goodput(table: Mapping[str, Ints], finished: Bools, window: Window, inputs: 
         if metric in PER_REQUEST and values.keys() != {"mean"}
     }
     if not bounds:
-        return {"goodput_per_s": None, "goodput_reason": "no slo with a value per request" if inputs.slo else "no slo"}
+        return None, "no slo with a value per request" if inputs.slo else "no slo"
     if not inputs.stream and "tpot_ms" in bounds:
-        return {"goodput_per_s": None, "goodput_reason": NOT_STREAMED}
+        return None, NOT_STREAMED
     if not window.length_ns:
-        return {"goodput_per_s": None, "goodput_reason": "no request finished"}
+        return None, "no request finished"
     good = finished.copy()
     for metric, bound in bounds.items():
         good &= _within(table, metric, bound) | ~defined(table, metric)
-    return {"goodput_per_s": window.per_s(np.ones_like(table["id"]), good), "goodput_reason": None}
+    return window.per_s(np.ones_like(table["id"]), good), None
 
 
 def slo_results(
-    latencies: Mapping[str, Mapping[str, Any]],
+    latencies: Mapping[str, LatencyStats],
     table: Mapping[str, Ints],
     counted: Bools,
     num_missing: int,
     inputs: SummaryInputs,
-) -> dict[str, Any] | None:
+) -> Slo | None:
     """For each value of the SLO whether the run meets it, by the very numbers of the summary (`latencies`).
 
     A percentile key asks for that share of requests: of those that are `counted` and have the metric, and of the
@@ -51,17 +54,17 @@ def slo_results(
     """
     if not inputs.slo:
         return None
-    results: dict[str, Any] = {}
+    results: dict[str, dict[str, SloResult]] = {}
     for metric, values in inputs.slo.items():
         results[metric] = {}
         for key, target in values.items():
-            value, share = latencies[metric][key], None
+            value, share = latencies[metric].stat(key), None
             if key != "mean" and metric in PER_REQUEST and value is not None:
                 have = counted & defined(table, metric)
                 within = int((have & _within(table, metric, target)).sum())
                 share = within / (int(have.sum()) + num_missing)
             met = None if value is None else _meets(key, target, share, value)
-            results[metric][key] = {"target_ms": target, "share_within": share, "value_ms": value, "met": met}
+            results[metric][key] = SloResult(target, share, value, met)
     return results
 
 

@@ -7,19 +7,19 @@ that minimise the standard error of the mean of what is left, d at most half.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.latencies import values_ns
+from simkit.metrics.summary import Warmup
 from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S
 
 BATCH = 5
 
 
-def leave_out(table: Mapping[str, Ints], finished: Bools, inputs: SummaryInputs) -> tuple[Bools, dict[str, Any]]:
+def leave_out(table: Mapping[str, Ints], finished: Bools, inputs: SummaryInputs) -> tuple[Bools, Warmup]:
     """Which requests count, and what was done about warm-up and why (with the MSER-5 proposal, always)."""
     arrival, rule = table["arrival_ns"], inputs.warmup
     proposal = mser5(values_ns(table, "e2e_ms")[finished].astype(np.float64))
@@ -34,13 +34,13 @@ def leave_out(table: Mapping[str, Ints], finished: Bools, inputs: SummaryInputs)
         method = f"first {value:g} {kind}"
         unit = {"requests": 1, "seconds": NS_PER_S, "ns": 1}[kind]
         measured = (table["id"] if kind == "requests" else arrival) >= value * unit
-    return measured, {
-        "method": method if inputs.auto is None else "auto",
-        "why": inputs.auto,
-        "dropped_requests": int((~measured).sum()),
-        "mser5_proposal_requests": proposal,
-        "note": None if proposal is not None else "MSER-5 finds no steady state: its cut lies at half of the run",
-    }
+    return measured, Warmup(
+        method=method if inputs.auto is None else "auto",
+        why=inputs.auto,
+        dropped_requests=int((~measured).sum()),
+        mser5_proposal_requests=proposal,
+        note=None if proposal is not None else "MSER-5 finds no steady state: its cut lies at half of the run",
+    )
 
 
 def mser5(series: Floats) -> int | None:

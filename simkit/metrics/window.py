@@ -22,10 +22,9 @@ import numpy as np
 
 from simkit.metrics.inputs import ratio
 from simkit.metrics.int_sums import total
+from simkit.metrics.summary import Rates
 from simkit.types import Bools, Floats, Ints
 from simkit.units import NS_PER_S
-
-RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ def measured_window(table: Mapping[str, Ints], finished: Bools, measured: Bools,
     return Window(start_ns, end_ns, inside_ns, share)
 
 
-def rates(table: Mapping[str, Ints], finished: Bools, window: Window) -> dict[str, float | None]:
+def rates(table: Mapping[str, Ints], finished: Bools, window: Window) -> Rates:
     """Requests and tokens a second."""
     output = table["output_tokens"]
     amounts = (np.ones_like(output), output, output + table["prompt_tokens"])
-    return {name: window.per_s(values, finished) for name, values in zip(RATES, amounts, strict=True)}
+    return Rates(*(window.per_s(values, finished) for values in amounts))

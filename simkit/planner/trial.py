@@ -18,6 +18,7 @@ from simkit.metrics.catalogue import PLAN, number, shown
 from simkit.metrics.definitions import RunMetrics, latencies_of, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.slo import slo_results
+from simkit.metrics.summary import RequestCounts, Summary
 from simkit.plain import plain
 from simkit.planner.overload import most_in_system, most_measured
 from simkit.planner.waits import waits
@@ -130,7 +131,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
         facts, gave_up = overload.facts, True
     inputs = inputs_of(setup, facts)
     metrics = summarise(facts.record, inputs)
-    summary = plain(metrics.summary)
+    summary, numbers = metrics.summary, plain(metrics.summary)
     measured = metrics.requests["measured"] != 0
     if not measured.any() and not gave_up:
         what = f"expected requests after it, at {rate_per_s:g} requests/s the run ends within it"
@@ -145,11 +146,11 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
         replication=replication,
         num_measured=most_measured(setup, rate_per_s) if gave_up else int(measured.sum()),
         margins=margins,
-        numbers={metric.key: number(summary, metric.key) for metric in shown(PLAN)},
-        waits=waits(facts, metrics, setup) | {"lost": _lost_share(summary)},
+        numbers={metric.key: number(numbers, metric.key) for metric in shown(PLAN)},
+        waits=waits(facts, metrics, setup) | {"lost": _lost_share(summary.num_requests)},
         span_s=ns_to_s(until_ns - int(metrics.requests["arrival_ns"].min())) if measured.any() else 0.0,
         levels=run_length.levels(facts.record.spans.to_dict(), since_ns, until_ns),
-        without=() if gave_up else _without(asked, summary, metrics, facts, inputs, setup),
+        without=() if gave_up else _without(asked, metrics, facts, inputs, setup),
         gave_up=gave_up,
     )
 
@@ -197,7 +198,6 @@ def _window(table: Mapping[str, Ints], measured: Bools) -> tuple[int, int]:
 
 def _without(
     asked: tuple[Term, ...],
-    summary: Mapping[str, Any],
     metrics: RunMetrics,
     facts: RunFacts,
     inputs: SummaryInputs,
@@ -223,30 +223,30 @@ def _without(
         counted = (table["status"] == rec.FINISHED) & rest
         latencies = latencies_of(facts.record, table, counted, inputs)
         slo = slo_results(latencies, table, counted, int((rest & ~counted).sum()), inputs)
-        found.append(tuple(_margin(term, {**summary, **plain(latencies), "slo": plain(slo)}) for term in asked))
+        summary = metrics.summary.of_others(latencies, slo)
+        found.append(tuple(_margin(term, summary) for term in asked))
     return tuple(found)
 
 
-def _margin(term: Term, summary: Mapping[str, Any]) -> float:
+def _margin(term: Term, summary: Summary) -> float:
     if term == QUEUE:
-        return -0.5 if summary["saturated"] else 0.5
+        return -0.5 if summary.saturated else 0.5
     if term == SERVED:
-        return SERVED_SHARE - _lost_share(summary)
+        return SERVED_SHARE - _lost_share(summary.num_requests)
     assert term.target_ms is not None
-    found = summary["slo"][term.metric][term.stat]
-    if found["share_within"] is not None:
-        return float(found["share_within"]) - float(term.stat[1:]) / 100
-    if found["value_ms"] is not None:
-        return 1.0 - float(found["value_ms"]) / term.target_ms
-    if summary["e2e_ms"]["mean"] is not None and "reason" not in summary[term.metric]:
+    assert summary.slo is not None
+    found = summary.slo[term.metric][term.stat]
+    if found.share_within is not None:
+        return found.share_within - float(term.stat[1:]) / 100
+    if found.value_ms is not None:
+        return 1.0 - found.value_ms / term.target_ms
+    if summary.e2e_ms.mean is not None and summary.latency(term.metric).reason is None:
         # Requests finished, and none of them has the metric (all answers are of one token), so nobody misses it.
         return 1.0 if term.allowed is None else term.allowed
     # Nothing finished, so nobody is within the target.
     return -1.0 if term.stat == "mean" else -float(term.stat[1:]) / 100
 
 
-def _lost_share(summary: Mapping[str, Any]) -> float:
+def _lost_share(counts: RequestCounts) -> float:
     """Of the requests that could be served, those that were refused, gave up or did not end."""
-    counts = summary["num_requests"]
-    lost = counts["refused"] + counts["aborted"] + counts["unfinished"]
-    return float(lost / max(1, counts["arrived"] - counts["rejected"]))
+    return (counts.refused + counts.aborted + counts.unfinished) / max(1, counts.arrived - counts.rejected)

@@ -14,9 +14,9 @@ import numpy as np
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
-from simkit.metrics.definitions import RunMetrics, summarise
+from simkit.metrics.definitions import RunMetrics
 from simkit.runs import run_length
-from simkit.runs.replication import Part, inputs_of, part_of
+from simkit.runs.replication import Part, metrics_of, part_of
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
 
@@ -72,7 +72,7 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
         if not _may_grow(setup):
             return LongEnough(setup, part, None)
         rising = run_length.rising([_levels(metrics, facts)])
-        if part.summary["saturated"]:
+        if part.summary.saturated:
             break
         missing, reason = _missing(setup, metrics, rising if growth < MAX_RISING_GROWTHS else None)
         most = max(1.0, MAX_REQUESTS / max(1, len(metrics.requests["id"])))
@@ -81,7 +81,7 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
             break
         factor, why = factor * missing, reason
         setup = replace(asked, scenario=run_length.longer(asked.scenario, factor))
-    return LongEnough(setup, part, _said(asked, setup, why, rising if not part.summary["saturated"] else None))
+    return LongEnough(setup, part, _said(asked, setup, why, rising if not part.summary.saturated else None))
 
 
 def _once(setup: Setup, progress: Progress | None, single_step: bool) -> LongEnough:
@@ -103,7 +103,7 @@ def _may_grow(setup: Setup) -> bool:
 
 def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, RunMetrics, RunFacts]:
     facts = simulate(setup, 0, progress, single_step=single_step)
-    metrics = summarise(facts.record, inputs_of(setup, facts))
+    metrics = metrics_of(setup, facts)
     return part_of(setup, 0, facts, metrics), metrics, facts
 
 
@@ -122,7 +122,7 @@ def _missing(setup: Setup, metrics: RunMetrics, rising: str | None) -> tuple[flo
     if not finished.any():
         return 1.0, ""
     span_s = ns_to_s(int(table["arrival_ns"].max() - table["arrival_ns"].min()))
-    stay_s = (metrics.summary["e2e_ms"]["p99"] or 0.0) / 1000
+    stay_s = (metrics.summary.e2e_ms.p99 or 0.0) / 1000
     fills = run_length.missing_factor(span_s, stay_s)
     reasons = [
         (fills, f"arrivals last {run_length.FILL_TIMES} times the p99 of E2E"),

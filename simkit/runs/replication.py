@@ -16,6 +16,7 @@ from simkit.metrics.definitions import RunMetrics, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
 from simkit.metrics.measured import compare_measured
+from simkit.metrics.summary import Summary, Warmup
 from simkit.metrics.tables import request_table, slot_table, span_table
 from simkit.plain import plain
 from simkit.runs.manifest import build_manifest
@@ -34,8 +35,8 @@ class Part:
     """
 
     replication: int
-    summary: dict[str, Any]
-    warmup: dict[str, Any]
+    summary: Summary
+    warmup: Warmup
     requests: pa.Table
     steps: pa.Table
     slots: pa.Table | None
@@ -91,12 +92,11 @@ def make_part(setup: Setup, replication: int, progress: Progress | None = None, 
 
 def part_of(setup: Setup, replication: int, facts: RunFacts, metrics: RunMetrics | None = None) -> Part:
     """What a replication whose facts are known leaves behind; `metrics` is its summary where that is made already."""
-    metrics = metrics or summarise(facts.record, inputs_of(setup, facts))
+    metrics = metrics or metrics_of(setup, facts)
     return Part(
         replication=replication,
-        # Plain numbers, as JSON has them: a part that was kept on disk is the same as one that was not.
-        summary=plain(metrics.summary),
-        warmup=plain(metrics.warmup),
+        summary=metrics.summary,
+        warmup=metrics.warmup,
         requests=request_table(metrics.requests, facts.record.reasons, replication),
         steps=span_table(facts.record, replication),
         slots=slot_table(facts.record) if replication == 0 else None,
@@ -127,7 +127,7 @@ def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
         "steps": _joined([part.steps for part in parts]),
         "slots": parts[0].slots,
     }
-    summaries = [part.summary for part in parts]
+    summaries = [plain(part.summary) for part in parts]
     return Result(combine(summaries), _manifest(setup, parts), tables, summaries, parts[0].measured)
 
 
@@ -136,6 +136,11 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+
+
+def metrics_of(setup: Setup, facts: RunFacts) -> RunMetrics:
+    """The numbers of a replication."""
+    return summarise(facts.record, inputs_of(setup, facts))
 
 
 def inputs_of(setup: Setup, facts: RunFacts) -> SummaryInputs:
@@ -182,7 +187,7 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
         total = sum(part.counters.get(counter, 0) for part in parts)
         if total:
             notes.append(f"workload: {total} {text}")
-    truncated = sum(part.summary["num_truncated"] for part in parts)
+    truncated = sum(part.summary.num_truncated for part in parts)
     if truncated:
         notes.append(f"workload: {truncated} answers ended early at max_model_len or max_tokens")
     notes += _failure_notes(setup, parts)
@@ -206,7 +211,7 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
         not_simulated=setup.not_simulated,
         without_effect=setup.without_effect,
         notes=notes,
-        warmup={**parts[0].warmup, "of_replication": 0},
+        warmup={**plain(parts[0].warmup), "of_replication": 0},
         log_sha256=log_sha256(setup),
     )
 
@@ -234,7 +239,7 @@ def _failure_notes(setup: Setup, parts: Sequence[Part]) -> list[str]:
         told = [part.counters[_counter(index)] for part in parts if _counter(index) in part.counters]
         what = f"{sum(told)} requests returned to the queue{within}" if told else "all requests had left by then"
         notes.append(f"replica {failure.replica} failed at {failure.at_s:g} s {how_long}: {what}")
-    unfinished = sum(part.summary["num_requests"]["unfinished"] for part in parts)
+    unfinished = sum(part.summary.num_requests.unfinished for part in parts)
     if unfinished:
         notes.append(f"{unfinished} requests unfinished{within}: no replica was up any more")
     return notes

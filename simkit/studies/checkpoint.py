@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
 from simkit.logs.files import resolve
-from simkit.plain import canonical_json
+from simkit.metrics.summary import Summary, Warmup
+from simkit.plain import canonical_json, typed
 from simkit.runs.manifest import run_id
 from simkit.runs.replication import Part
 
@@ -132,8 +133,8 @@ def load(folder: Path, key: Key) -> Part | None:
         tables = {name: _table(files.get(f"{name}.parquet")) for name in TABLES}
         return Part(
             replication=facts["replication"],
-            summary=facts["summary"],
-            warmup=facts["warmup"],
+            summary=typed(Summary, facts["summary"]),
+            warmup=typed(Warmup, facts["warmup"]),
             requests=tables["requests"],
             steps=tables["steps"],
             slots=tables["slots"],

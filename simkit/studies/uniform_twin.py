@@ -11,9 +11,8 @@ from typing import Any
 from simkit.engine.build import Setup
 from simkit.engine.run import simulate
 from simkit.errors import InputError
-from simkit.metrics.definitions import summarise
 from simkit.plain import plain
-from simkit.runs.replication import inputs_of
+from simkit.runs.replication import metrics_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.offered_load import played
 from simkit.units import NS_PER_S
@@ -77,5 +76,5 @@ def serve_evenly(setup: Setup) -> dict[str, Any]:
     even = evened(setup)
     setup = replace(setup, scenario=twin(setup.scenario, even))
     facts = simulate(setup)
-    summary = plain(summarise(facts.record, inputs_of(setup, facts)).summary)
-    return {"workload": plain(even), "ttft_ms": summary["ttft_ms"], "tpot_ms": summary["tpot_ms"]}
+    summary = metrics_of(setup, facts).summary
+    return {"workload": plain(even), "ttft_ms": plain(summary.ttft_ms), "tpot_ms": plain(summary.tpot_ms)}

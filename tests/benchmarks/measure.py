@@ -87,21 +87,19 @@ def speed(case: str, num_requests: int, rounds: int, yardstick_per_s: float, *, 
     """Measure a case in this process."""
     from simkit.engine.build import set_up
     from simkit.engine.run import simulate
-    from simkit.metrics.definitions import summarise
-    from simkit.runs.replication import inputs_of
+    from simkit.runs.replication import metrics_of
     from simkit.scenario import from_dict
 
     setup = set_up(from_dict(CASES[case](num_requests)))
-    found: dict[str, Any] = {}
+    found = []
 
     def run() -> None:
-        found.clear()
-        facts = simulate(setup, single_step=single_step)
-        found.update(summarise(facts.record, inputs_of(setup, facts)).summary)
+        found[:] = [metrics_of(setup, simulate(setup, single_step=single_step)).summary]
 
     seconds = best_cpu_s(run, rounds)
-    assert found["num_requests"]["finished"] == num_requests, "every request is served"
-    counts = found["num_steps"], found["num_preemptions"]
+    (summary,) = found
+    assert summary.num_requests.finished == num_requests, "every request is served"
+    counts = summary.num_steps, summary.num_preemptions
     return Speed(case, num_requests, *counts, seconds, yardstick_per_s, peak_mb())
 
 

@@ -22,8 +22,8 @@ from measure import Speed, speed, timeouts_per_s
 
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
-from simkit.metrics.definitions import summarise
-from simkit.runs.replication import inputs_of
+from simkit.metrics.summary import Summary
+from simkit.runs.replication import metrics_of
 from simkit.scenario import from_dict
 
 REQUESTS = 500
@@ -39,10 +39,10 @@ def measured(case: str, num_requests: int = REQUESTS, single_step: bool = False)
     return speed(case, num_requests, 2, yardstick(), single_step=single_step)
 
 
-def summary(case: str, num_requests: int) -> dict[str, Any]:
+def summary(case: str, num_requests: int) -> Summary:
     setup = set_up(from_dict(CASES[case](num_requests)))
     facts = simulate(setup)
-    return summarise(facts.record, inputs_of(setup, facts)).summary
+    return metrics_of(setup, facts).summary
 
 
 def times(case: str, other: str) -> float:
@@ -54,9 +54,9 @@ def times(case: str, other: str) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_serves_everybody(case: str, benchmark: Any) -> None:
     found = benchmark.pedantic(summary, (case, 200), rounds=1)
-    assert found["num_requests"]["finished"] == 200
-    assert (found["num_preemptions"] > 0) <= (case == "preempting")
-    assert (found["prefix_cache_hit_rate"] or 0) == pytest.approx(0.68 if case == "shared prompts" else 0, abs=0.05)
+    assert found.num_requests.finished == 200
+    assert (found.num_preemptions > 0) <= (case == "preempting")
+    assert (found.prefix_cache_hit_rate or 0) == pytest.approx(0.68 if case == "shared prompts" else 0, abs=0.05)
 
 
 def test_the_preempting_case_has_a_quarter_of_the_memory_and_preempts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import simkit
 from simkit.metrics import catalogue, definitions
 from simkit.metrics.catalogue import HIGHER, METRICS, PAIRED, SWEEP_CSV, Metric, Place, shown
+from simkit.metrics.summary import RequestCounts
+from simkit.plain import plain
 from simkit.studies.compare import compare
 from simkit.studies.sweep import sweep
 
@@ -77,9 +80,14 @@ def test_a_value_is_looked_up_by_its_path() -> None:
 def test_a_new_metric_is_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     last = {PAIRED: 99, SWEEP_CSV: 99}
     counted = definitions._counts
+
+    @dataclass(frozen=True, slots=True)
+    class WithMore(RequestCounts):
+        per_step: float
+
     entry = Metric("num_requests.per_step", "Requests a step", better=HIGHER, shown=last, names={SWEEP_CSV: "a_step"})
     monkeypatch.setattr(catalogue, "METRICS", (*METRICS, entry))
-    monkeypatch.setattr(definitions, "_counts", lambda *args: {**counted(*args), "per_step": 1.5})
+    monkeypatch.setattr(definitions, "_counts", lambda *args: WithMore(**plain(counted(*args)), per_step=1.5))
     scenario = simkit.load(SCENARIO)
     swept = sweep(scenario, {"engine.max_num_seqs": [2]})
     (row,) = csv.DictReader(io.StringIO(swept.to_csv()))

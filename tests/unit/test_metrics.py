@@ -21,7 +21,7 @@ from simkit.metrics.invariants import check_run
 from simkit.metrics.record import REQUEST_COLUMNS, Record
 from simkit.metrics.saturation import queue_growth
 from simkit.metrics.warmup import mser5
-from simkit.plain import canonical_json
+from simkit.plain import canonical_json, plain
 
 MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)
@@ -253,11 +253,17 @@ def record_of(*rows: tuple[int, ...]) -> Record:
     return record
 
 
+def summary_of(record: Record, given: SummaryInputs) -> dict[str, Any]:
+    """The content of summary.json."""
+    found: dict[str, Any] = plain(summarise(record, given).summary)
+    return found
+
+
 THREE = (finished(0, 0, 0, 10, 50, 5), finished(1, 10, 20, 40, 40, 1), finished(2, 30, 50, 60, 120, 11))
 
 
 def test_latencies_throughput_and_concurrency_by_hand() -> None:
-    summary = summarise(record_of(*THREE), inputs()).summary
+    summary = summary_of(record_of(*THREE), inputs())
     assert summary["ttft_ms"]["mean"] == pytest.approx((10 + 30 + 30) / 3)
     assert summary["e2e_ms"]["p50"] == pytest.approx(50)
     assert summary["queue_ms"]["p99"] == pytest.approx(np.percentile([0, 10, 20], 99))
@@ -271,7 +277,7 @@ def test_latencies_throughput_and_concurrency_by_hand() -> None:
 def test_means_of_waits_that_add_up_to_more_than_64_bits_hold() -> None:
     years_ms = 90 * 365 * 86_400 * 1000
     rows = [finished(n, 0, years_ms, years_ms, years_ms, 1) for n in range(40)]
-    summary = summarise(record_of(*rows), inputs()).summary
+    summary = summary_of(record_of(*rows), inputs())
     for metric in ("ttft_ms", "e2e_ms", "queue_ms"):
         assert summary[metric]["mean"] == summary[metric]["p50"] == years_ms
     assert summary["concurrency_mean"] == 0  # nobody was between first scheduled and last token
@@ -279,16 +285,16 @@ def test_means_of_waits_that_add_up_to_more_than_64_bits_hold() -> None:
 
 def test_tpot_is_undefined_for_one_token() -> None:
     """(50 - 10) / 4 = 10 and (120 - 60) / 10 = 6; the request of one token takes no part, and is not 0."""
-    tpot = summarise(record_of(*THREE), inputs()).summary["tpot_ms"]
+    tpot = summary_of(record_of(*THREE), inputs())["tpot_ms"]
     assert tpot["mean"] == pytest.approx(8.0)
     assert tpot["p50"] == pytest.approx(8.0)
-    alone = summarise(record_of(THREE[1]), inputs()).summary["tpot_ms"]
+    alone = summary_of(record_of(THREE[1]), inputs())["tpot_ms"]
     assert alone == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
 
 
 def test_goodput_needs_every_value_and_lets_an_undefined_tpot_pass() -> None:
     def goodput(**slo: dict[str, float]) -> float | None:
-        value = summarise(record_of(*THREE), inputs(slo=slo)).summary["goodput_per_s"]
+        value = summary_of(record_of(*THREE), inputs(slo=slo))["goodput_per_s"]
         return None if value is None else value * 0.120
 
     assert goodput(ttft_ms={"p99": 30.0}) == pytest.approx(3)
@@ -296,22 +302,22 @@ def test_goodput_needs_every_value_and_lets_an_undefined_tpot_pass() -> None:
     assert goodput(tpot_ms={"p99": 7.0}) == pytest.approx(2)
     assert goodput(tpot_ms={"p99": 7.0}, e2e_ms={"p99": 40.0}) == pytest.approx(1)
     assert goodput() is None
-    blind = summarise(record_of(*THREE), inputs(slo={"tpot_ms": {"p99": 7.0}}, stream=False)).summary
+    blind = summary_of(record_of(*THREE), inputs(slo={"tpot_ms": {"p99": 7.0}}, stream=False))
     assert (blind["goodput_per_s"], blind["goodput_reason"]) == (None, "not streamed")
 
 
 def test_warm_up_by_requests_and_seconds_leaves_out_and_says_so() -> None:
     for warmup, dropped in [(("requests", 1.0), 1), (("seconds", 0.010), 1), (("seconds", 0.011), 2), ("none", 0)]:
         outcome = summarise(record_of(*THREE), inputs(warmup=warmup))
-        assert outcome.warmup["dropped_requests"] == dropped
+        assert outcome.warmup.dropped_requests == dropped
         assert outcome.requests["measured"].sum() == 3 - dropped
-    later = summarise(record_of(*THREE), inputs(warmup=("requests", 2.0))).summary
+    later = summary_of(record_of(*THREE), inputs(warmup=("requests", 2.0)))
     assert later["ttft_ms"]["mean"] == pytest.approx(30)
     # The load is finite, so that rates are counted over the makespan whatever is measured.
     assert later["throughput"]["requests_per_s"] == pytest.approx(3 / 0.120)
     # Left to itself the window is the 20 ms from the second arrival to the third; of the first request 20 of 50 ms lie
     # in it, of the second 10 of 20, and nothing of the third.
-    ongoing = summarise(record_of(*THREE), inputs(warmup=("requests", 1.0), finite=False)).summary
+    ongoing = summary_of(record_of(*THREE), inputs(warmup=("requests", 1.0), finite=False))
     assert ongoing["window_s"] == pytest.approx(0.020)
     assert ongoing["throughput"]["requests_per_s"] == pytest.approx((20 / 50 + 10 / 20) / 0.020)
     assert ongoing["throughput"]["output_tokens_per_s"] == pytest.approx((5 * 20 / 50 + 10 / 20) / 0.020)
@@ -320,13 +326,13 @@ def test_warm_up_by_requests_and_seconds_leaves_out_and_says_so() -> None:
 
 
 def test_cost_is_the_price_of_the_makespan() -> None:
-    summary = summarise(record_of(*THREE), inputs(price_per_hour=3.6)).summary
+    summary = summary_of(record_of(*THREE), inputs(price_per_hour=3.6))
     assert summary["cost_per_million_output_tokens"] == pytest.approx(3.6 * 0.120 / 3600 / 17 * 1e6)
 
 
 def test_an_empty_run_is_all_null() -> None:
     turned = row(id=0, prompt_tokens=8, first_scheduled_ns=-1, first_token_ns=-1, last_token_ns=-1, status=rec.REJECTED)
-    summary = summarise(record_of(turned), inputs()).summary
+    summary = summary_of(record_of(turned), inputs())
     assert summary["makespan_s"] is None
     assert summary["concurrency_mean"] is None
     assert set(summary["ttft_ms"].values()) == {None}

@@ -21,6 +21,7 @@ from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.engine.run import simulate
 from simkit.errors import InputError, Interrupted
+from simkit.plain import plain
 from simkit.planner import confirm, jobs, sensitivity
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
@@ -30,7 +31,7 @@ from simkit.planner.result import plan_csv, plan_json
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.planner.values import FleetSize, Plan
-from simkit.runs.replication import part_of
+from simkit.runs.replication import metrics_of
 from simkit.studies.offered_load import at_rate, base_rate, for_trials, lengths
 from simkit.workload.build import build_workload
 
@@ -136,7 +137,8 @@ def test_more_slots_carry_more_and_the_plan_says_so() -> None:
 def served(*sets: str) -> dict[str, Any]:
     """The summary of one replication, as long as it is asked to be."""
     setup = set_up(load(*sets))
-    return dict(part_of(setup, 0, simulate(setup, 0)).summary)
+    found: dict[str, Any] = plain(metrics_of(setup, simulate(setup, 0)).summary)
+    return found
 
 
 @cache

@@ -14,7 +14,7 @@ from simkit.logs import PlayedLog
 from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
-from simkit.metrics.definitions import stats_ms
+from simkit.metrics.definitions import pooled_stats_ms, stats_ms
 from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.inputs import ratio
 from simkit.metrics.int_sums import total
@@ -91,11 +91,11 @@ def compare(
     errors: Errors = {}
     for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         if metric in pairs:
-            errors[metric] = compared(STATS, *(stats_ms(values) for values in pairs[metric]))
+            errors[metric] = compared(STATS, *(stats_ms(values).by_stat for values in pairs[metric]))
         elif metric == "itl_ms" and stream:
             measured = _measured_gaps(table, trace.gaps)
             if measured is not None:
-                errors[metric] = compared(STATS, _pooled_stats_ms(measured), result.replications[0]["itl_ms"])
+                errors[metric] = compared(STATS, pooled_stats_ms(measured).by_stat, result.replications[0]["itl_ms"])
                 if itl is not None:
                     curves[metric] = _pooled_curve(measured, itl)
     num_requests = {"compared": _num_compared(table, trace), **{name: len(both[0]) for name, both in pairs.items()}}
@@ -178,11 +178,6 @@ def _with_gaps(table: dict[str, Ints], gaps: Gaps) -> tuple[int, int]:
     chosen = whole(table)
     have = np.diff(gaps.offsets)[table["id"][chosen]] > 0
     return int(np.count_nonzero(have)), int(np.count_nonzero(table["output_tokens"][chosen] > 1))
-
-
-def _pooled_stats_ms(pool: DurationHistogram) -> dict[str, float | None]:
-    found = {stat: pool.mean_ns() if stat == "mean" else pool.percentile_ns(float(stat[1:])) for stat in STATS}
-    return {stat: None if value is None else ns_to_ms(value) for stat, value in found.items()}
 
 
 def _rates(table: dict[str, Ints], trace: PlayedLog) -> Errors:

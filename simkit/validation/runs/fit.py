@@ -21,8 +21,7 @@ from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile.values import HostTerms
 from simkit.logs import play_log
 from simkit.metrics import record as rec
-from simkit.metrics.definitions import summarise
-from simkit.runs.replication import inputs_of
+from simkit.runs.replication import metrics_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.streams import Streams
 from simkit.types import Floats, Ints
@@ -145,7 +144,7 @@ class _Runs:
         self.num += 1
         setup = set_up(apply_sets(self._scenario, {"latency.host": asdict(terms)}, label="--from-run"))
         facts = simulate(setup)
-        table = summarise(facts.record, inputs_of(setup, facts)).requests
+        table = metrics_of(setup, facts).requests
         table["wanted_tokens"] = self._wanted[table["id"]]
         return Served(table, facts.measured, setup.stream)
 
