@@ -11,28 +11,22 @@ The report is imported only to write one. Runs in this process alone: many proce
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
-from simkit.errors import InputError
 from simkit.plain import canonical_json
 from simkit.runs.long_enough import long_enough
-from simkit.runs.manifest import CREATED_BY, is_run_dir
+from simkit.runs.manifest import CREATED_BY
 from simkit.runs.replication import Part, Result, assemble, make_part
+from simkit.runs.write import replacing, write_run, write_runs
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from simkit.studies.compare import Comparison
     from simkit.studies.sweep import Sweep
 
@@ -48,12 +42,6 @@ __all__ = [
     "write_trace_info",
     "write_validation",
 ]
-
-MAX_FOLDER_BYTES = 200
-"""Of a folder named after an arm or a point; file systems refuse names longer than 255."""
-
-ROWS_A_GROUP = 1 << 20
-"""Of a parquet file; what pyarrow takes by itself."""
 
 
 def run(
@@ -106,8 +94,8 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
     Written to a sibling and renamed when complete, so that a directory of that name is always whole. `overwrite`
     replaces an earlier run of simkit; anything else in the way raises InputError. OSError passes through.
     """
-    with _replacing(Path(out_dir), overwrite) as directory:
-        _write_run(result, directory)
+    with replacing(Path(out_dir), overwrite) as directory:
+        write_run(result, directory)
         if report:
             from simkit.report.render.html import write_report
 
@@ -128,8 +116,8 @@ def write_validation(
 
     `report` is as for `write`, and of both pages.
     """
-    with _replacing(Path(out_dir), overwrite) as directory:
-        _write_run(result, directory)
+    with replacing(Path(out_dir), overwrite) as directory:
+        write_run(result, directory)
         (directory / "validation.json").write_bytes(canonical_json(validation))
         if report:
             from simkit.report.render import html
@@ -143,8 +131,8 @@ def write_validation(
 
 def write_comparison(comparison: Comparison, out_dir: str | Path, overwrite: bool = False, report: bool = True) -> Path:
     """Write a comparison: ``arms/<name>`` run directories, compare.json, manifest.json and report.html."""
-    with _replacing(Path(out_dir), overwrite) as directory:
-        folders = _write_runs(comparison.arms, directory / "arms")
+    with replacing(Path(out_dir), overwrite) as directory:
+        folders = write_runs(comparison.arms, directory / "arms")
         content = comparison.to_json()
         (directory / "compare.json").write_bytes(canonical_json(content))
         manifest = {
@@ -164,8 +152,8 @@ def write_comparison(comparison: Comparison, out_dir: str | Path, overwrite: boo
 
 def write_sweep(sweep: Sweep, out_dir: str | Path, overwrite: bool = False) -> Path:
     """Write a sweep: ``points/<name>`` run directories, sweep.json, sweep.csv and manifest.json."""
-    with _replacing(Path(out_dir), overwrite) as directory:
-        folders = _write_runs(sweep.points, directory / "points")
+    with replacing(Path(out_dir), overwrite) as directory:
+        folders = write_runs(sweep.points, directory / "points")
         (directory / "sweep.json").write_bytes(canonical_json(sweep.to_json()))
         (directory / "sweep.csv").write_text(sweep.to_csv(), encoding="utf-8", newline="")
         manifest = {"name": sweep.name, "axes": sweep.axes, **_contents("points", sweep.points, folders)}
@@ -180,7 +168,7 @@ def write_plan(
 
     `content` is that of `planner.result`, `table` that of plan.csv.
     """
-    with _replacing(Path(out_dir), overwrite) as directory:
+    with replacing(Path(out_dir), overwrite) as directory:
         (directory / "plan.json").write_bytes(canonical_json(content))
         (directory / "plan.csv").write_text(table, encoding="utf-8", newline="")
         manifest = {key: content[key] for key in ("name", "version", "seed", "profile", "scenario", "created_by")}
@@ -199,7 +187,7 @@ def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool
     """Write what `simkit.studies.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
     from simkit.report.figures.memory import write_figure
 
-    with _replacing(Path(out_dir), overwrite) as directory:
+    with replacing(Path(out_dir), overwrite) as directory:
         (directory / "memory.json").write_bytes(canonical_json(memory))
         write_figure(memory, directory)
         name = f"memory of {memory['model']} on {memory['gpu']}"
@@ -219,7 +207,7 @@ def write_rows(
 
     `content` and `table` are those of `validation.row_study`; `facts` say what was asked, for the manifest.
     """
-    with _replacing(Path(out_dir), overwrite) as directory:
+    with replacing(Path(out_dir), overwrite) as directory:
         (directory / "rows.json").write_bytes(canonical_json(content))
         (directory / "rows.csv").write_text(table, encoding="utf-8", newline="")
         (directory / "manifest.json").write_bytes(canonical_json({**facts, "created_by": CREATED_BY}))
@@ -237,22 +225,12 @@ def write_trace_info(
     """Write what `simkit.logs.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
     from simkit.report.figures.log import write_figure
 
-    with _replacing(Path(out_dir), overwrite) as directory:
+    with replacing(Path(out_dir), overwrite) as directory:
         (directory / "info.json").write_bytes(canonical_json(info))
         write_figure(info, curves, directory)
         manifest = {"name": f"log of {info['num_requests']} requests", "created_by": CREATED_BY}
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
     return Path(out_dir)
-
-
-def _write_runs(results: Mapping[str, Result], directory: Path) -> dict[str, Path]:
-    """A run directory for each; their folders by name."""
-    folders = {}
-    for name, result in results.items():
-        folders[name] = directory / file_safe(name)
-        folders[name].mkdir(parents=True)
-        _write_run(result, folders[name])
-    return folders
 
 
 def _contents(kind: str, results: Mapping[str, Result], folders: Mapping[str, Path]) -> dict[str, Any]:
@@ -262,72 +240,6 @@ def _contents(kind: str, results: Mapping[str, Result], folders: Mapping[str, Pa
         "run_ids": {name: result.manifest["run_id"] for name, result in results.items()},
         "created_by": CREATED_BY,
     }
-
-
-def file_safe(name: str) -> str:
-    """The name of an arm or a point as a folder name; different names stay different."""
-    safe = "".join(c if c.isalnum() or c in "+-._@=," else f"%{ord(c):02x}" for c in name)
-    if safe.startswith("."):
-        safe = f"%2e{safe[1:]}"
-    if len(safe.encode()) <= MAX_FOLDER_BYTES:
-        return safe
-    return safe.encode()[: MAX_FOLDER_BYTES // 2].decode(errors="ignore") + "~" + _digest(name)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
-
-
-def _write_run(result: Result, directory: Path) -> None:
-    (directory / "manifest.json").write_bytes(canonical_json(result.manifest))
-    (directory / "summary.json").write_bytes(canonical_json(result.summary))
-    if result.measured is not None:
-        (directory / "measured.json").write_bytes(canonical_json(result.measured))
-    for name, table in result.tables.items():
-        _write_table(table, directory / f"{name}.parquet")
-
-
-def _write_table(table: pa.Table, path: Path) -> None:
-    """Write a table a row group at a time; the bytes do not depend on how its rows are chunked in memory."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetWriter(path, table.schema) as writer:
-        for first in range(0, table.num_rows, ROWS_A_GROUP) or (0,):
-            rows = table.slice(first, ROWS_A_GROUP)
-            writer.write_table(rows.combine_chunks(), row_group_size=ROWS_A_GROUP)
-
-
-@contextmanager
-def _replacing(out_dir: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `out_dir` when the block ends well, and vanishes when it does not."""
-    if out_dir.exists():
-        occupied = any(out_dir.iterdir()) if out_dir.is_dir() else True
-        if occupied and not (overwrite and is_run_dir(out_dir)):
-            raise InputError(f"{out_dir}: already there; expected a new directory or overwrite=True for an earlier run")
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
-    try:
-        partial.chmod(0o755)
-        yield partial
-        _put_in_place(partial, out_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _put_in_place(partial: Path, out_dir: Path) -> None:
-    """Rename `partial` to `out_dir`; whatever another run put there meanwhile makes way."""
-    for last in (False, False, False, True):
-        if out_dir.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.old-", dir=out_dir.parent))
-            with suppress(FileNotFoundError):
-                out_dir.replace(old / "old")
-            shutil.rmtree(old)
-        try:
-            partial.replace(out_dir)
-            return
-        except OSError:
-            if last:
-                raise
 
 
 def _share(progress: Progress | None, index: int, count: int) -> Progress | None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import CheckError, InputError
+from simkit.runs import write as run_dir
 from simkit.runs.replication import make_part
 from simkit.studies import study
 from simkit.studies.sweep import sweep
@@ -186,7 +187,7 @@ def test_keys_that_end_alike_are_written_out() -> None:
 
 def test_long_and_odd_names_make_folders() -> None:
     names = ["a/b", "x" * 300, "x" * 301, "..", "a b,c=1"]
-    folders = [api.file_safe(name) for name in names]
+    folders = [run_dir.file_safe(name) for name in names]
     assert len(set(folders)) == len(names)
     for folder in folders:
         (Path("made") / folder).mkdir(parents=True)

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from simkit import api
 from simkit.metrics import record as rec
 from simkit.metrics.record import REQUEST_COLUMNS, SLOT_COLUMNS, SPAN_COLUMNS, Columns, Record
 from simkit.metrics.tables import request_table, slot_table, span_table
+from simkit.runs import write as run_dir
 
 
 @pytest.mark.parametrize("fresh_values", [1, 6, 7, 1 << 17])
@@ -95,15 +95,15 @@ def test_empty_tables() -> None:
 def test_the_file_is_what_pyarrow_writes_however_rows_are_chunked(
     rows_a_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "ROWS_A_GROUP", rows_a_group)
+    monkeypatch.setattr(run_dir, "ROWS_A_GROUP", rows_a_group)
     whole = pa.table({"a": np.arange(3000) ** 2, "b": ["x", None, "y"] * 1000})
     pieces = pa.concat_tables([whole.slice(0, 7), whole.slice(7, 1500), whole.slice(1507)])
     pq.write_table(whole, tmp_path / "expected", row_group_size=rows_a_group)
     for name, table in (("whole", whole), ("pieces", pieces)):
-        api._write_table(table, tmp_path / name)
+        run_dir.write_table(table, tmp_path / name)
         assert (tmp_path / name).read_bytes() == (tmp_path / "expected").read_bytes()
 
 
 def test_a_file_without_rows(tmp_path: Path) -> None:
-    api._write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "empty")
+    run_dir.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "empty")
     assert pq.read_table(tmp_path / "empty").num_rows == 0
