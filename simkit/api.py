@@ -15,13 +15,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
-from simkit.plain import canonical_json
+from simkit.plain import Json, canonical_json, plain
 from simkit.runs.long_enough import long_enough
-from simkit.runs.manifest import CREATED_BY
+from simkit.runs.manifest import CREATED_BY, RunLength
 from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.runs.write import replacing, write_run, write_runs
 from simkit.scenario import Scenario, load
@@ -67,7 +67,7 @@ def run_long_enough(setup: Setup, *, progress: Progress | None = None, single_st
     count = setup.scenario.replications
     ready = long_enough(setup, _share(progress, 0, count), single_step=single_step)
     rest = _parts(ready.setup, range(1, ready.setup.scenario.replications), progress, single_step)
-    return told_length(assemble(ready.setup, [ready.first, *rest]), ready.said)
+    return with_length(assemble(ready.setup, [ready.first, *rest]), ready.length)
 
 
 def run_set_up(setup: Setup, *, progress: Progress | None = None, single_step: bool = False) -> Result:
@@ -75,9 +75,9 @@ def run_set_up(setup: Setup, *, progress: Progress | None = None, single_step: b
     return assemble(setup, _parts(setup, range(setup.scenario.replications), progress, single_step))
 
 
-def told_length(result: Result, said: dict[str, Any] | None) -> Result:
+def with_length(result: Result, length: RunLength | None) -> Result:
     """The result with what is to be told of its length in its manifest."""
-    return replace(result, manifest={**result.manifest, "run_length": said})
+    return replace(result, manifest={**result.manifest, "run_length": plain(length)})
 
 
 def _parts(setup: Setup, replications: range, progress: Progress | None, single_step: bool) -> list[Part]:
@@ -106,7 +106,7 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
 
 def write_validation(
     result: Result,
-    validation: Mapping[str, Any],
+    validation: Json,
     out_dir: str | Path,
     page: str = "validation.html",
     overwrite: bool = False,
@@ -161,9 +161,7 @@ def write_sweep(sweep: Sweep, out_dir: str | Path, overwrite: bool = False) -> P
     return Path(out_dir)
 
 
-def write_plan(
-    content: Mapping[str, Any], table: str, out_dir: str | Path, overwrite: bool = False, report: bool = True
-) -> Path:
+def write_plan(content: Json, table: str, out_dir: str | Path, overwrite: bool = False, report: bool = True) -> Path:
     """Write a plan: plan.json, plan.csv, manifest.json, and (unless `report` is false) report.html and report.md.
 
     `content` is that of `planner.result`, `table` that of plan.csv.
@@ -183,7 +181,7 @@ def write_plan(
     return Path(out_dir)
 
 
-def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False) -> Path:
+def write_memory(memory: Json, out_dir: str | Path, overwrite: bool = False) -> Path:
     """Write what `simkit.studies.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
     from simkit.report.figures.memory import write_figure
 
@@ -196,9 +194,9 @@ def write_memory(memory: Mapping[str, Any], out_dir: str | Path, overwrite: bool
 
 
 def write_rows(
-    content: Mapping[str, Any],
+    content: Json,
     table: str,
-    facts: Mapping[str, Any],
+    facts: Json,
     out_dir: str | Path,
     overwrite: bool = False,
     report: bool = True,
@@ -219,9 +217,7 @@ def write_rows(
     return Path(out_dir)
 
 
-def write_trace_info(
-    info: Mapping[str, Any], curves: Mapping[str, Any], out_dir: str | Path, overwrite: bool = False
-) -> Path:
+def write_trace_info(info: Json, curves: Json, out_dir: str | Path, overwrite: bool = False) -> Path:
     """Write what `simkit.logs.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
     from simkit.report.figures.log import write_figure
 
@@ -233,7 +229,7 @@ def write_trace_info(
     return Path(out_dir)
 
 
-def _contents(kind: str, results: Mapping[str, Result], folders: Mapping[str, Path]) -> dict[str, Any]:
+def _contents(kind: str, results: Mapping[str, Result], folders: Mapping[str, Path]) -> Json:
     """What the manifest of a study says of its runs."""
     return {
         kind: {name: f"{kind}/{folder.name}" for name, folder in folders.items()},

@@ -8,6 +8,9 @@ from dataclasses import field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+Json = Mapping[str, Any]
+"""Plain data of an object, as it stands in a JSON file."""
+
 Value = TypeVar("Value")
 
 

@@ -99,7 +99,7 @@ def run(
             options["single_step"] = single_step
             ready = long_enough(set_up(chosen), progress, single_step=single_step)
             longer = run_length.same_length(chosen, ready.setup.scenario)
-            result = api.told_length(run_scenario(longer, progress=progress, **options), ready.said)
+            result = api.with_length(run_scenario(longer, progress=progress, **options), ready.length)
         result = headroom.with_headroom(result, chosen, progress, wanted=not no_headroom)
         replaced = directory.name_of(out_dir) if overwrite else None
         if progress is not None:
@@ -329,7 +329,7 @@ def _from_flags(flags: dict[str, Any], settings: list[str]) -> Scenario:
     return from_flags(model, gpu, rate, prompt, output, settings)
 
 
-def say_notes(replaced: str | None, *manifests: dict[str, Any]) -> None:
+def say_notes(replaced: str | None, *manifests: Mapping[str, Any]) -> None:
     """What the reader should know about one or several runs, a line each, nothing twice.
 
     `replaced` names the run that was in the same place before.

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 from simkit.metrics.glossary import DEFINITIONS, MEANINGS
+from simkit.plain import Json
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
 """Statistics of a latency."""
@@ -271,7 +272,7 @@ def find(key: str) -> Metric | None:
     return next((metric for metric in METRICS if metric.key == key), None)
 
 
-def value(data: Mapping[str, Any], key: str) -> Any:
+def value(data: Json, key: str) -> Any:
     """What stands at a dotted path of a summary, or of any JSON object; None where any part of it is missing."""
     here: Any = data
     for part in key.split("."):
@@ -279,7 +280,7 @@ def value(data: Mapping[str, Any], key: str) -> Any:
     return here
 
 
-def number(summary: Mapping[str, Any], key: str) -> float | None:
+def number(summary: Json, key: str) -> float | None:
     """The number at a dotted path of a summary (a flag is 0 or 1), None where there is none."""
     found = value(summary, key)
     return None if found is None else float(found)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from simkit.plain import Json
+
 
 def half_width_95(values: Sequence[float]) -> float | None:
     """Half width of the 95 % Student-t interval of the mean of independent values; None for fewer than two."""
@@ -65,7 +67,7 @@ SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms", "index")
 """Keys of a summary that are settings, not results: no interval."""
 
 
-def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine(summaries: Sequence[Json]) -> Json:
     """Means over replications, each number with a sibling ``KEY_ci95`` (half width, None for one replication).
 
     Integers stay integers for a single replication. A value that is None in some replication is None in the mean:

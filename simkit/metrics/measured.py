@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -11,13 +10,14 @@ from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
+from simkit.plain import Json
 from simkit.types import Bools, Floats, Ints
 
 Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]
 """Metric to (measured, predicted) in ns of the requests that have it in both, in the order of the table."""
 
 
-def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> dict[str, Any] | None:
+def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> Json | None:
     """{metric: {num_requests, stat: {measured, predicted, error_pct}}} in ms; None where nothing can be compared.
 
     The arguments and the requests are those of `paired`. Positive errors: the prediction is too slow.

@@ -7,7 +7,6 @@ a finite load; how long those last is their own affair.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.definitions import RunMetrics
 from simkit.runs import run_length
+from simkit.runs.manifest import RunLength
 from simkit.runs.replication import Part, metrics_of, part_of
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
@@ -54,7 +54,7 @@ class LongEnough:
 
     setup: Setup
     first: Part
-    said: dict[str, Any] | None
+    length: RunLength | None
 
 
 def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: bool = False) -> LongEnough:
@@ -81,7 +81,7 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
             break
         factor, why = factor * missing, reason
         setup = replace(asked, scenario=run_length.longer(asked.scenario, factor))
-    return LongEnough(setup, part, _said(asked, setup, why, rising if not part.summary.saturated else None))
+    return LongEnough(setup, part, _length(asked, setup, why, rising if not part.summary.saturated else None))
 
 
 def _once(setup: Setup, progress: Progress | None, single_step: bool) -> LongEnough:
@@ -90,11 +90,10 @@ def _once(setup: Setup, progress: Progress | None, single_step: bool) -> LongEno
     one = replace(setup, scenario=apply_sets(setup.scenario, {"replications": 1}, label="run length"))
     ready = long_enough(one, progress, single_step=single_step)
     text = f"1 replication instead of {asked}: each would be the same run, so there is no interval"
-    if ready.said is None:
+    if ready.length is None:
         workload = setup.scenario.workload
-        said = {"asked_requests": workload.num_requests, "asked_duration_s": workload.duration_s, "still_rising": None}
-        return replace(ready, said={**said, "text": text})
-    return replace(ready, said={**ready.said, "text": f"{text}; {ready.said['text']}"})
+        return replace(ready, length=RunLength(workload.num_requests, workload.duration_s, None, text))
+    return replace(ready, length=replace(ready.length, text=f"{text}; {ready.length.text}"))
 
 
 def _may_grow(setup: Setup) -> bool:
@@ -161,7 +160,7 @@ def _gap_cv(setup: Setup) -> float:
     return 1.0 if isinstance(arrivals, PoissonArrivals) else 0.0
 
 
-def _said(asked: Setup, setup: Setup, why: str, rising: str | None) -> dict[str, Any] | None:
+def _length(asked: Setup, setup: Setup, why: str, rising: str | None) -> RunLength | None:
     """What the manifest says of the length; None for a run as it was asked for that has levelled off."""
     if setup is asked and rising is None:
         return None
@@ -173,12 +172,7 @@ def _said(asked: Setup, setup: Setup, why: str, rising: str | None) -> dict[str,
             text += "; the warm-up is longer in proportion"
     if rising is not None:
         text += f"{'; ' if text else ''}{FILLS[rising]} still rise at the end: no steady state was seen"
-    return {
-        "asked_requests": before.num_requests,
-        "asked_duration_s": before.duration_s,
-        "still_rising": rising,
-        "text": text,
-    }
+    return RunLength(before.num_requests, before.duration_s, rising, text)
 
 
 def _amounts(after: Workload, before: Workload) -> str:

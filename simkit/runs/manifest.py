@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from simkit import __version__
-from simkit.plain import canonical_json, plain
+from simkit.plain import Json, canonical_json, optional
 
 CREATED_BY = f"simkit {__version__}"
 
 
-def run_id(scenario: Mapping[str, Any], profile_hash: str, seed: int, version: str = __version__) -> str:
+def run_id(scenario: Json, profile_hash: str, seed: int, version: str = __version__) -> str:
     """SHA-256 (hex) over scenario, profile, seed and simkit's version.
 
     `scenario` is the resolved one, every default written out, so a changed default changes the id.
@@ -26,53 +26,50 @@ def run_id(scenario: Mapping[str, Any], profile_hash: str, seed: int, version: s
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
-def build_manifest(
-    *,
-    scenario: Mapping[str, Any],
-    model: Any,
-    gpu: Any,
-    memory: Any,
-    latency_source: str,
-    effects: Mapping[str, str],
-    profile: str,
-    profile_hash: str,
-    not_simulated: Sequence[str] = (),
-    without_effect: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    warmup: Mapping[str, Any] | None = None,
-    log_sha256: str | None = None,
-) -> dict[str, Any]:
-    """The content of ``manifest.json``.
+@dataclass(frozen=True, slots=True)
+class ProfileId:
+    """The source of step times, and the hash of its content."""
 
-    `scenario` is the resolved scenario's `to_dict()`; `model`, `gpu` and `memory` are dataclasses or mappings and are
-    written field by field; `effects` says where each effect of the latency comes from; `profile` names the source of
-    step times and `profile_hash` identifies its content, as `log_sha256` does that of the log that was replayed;
-    without one there is no such key.
+    name: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What ``manifest.json`` holds, in its order.
+
+    `scenario` is the resolved one; `model` and `gpu` are written field by field. `latency_effects` says where each
+    effect of the latency comes from. `log_sha256` identifies the log that was replayed, if any.
     """
-    seed = scenario["seed"]
-    manifest = {
-        "run_id": run_id(scenario, profile_hash, seed),
-        "name": scenario["name"],
-        "version": __version__,
-        "scenario": scenario,
-        "seed": seed,
-        "replications": scenario["replications"],
-        "model": model,
-        "gpu": gpu,
-        "memory": memory,
-        "latency_source": latency_source,
-        "latency_effects": effects,
-        "profile": {"name": profile, "hash": profile_hash},
-        "not_simulated": list(not_simulated),
-        "without_effect": list(without_effect),
-        "notes": list(notes),
-        "warmup": warmup,
-        "created_by": CREATED_BY,
-    }
-    if log_sha256 is not None:
-        manifest["log_sha256"] = log_sha256
-    result: dict[str, Any] = plain(manifest)
-    return result
+
+    run_id: str
+    name: str
+    version: str = __version__
+    scenario: Json
+    seed: int
+    replications: int
+    model: object
+    gpu: object
+    memory: Json
+    latency_source: str
+    latency_effects: Mapping[str, str]
+    profile: ProfileId
+    not_simulated: Sequence[str]
+    without_effect: Sequence[str]
+    notes: Sequence[str]
+    warmup: Json
+    created_by: str = CREATED_BY
+    log_sha256: str | None = optional()
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """What the manifest says of a length that is not the one that was asked for, or did not suffice."""
+
+    asked_requests: int | None
+    asked_duration_s: float | None
+    still_rising: str | None
+    text: str
 
 
 def is_run_dir(path: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
@@ -18,8 +18,8 @@ from simkit.metrics.intervals import combine
 from simkit.metrics.measured import compare_measured
 from simkit.metrics.summary import Summary, Warmup
 from simkit.metrics.tables import request_table, slot_table, span_table
-from simkit.plain import plain
-from simkit.runs.manifest import build_manifest
+from simkit.plain import Json, plain
+from simkit.runs.manifest import Manifest, ProfileId, run_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ class Part:
     notes: tuple[str, ...]
     counters: dict[str, int]
     turned_away: dict[str, int]
-    measured: dict[str, Any] | None = None
+    measured: Json | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Result:
     sets what a log measured beside the first replication, None where there is no such log.
     """
 
-    summary: dict[str, Any]
-    manifest: dict[str, Any]
+    summary: Json
+    manifest: Json
     tables: dict[str, pa.Table]
-    replications: list[dict[str, Any]]
-    measured: dict[str, Any] | None = None
+    replications: list[Json]
+    measured: Json | None = None
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -107,14 +107,12 @@ def part_of(setup: Setup, replication: int, facts: RunFacts, metrics: RunMetrics
     )
 
 
-def _measured(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> dict[str, Any] | None:
+def _measured(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> Json | None:
     """The comparison with what the log measured, None where it did not."""
     log = facts.measured
     if log is None:
         return None
-    found: dict[str, Any] | None = plain(
-        compare_measured(metrics.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream)
-    )
+    found: Json | None = plain(compare_measured(metrics.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream))
     return found
 
 
@@ -181,7 +179,7 @@ COUNTER_TEXTS = {
 }
 
 
-def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
+def _manifest(setup: Setup, parts: Sequence[Part]) -> Json:
     notes = list(parts[0].notes)
     for counter, text in COUNTER_TEXTS.items():
         total = sum(part.counters.get(counter, 0) for part in parts)
@@ -199,21 +197,28 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> dict[str, Any]:
         notes.append(f"latency: host terms are the {setup.hosts_of_others}, not of {version}")
     for reason, count in _sums(part.turned_away for part in parts).items():
         notes.append(f"{count} requests turned away: {reason}")
-    return build_manifest(
-        scenario=setup.scenario.to_dict(),
-        model=setup.model,
-        gpu=setup.gpu,
-        memory=plain(setup.memory) | {"num_gpu_blocks_used": setup.num_gpu_blocks},
-        latency_source=setup.latency.source,
-        effects=setup.effects,
-        profile=setup.profile,
-        profile_hash=setup.profile_hash,
-        not_simulated=setup.not_simulated,
-        without_effect=setup.without_effect,
-        notes=notes,
-        warmup={**plain(parts[0].warmup), "of_replication": 0},
-        log_sha256=log_sha256(setup),
+    scenario, seed = setup.scenario.to_dict(), setup.scenario.seed
+    manifest: Json = plain(
+        Manifest(
+            run_id=run_id(scenario, setup.profile_hash, seed),
+            name=setup.scenario.name,
+            scenario=scenario,
+            seed=seed,
+            replications=setup.scenario.replications,
+            model=setup.model,
+            gpu=setup.gpu,
+            memory=plain(setup.memory) | {"num_gpu_blocks_used": setup.num_gpu_blocks},
+            latency_source=setup.latency.source,
+            latency_effects=setup.effects,
+            profile=ProfileId(setup.profile, setup.profile_hash),
+            not_simulated=setup.not_simulated,
+            without_effect=setup.without_effect,
+            notes=notes,
+            warmup={**plain(parts[0].warmup), "of_replication": 0},
+            log_sha256=log_sha256(setup),
+        )
     )
+    return manifest
 
 
 def _requeued(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> dict[str, int]:

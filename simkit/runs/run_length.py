@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -79,7 +78,7 @@ def longer(scenario: Scenario, factor: float) -> Scenario:
     workload, warmup = scenario.workload, scenario.warmup
     assert can_grow(scenario), "only a load without an end of its own can last longer"
     assert factor >= 1, factor
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if workload.trace is not None:
         times = math.ceil(factor)
         changes["workload.trace.repeat"], factor = workload.trace.repeat * times, float(times)
@@ -98,7 +97,7 @@ def longer(scenario: Scenario, factor: float) -> Scenario:
 def same_length(scenario: Scenario, other: Scenario) -> Scenario:
     """The scenario with as many arrivals and replications, and the warm-up, of `other`, which is it made ready."""
     workload = other.workload
-    changes: dict[str, Any] = {"replications": other.replications}
+    changes: dict[str, object] = {"replications": other.replications}
     if workload.trace is not None:
         changes["workload.trace.repeat"] = workload.trace.repeat
     elif workload.duration_s is not None:

@@ -14,6 +14,7 @@ from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.metrics.catalogue import PAIRED, number, shown
 from simkit.metrics.intervals import half_width_95
+from simkit.plain import Json
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.study import Failure, Options, Point, run_study, value_text
@@ -121,7 +122,7 @@ def _paired(arms: Mapping[str, Result], baseline: str) -> dict[str, dict[str, di
     }
 
 
-def _difference(arm: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], metric: str) -> dict[str, float | None]:
+def _difference(arm: Sequence[Json], base: Sequence[Json], metric: str) -> dict[str, float | None]:
     pairs = [(number(a, metric), number(b, metric)) for a, b in zip(arm, base, strict=True)]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < len(pairs):

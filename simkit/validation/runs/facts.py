@@ -36,7 +36,7 @@ class Served:
     log: MeasuredTimes | None
     stream: bool
 
-    def errors(self) -> dict[str, Any]:
+    def errors(self) -> Mapping[str, Any]:
         """As a replay shows them."""
         assert self.log is not None
         return compare_measured(self.table, self.log.ttft_ns, self.log.e2e_ns, stream=self.stream) or {}
