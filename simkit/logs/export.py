@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.files import new_file
 from simkit.logs.describe import OnProgress, Survey, own_times, survey
 from simkit.logs.files import resolve
 from simkit.logs.formats import canonical
@@ -198,18 +197,9 @@ def _writer(path: Path, partial: Path) -> Iterator[Writer]:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `out` when the block ends well, and vanishes when it does not."""
+    """A new file in place of `out`; InputError where it cannot be written."""
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{out.name[:80]}.partial-", dir=out.parent)
-        os.close(handle)
-    except (OSError, ValueError) as error:
-        raise _unwritable(f"--out {out}", error) from None
-    partial = Path(name)
-    try:
-        partial.chmod(0o644)
-        yield partial
-        os.replace(partial, out)
+        with new_file(out) as partial:
+            yield partial
     except OSError as error:
         raise _unwritable(f"--out {out}", error) from None
-    finally:
-        partial.unlink(missing_ok=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simkit.errors import InputError
+from simkit.files import new_directory
 from simkit.plain import canonical_json
 from simkit.runs.manifest import is_run_dir
 from simkit.runs.replication import Result
@@ -70,32 +69,11 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 @contextmanager
 def replacing(out_dir: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `out_dir` when the block ends well, and vanishes when it does not."""
+    """A new directory in place of `out_dir`, which may hold nothing, or with `overwrite` an earlier run."""
     if out_dir.exists():
         occupied = any(out_dir.iterdir()) if out_dir.is_dir() else True
         if occupied and not (overwrite and is_run_dir(out_dir)):
             raise InputError(f"{out_dir}: already there; expected a new directory or overwrite=True for an earlier run")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.partial-", dir=out_dir.parent))
-    try:
-        partial.chmod(0o755)
-        yield partial
-        _put_in_place(partial, out_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _put_in_place(partial: Path, out_dir: Path) -> None:
-    """Rename `partial` to `out_dir`; whatever another run put there meanwhile makes way."""
-    for last in (False, False, False, True):
-        if out_dir.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.old-", dir=out_dir.parent))
-            with suppress(FileNotFoundError):
-                out_dir.replace(old / "old")
-            shutil.rmtree(old)
-        try:
-            partial.replace(out_dir)
-            return
-        except OSError:
-            if last:
-                raise
+    with new_directory(out_dir) as directory:
+        yield directory

@@ -32,6 +32,7 @@ WORDS = {"metrics.catalogue", "metrics.glossary", "metrics.latencies"}
 MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "plain": set(),
+    "files": set(),
     "errors": set(),
     "types": {"sequence"},
     "streams": {"types"},
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kv": VALUES,
     "latency": {"units", "types", "errors", *SPECS},
     # Logs of others become columns, and those become arrivals; the scenario only for how a log is to be replayed.
-    "logs": {"units", "types", "errors", "streams", "scenario"},
+    "logs": {"files", "units", "types", "errors", "streams", "scenario"},
     "workload": {"units", "types", "errors", "streams", "scenario", "logs"},
     "metrics": {"units", "types", "errors", "plain"},
     "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS, *LOADS},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Reads a run directory; knows specs as values to tabulate, and no engine.
     "report": {"units", "types", "errors", "diagnosis", *WORDS, *SPECS},
     # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
-    "runs": {"units", "types", "errors", "plain", "engine", "metrics", "scenario", "simkit"},
+    "runs": {"files", "units", "types", "errors", "plain", "engine", "metrics", "scenario", "simkit"},
     # The report to write one; the result of a study only as a type.
     "api": {"plain", "runs", "engine", "errors", "scenario", "report", "studies"},
     # A study's unit of work is a replication. "logs" for where its files are, "simkit" for the version.
