@@ -19,7 +19,7 @@ from calib.fit.fit_op import Fitted, fit_op, spikes
 from calib.fit.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
 from calib.fit.score import Score, predict, score
 from calib.table import Rows, Table
-from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, parse_profile, sheet_keys, to_nested
+from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, grid_keys, parse_profile, to_nested
 from simkit.specs.hardware import GpuSpec
 
 Progress = Callable[[float, str], None]
@@ -163,17 +163,17 @@ def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit
 def _op_json(fitted: Fitted, report: OpReport) -> dict[str, Any]:
     fit = fitted.fit
     physics = {name: getattr(fit.physics, name) for name in type(fit.physics).__dataclass_fields__}
-    sheets = []
-    for key, sheet in sorted(fit.sheets.items()):
-        axes = {name: _numbers(axis) for name, axis in zip(AXES[fit.op], sheet.axes, strict=True)}
-        keys = dict(zip(sheet_keys(fit.op, fit.dtype), key, strict=True))
-        sheets.append({**keys, "axes": axes, "log_residual_per_mille": to_nested(sheet.residuals)})
+    grids = []
+    for key, grid in sorted(fit.grids.items()):
+        axes = {name: _numbers(axis) for name, axis in zip(AXES[fit.op], grid.axes, strict=True)}
+        keys = dict(zip(grid_keys(fit.op, fit.dtype), key, strict=True))
+        grids.append({**keys, "axes": axes, "log_residual_per_mille": to_nested(grid.residuals)})
     return {
         "op": fit.op,
         "dtype": fit.dtype,
         "limits": {"flops_per_s": fit.limits.flops_per_s, "bytes_per_s": fit.limits.bytes_per_s},
         "physics": physics,
-        "sheets": sheets,
+        "sheets": grids,
         "report": report.as_json(),
     }
 
@@ -204,7 +204,7 @@ def _numbers(axis: Any) -> list[int | float]:
 
 
 def to_text(data: Any) -> str:
-    """JSON with one op, sheet and row of residuals a line or so: diffs stay readable, files stay small."""
+    """JSON with one op, grid and row of residuals a line or so: diffs stay readable, files stay small."""
     return _text(data, 0) + "\n"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calib.errors import CalibrationError
-from calib.fit.holes import Estimate, estimate
+from calib.fit.filled import Estimate, estimate
 from calib.table import Floats, Rows
 from simkit.latency.profile import (
     AXES,
@@ -17,10 +17,10 @@ from simkit.latency.profile import (
     Limits,
     OpFit,
     Physics,
-    Sheet,
+    ResidualGrid,
     Work,
-    sheet_key_sizes,
-    sheet_keys,
+    grid_key_sizes,
+    grid_keys,
     work_of,
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class MeasuredGrid:
     """The measured residuals of an op on the full grid of its keys and axes, and what neighbours say of each cell."""
 
     names: tuple[str, ...]
@@ -60,7 +60,7 @@ class Fitted:
     """An op that was fitted: what a profile stores, the grid behind it, and how many cells were filled in."""
 
     fit: OpFit
-    grid: Grid
+    grid: MeasuredGrid
     num_filled: int
 
 
@@ -68,27 +68,27 @@ def fit_op(rows: Rows, limits: Limits) -> Fitted:
     """Fit `rows` (one row a key). Values are rounded as a profile stores them, so a written profile predicts alike."""
     work = work_of(rows.op, rows.dtype, rows.sizes)
     physics = fit_physics(work, rows.us, limits, in_memory=rows.op in MEMORY_BOUND_OPS)
-    grid = _grid(rows, np.log(rows.us / physics.us(work, limits)))
-    holes = np.isnan(grid.cells) & grid.neighbours.inside
-    full = np.where(holes, grid.neighbours.values, grid.cells).round(3)
-    num_keys = len(sheet_keys(rows.op, rows.dtype))
+    grid = _measured_grid(rows, np.log(rows.us / physics.us(work, limits)))
+    fillable = np.isnan(grid.cells) & grid.neighbours.inside
+    full = np.where(fillable, grid.neighbours.values, grid.cells).round(3)
+    num_keys = len(grid_keys(rows.op, rows.dtype))
     measured = ~np.isnan(grid.cells)
-    sheets = {}
+    grids = {}
     for key in np.ndindex(full.shape[:num_keys]):
         if measured[key].any():
             name = tuple(int(grid.axes[i][place]) for i, place in enumerate(key))
-            sheets[name] = _sheet(grid.axes[num_keys:], full[key])
-    filled = sum(int((~np.isnan(sheet.residuals)).sum()) for sheet in sheets.values()) - int(measured.sum())
-    return Fitted(OpFit(rows.op, rows.dtype, physics, limits, sheets), grid, filled)
+            grids[name] = _residual_grid(grid.axes[num_keys:], full[key])
+    filled = sum(int((~np.isnan(grid.residuals)).sum()) for grid in grids.values()) - int(measured.sum())
+    return Fitted(OpFit(rows.op, rows.dtype, physics, limits, grids), grid, filled)
 
 
-def _sheet(axes: tuple[Floats, ...], residuals: Floats) -> Sheet:
-    """A sheet without the sizes of which this key has no measurement."""
+def _residual_grid(axes: tuple[Floats, ...], residuals: Floats) -> ResidualGrid:
+    """A grid without the sizes of which this key has no measurement."""
     kept = []
     for axis in range(residuals.ndim):
         others = tuple(i for i in range(residuals.ndim) if i != axis)
         kept.append(np.flatnonzero((~np.isnan(residuals)).any(axis=others)))
-    return Sheet([axis[keep].tolist() for axis, keep in zip(axes, kept, strict=True)], residuals[np.ix_(*kept)])
+    return ResidualGrid([axis[keep].tolist() for axis, keep in zip(axes, kept, strict=True)], residuals[np.ix_(*kept)])
 
 
 def fit_physics(work: Work, us: Floats, limits: Limits, *, in_memory: bool) -> Physics:
@@ -126,8 +126,8 @@ def _rounded(value: float, digits: int = 5) -> float:
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))
 
 
-def _grid(rows: Rows, residual: Floats) -> Grid:
-    keys = sheet_keys(rows.op, rows.dtype)
+def _measured_grid(rows: Rows, residual: Floats) -> MeasuredGrid:
+    keys = grid_keys(rows.op, rows.dtype)
     names = (*keys, *AXES[rows.op])
     sizes = _all_sizes(rows)
     axes = tuple(np.unique(sizes[name]) for name in names)
@@ -140,14 +140,14 @@ def _grid(rows: Rows, residual: Floats) -> Grid:
         )
     cells = np.full([len(axis) for axis in axes], np.nan)
     cells[tuple(np.searchsorted(axis, sizes[name]) for axis, name in zip(axes, names, strict=True))] = residual
-    return Grid(names, axes, cells, estimate(cells, axes, range(len(keys), len(names))))
+    return MeasuredGrid(names, axes, cells, estimate(cells, axes, range(len(keys), len(names))))
 
 
 def _all_sizes(rows: Rows) -> dict[str, Floats]:
-    return {**rows.sizes, **sheet_key_sizes(rows.op, rows.dtype, rows.sizes)}
+    return {**rows.sizes, **grid_key_sizes(rows.op, rows.dtype, rows.sizes)}
 
 
-def spikes(rows: Rows, grid: Grid) -> Indices:
+def spikes(rows: Rows, grid: MeasuredGrid) -> Indices:
     """Rows far from what their neighbours say although these agree with theirs: isolated, so perhaps not real."""
     sizes = _all_sizes(rows)
     places = tuple(np.searchsorted(axis, sizes[name]) for name, axis in zip(grid.names, grid.axes, strict=True))

@@ -107,7 +107,7 @@ def score(rows: Rows, limits: Limits) -> Score | None:
     if held is None:
         return None
     test, us, inside, clamped = held.rows, held.us, held.inside, held.num_clamped
-    without = OpFit(rows.op, rows.dtype, held.fit.physics, limits, {k: _flat(s) for k, s in held.fit.sheets.items()})
+    without = OpFit(rows.op, rows.dtype, held.fit.physics, limits, {k: _flat(s) for k, s in held.fit.grids.items()})
     bare = predict(without, test).us
     beyond = {}
     for axis, train in _halves(rows):
@@ -156,5 +156,5 @@ def _halves(rows: Rows) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
             yield axis, train
 
 
-def _flat(sheet: Any) -> Any:
-    return type(sheet)([axis[:1] for axis in sheet.axes], np.zeros([1] * len(sheet.axes)))
+def _flat(grid: Any) -> Any:
+    return type(grid)([axis[:1] for axis in grid.axes], np.zeros([1] * len(grid.axes)))

@@ -19,7 +19,7 @@ from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.op_fit import OpFit, Prediction
 from simkit.latency.profile.residuals import Bools
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
-from simkit.latency.surfaces import ChunkSurface, DecodeSurface
+from simkit.latency.surfaces import ChunkLookup, DecodeLookup
 from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, NS_PER_US
@@ -107,7 +107,7 @@ class TableBuilder:
             total = total + self._all_reduce_ns(kernels.gather_bytes, 1, tagged)
         return RowTable(_rounded(total), tagged.rounded())
 
-    def decode(self) -> tuple[DecodeSurface, Bools]:
+    def decode(self) -> tuple[DecodeLookup, Bools]:
         """us of decode attention in a layer by (sequences, context tokens), and which of its knots are extrapolated."""
         fit = self._attention("attention_decode")
         batches = _knots([1.0, *_measured(fit, 0)], MAX_SEQS, KNOTS_PER_OCTAVE)
@@ -119,9 +119,9 @@ class TableBuilder:
         times = found.us[low] + (found.us[low + 1] - found.us[low]) * share
         times[0] = 0.0
         outside = found.extrapolated[low] | (found.extrapolated[low + 1] & (share > 0))
-        return DecodeSurface(tokens.tolist(), np.round(times, 5)), outside
+        return DecodeLookup(tokens.tolist(), np.round(times, 5)), outside
 
-    def chunks(self) -> tuple[ChunkSurface, ChunkSurface]:
+    def chunks(self) -> tuple[ChunkLookup, ChunkLookup]:
         """us of prefill attention in a layer by (chunks, tokens, cached tokens), and 1 where it is extrapolated."""
         fit = self._attention("attention_prefill")
         axes = (
@@ -133,7 +133,7 @@ class TableBuilder:
             fit, batch=axes[0][:, None, None], q_len=axes[1][None, :, None], kv_len=axes[2][None, None, :]
         )
         lists = [axis.tolist() for axis in axes]
-        return ChunkSurface(lists, np.round(found.us, 5)), ChunkSurface(lists, found.extrapolated.astype(np.float64))
+        return ChunkLookup(lists, np.round(found.us, 5)), ChunkLookup(lists, found.extrapolated.astype(np.float64))
 
     def swap_ns_per_byte(self, spec_bytes_per_s: float) -> tuple[float, float]:
         """ns a byte of a large copy to the GPU and to the host: measured, else at the rate of the data sheet."""
@@ -289,7 +289,7 @@ def _rounded(ns: Floats) -> Floats:
 
 
 def _measured(fit: OpFit, axis: int) -> list[float]:
-    return sorted({float(size) for sheet in fit.sheets.values() for size in sheet.axes[axis] if size >= 1})
+    return sorted({float(size) for grid in fit.grids.values() for size in grid.axes[axis] if size >= 1})
 
 
 def _knots(measured: list[float], largest: float, per_octave: int) -> Floats:

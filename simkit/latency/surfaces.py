@@ -1,6 +1,6 @@
 """Times of attention over its sizes, looked up: linear between knots, the last slope beyond.
 
-Knots lie close enough that a straight line between them is the fitted curve. A surface prices arrays of launches and
+Knots lie close enough that a straight line between them is the fitted curve. A lookup prices arrays of launches and
 single ones by the same operations in the same order, so that both give the same bits.
 """
 
@@ -18,7 +18,7 @@ from simkit.types import Floats, Ints
 Row = tuple[list[float], list[float]]
 
 
-class DecodeSurface:
+class DecodeLookup:
     """us of a layer by (sequences, tokens of context a sequence). `times` has a row for 0, 1, ... sequences."""
 
     def __init__(self, tokens: Seq[float], times: Floats) -> None:
@@ -68,7 +68,7 @@ class DecodeSurface:
         return found
 
 
-class ChunkSurface:
+class ChunkLookup:
     """us of a layer by (chunks, new tokens a chunk, cached tokens before each); trilinear."""
 
     def __init__(self, axes: Seq[Seq[float]], times: Floats) -> None:

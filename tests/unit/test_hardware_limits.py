@@ -21,7 +21,7 @@ from test_roofline import LLAMA, MIXTRAL
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.profile import load_profile
 from simkit.latency.profile.op_fit import OpFit
-from simkit.latency.profile.residuals import Sheet
+from simkit.latency.profile.residuals import ResidualGrid
 from simkit.latency.profile.values import Mixed, Profile
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
@@ -114,8 +114,8 @@ def flawless(fit: OpFit) -> OpFit:
     physics = replace(
         fit.physics, compute_fraction=1.0, bandwidth_fraction=1.0, chain_us=0.0, piece_us=0.0, floor_us=0.0
     )
-    sheets = {key: Sheet(sheet.axes, sheet.residuals * 0) for key, sheet in fit.sheets.items()}
-    return replace(fit, physics=physics, sheets=sheets)
+    grids = {key: ResidualGrid(grid.axes, grid.residuals * 0) for key, grid in fit.grids.items()}
+    return replace(fit, physics=physics, grids=grids)
 
 
 def too_good(profile: Profile, mixed: Mixed) -> Profile:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from simkit.latency.ops.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added, launch_us, skewed
 from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
 from simkit.latency.profile.load import describe, is_shipped, list_profiles, load_profile, parse_profile, profile_text
-from simkit.latency.profile.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, sheet_key_sizes, sheet_keys
+from simkit.latency.profile.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, grid_key_sizes, grid_keys
 from simkit.latency.profile.read import NAME
-from simkit.latency.profile.residuals import Sheet, between_neighbours, log_sizes, to_nested
+from simkit.latency.profile.residuals import ResidualGrid, between_neighbours, log_sizes, to_nested
 from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, NotMeasured, Profile, ProfileError
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
     "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "NotMeasured", "OpFit", "Physics", "Prediction",
-    "Profile", "ProfileError", "Sheet", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe",
-    "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes", "parse_profile", "profile_text",
-    "sheet_key_sizes", "sheet_keys", "skewed", "to_nested", "work_of",
+    "Profile", "ProfileError", "ResidualGrid", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours",
+    "describe", "grid_key_sizes", "grid_keys", "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes",
+    "parse_profile", "profile_text", "skewed", "to_nested", "work_of",
 ]  # fmt: skip

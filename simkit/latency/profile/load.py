@@ -74,7 +74,7 @@ def describe(profile: Profile) -> dict[str, Any]:
     """What a profile covers and how well, as plain data: `valid` has the smallest and largest measured size an axis."""
     ops = []
     for (op, dtype), fit in profile.ops.items():
-        keys, axes = list(fit.sheets), [sheet.axes for sheet in fit.sheets.values()]
+        keys, axes = list(fit.grids), [grid.axes for grid in fit.grids.values()]
         sizes = {name: [float(key[i]) for key in keys] for i, name in enumerate(KEYS.get(op, ()))}
         sizes |= {name: [float(end) for axis in axes for end in axis[i][[0, -1]]] for i, name in enumerate(AXES[op])}
         valid = {name: [min(values), max(values)] for name, values in sizes.items()}

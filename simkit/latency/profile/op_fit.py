@@ -1,6 +1,6 @@
-"""One fitted op of a profile: physics for the shape, sheets of residuals for the rest.
+"""One fitted op of a profile: physics for the shape, grids of residuals for the rest.
 
-A GEMM or an elementwise kernel has one sheet. Attention has one for each measured (num_heads, num_kv_heads, head_dim).
+A GEMM or an elementwise kernel has one grid. Attention has one for each measured (num_heads, num_kv_heads, head_dim).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.latency.physics import MEMORY_BOUND_OPS, Limits, Physics, Sizes, work_of
-from simkit.latency.profile.residuals import Bools, Sheet
+from simkit.latency.profile.residuals import Bools, ResidualGrid
 from simkit.types import Floats
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
@@ -37,10 +37,10 @@ AXES: dict[str, tuple[str, ...]] = {
 """The sizes over which the residual of an op is a grid, slowest changing first."""
 
 KEYS: dict[str, tuple[str, ...]] = {"attention_decode": HEADS, "attention_prefill": HEADS}
-"""The sizes that choose a sheet."""
+"""The sizes that choose a grid."""
 
 ALIGNED_ROWS = {"fp8": 16, "int8": 16}
-"""Matrix products of 8-bit operands run slower kernels unless their rows come in such multiples: two sheets."""
+"""Matrix products of 8-bit operands run slower kernels unless their rows come in such multiples: two grids."""
 
 EXTRA: dict[str, tuple[str, ...]] = {
     "rotary_embedding": ("n", "num_heads", "num_kv_heads"),
@@ -48,19 +48,19 @@ EXTRA: dict[str, tuple[str, ...]] = {
 }
 """Sizes that only the physics looks at."""
 
-SheetKey = tuple[int, ...]
+GridKey = tuple[int, ...]
 
 
-def sheet_keys(op: str, dtype: str) -> tuple[str, ...]:
-    """What chooses a sheet of an op: sizes, or whether the rows of an 8-bit product are aligned (0 or 1)."""
+def grid_keys(op: str, dtype: str) -> tuple[str, ...]:
+    """What chooses a grid of an op: sizes, or whether the rows of an 8-bit product are aligned (0 or 1)."""
     return ("aligned",) if op == "gemm" and dtype in ALIGNED_ROWS else KEYS.get(op, ())
 
 
-def sheet_key_sizes(op: str, dtype: str, sizes: Sizes) -> dict[str, Floats]:
-    """The values of `sheet_keys` for calls of these sizes."""
-    if sheet_keys(op, dtype) == ("aligned",):
+def grid_key_sizes(op: str, dtype: str, sizes: Sizes) -> dict[str, Floats]:
+    """The values of `grid_keys` for calls of these sizes."""
+    if grid_keys(op, dtype) == ("aligned",):
         return {"aligned": np.asarray(sizes["m"] % ALIGNED_ROWS[dtype] == 0, np.float64)}
-    return {name: sizes[name] for name in sheet_keys(op, dtype)}
+    return {name: sizes[name] for name in grid_keys(op, dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +74,22 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Sheets to blend, by share; what to multiply the batch by; whether the choice is an extrapolation."""
+    """Grids to blend, by share; what to multiply the batch by; whether the choice is an extrapolation."""
 
-    sheets: tuple[tuple[Sheet, float], ...]
+    grids: tuple[tuple[ResidualGrid, float], ...]
     batch_scale: float
     extrapolated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OpFit:
-    """How long calls of one op take on one GPU. `sheets` by the values of `sheet_keys` (() for ops without)."""
+    """How long calls of one op take on one GPU. `grids` by the values of `grid_keys` (() for ops without)."""
 
     op: str
     dtype: str
     physics: Physics
     limits: Limits
-    sheets: Mapping[SheetKey, Sheet]
+    grids: Mapping[GridKey, ResidualGrid]
 
     def predict(self, sizes: Sizes) -> Prediction:
         """Times of calls; `sizes` has arrays (or scalars) for `AXES`, and scalars for `KEYS` and `EXTRA`.
@@ -106,7 +106,7 @@ class OpFit:
 
     def _residual(self, sizes: Sizes) -> tuple[Floats, Bools]:
         axes = [np.asarray(sizes[name], np.float64) for name in AXES[self.op]]
-        if sheet_keys(self.op, self.dtype) == ("aligned",):
+        if grid_keys(self.op, self.dtype) == ("aligned",):
             aligned = axes[0] % ALIGNED_ROWS[self.dtype] == 0
             (odd, odd_beyond), (even, even_beyond) = (self._aligned(key).at(axes) for key in (0, 1))
             return np.where(aligned, even, odd), np.where(aligned, even_beyond, odd_beyond)
@@ -115,37 +115,37 @@ class OpFit:
             axes[0] = axes[0] * chosen.batch_scale
         residual: Floats = np.zeros(())
         outside: Bools = np.asarray(chosen.extrapolated)
-        for sheet, share in chosen.sheets:
-            value, beyond = sheet.at(axes)
+        for grid, share in chosen.grids:
+            value, beyond = grid.at(axes)
             residual, outside = residual + share * value, outside | beyond
         return residual, outside
 
-    def _aligned(self, key: int) -> Sheet:
-        """The sheet of aligned rows (1) or of others (0); the one that was measured when the other was not."""
-        return self.sheets.get((key,)) or self.sheets[(1 - key,)]
+    def _aligned(self, key: int) -> ResidualGrid:
+        """The grid of aligned rows (1) or of others (0); the one that was measured when the other was not."""
+        return self.grids.get((key,)) or self.grids[(1 - key,)]
 
     def choose(self, sizes: Sizes) -> Chosen:
-        """The sheets for one shape of heads.
+        """The grids for one shape of heads.
 
         KV heads beyond the table: as many times the batch of a table's KV heads, at equal group size. Query heads
         between two measured ones at equal KV heads: their blend in log size; beyond: the nearest. Another head_dim: the
         nearest measured. None of these was measured, so each is an extrapolation.
         """
         if not KEYS.get(self.op):
-            return Chosen(((self.sheets[()], 1.0),), 1.0, False)
+            return Chosen(((self.grids[()], 1.0),), 1.0, False)
         heads, kv_heads, head_dim = (int(sizes[name]) for name in HEADS)
-        dims = sorted({key[2] for key in self.sheets}, key=lambda dim: (abs(dim - head_dim), dim))
+        dims = sorted({key[2] for key in self.grids}, key=lambda dim: (abs(dim - head_dim), dim))
         dim, extrapolated = dims[0], dims[0] != head_dim
-        kv_measured = sorted({key[1] for key in self.sheets if key[2] == dim})
+        kv_measured = sorted({key[1] for key in self.grids if key[2] == dim})
         kv = max([k for k in kv_measured if k <= kv_heads], default=kv_measured[0])
         scale, target = kv_heads / kv, heads * kv / kv_heads
         near = dict(self._near(target, kv, dim))
         extrapolated = extrapolated or kv != kv_heads or target not in near or len(near) > 1
-        sheets = tuple((self.sheets[int(h), kv, dim], share) for h, share in near.items())
-        return Chosen(sheets, scale, extrapolated)
+        grids = tuple((self.grids[int(h), kv, dim], share) for h, share in near.items())
+        return Chosen(grids, scale, extrapolated)
 
     def _near(self, target: float, kv: int, dim: int) -> Iterator[tuple[float, float]]:
-        measured = sorted(key[0] for key in self.sheets if key[1:] == (kv, dim))
+        measured = sorted(key[0] for key in self.grids if key[1:] == (kv, dim))
         low = max([h for h in measured if h <= target], default=measured[0])
         high = min([h for h in measured if h >= target], default=measured[-1])
         if low >= high:

@@ -12,8 +12,8 @@ from typing import Any
 
 from simkit.latency.ops.launches import Skew, Varlen
 from simkit.latency.physics import ELEMENT_BYTES, Limits, Physics
-from simkit.latency.profile.op_fit import AXES, KEYS, OpFit, SheetKey, sheet_keys
-from simkit.latency.profile.residuals import Sheet, from_nested
+from simkit.latency.profile.op_fit import AXES, KEYS, GridKey, OpFit, grid_keys
+from simkit.latency.profile.residuals import ResidualGrid, from_nested
 from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -133,40 +133,40 @@ class Reader:
             known = AXES if op not in AXES else ELEMENT_BYTES
             raise self._error(key, f"unknown {op!r:.40} in {dtype!r:.40}; expected one of {', '.join(known)}")
         physics, limits = self._get(row, f"{key}.physics", dict), self._get(row, f"{key}.limits", dict)
-        sheets: dict[SheetKey, Sheet] = {}
-        for index, sheet in enumerate(self._get(row, f"{key}.sheets", list)):
-            name, found = self._sheet(f"{key}.sheets[{index}]", sheet, op, dtype)
-            if name in sheets:
+        grids: dict[GridKey, ResidualGrid] = {}
+        for index, grid in enumerate(self._get(row, f"{key}.sheets", list)):
+            name, found = self._grid(f"{key}.sheets[{index}]", grid, op, dtype)
+            if name in grids:
                 raise self._error(f"{key}.sheets[{index}]", f"a second sheet of {name}")
-            sheets[name] = found
-        if not sheets:
+            grids[name] = found
+        if not grids:
             raise self._error(f"{key}.sheets", "expected at least one sheet")
         return OpFit(
             op=op,
             dtype=dtype,
             physics=Physics(*self._numbers(physics, f"{key}.physics", tuple(Physics.__dataclass_fields__))),
             limits=Limits(*self._numbers(limits, f"{key}.limits", tuple(Limits.__dataclass_fields__))),
-            sheets=sheets,
+            grids=grids,
         )
 
-    def _sheet(self, key: str, row: Any, op: str, dtype: str) -> tuple[SheetKey, Sheet]:
+    def _grid(self, key: str, row: Any, op: str, dtype: str) -> tuple[GridKey, ResidualGrid]:
         if not isinstance(row, dict):
             raise self._error(key, "expected a mapping")
         axes = self._get(row, f"{key}.axes", dict)
-        grid = [self._axis(axes, f"{key}.axes.{name}") for name in AXES[op]]
+        sizes = [self._axis(axes, f"{key}.axes.{name}") for name in AXES[op]]
         try:
-            residuals = from_nested(row.get("log_residual_per_mille"), [len(values) for values in grid])
+            residuals = from_nested(row.get("log_residual_per_mille"), [len(values) for values in sizes])
         except ValueError as error:
             raise self._error(f"{key}.log_residual_per_mille", str(error)) from None
         keys = []
-        for name in sheet_keys(op, dtype):
+        for name in grid_keys(op, dtype):
             number = self._number(row, f"{key}.{name}")
             if number != int(number):
                 raise self._error(f"{key}.{name}", f"expected a whole number, got {number:g}")
             keys.append(int(number))
         if KEYS.get(op) and keys[1] > keys[0]:
             raise self._error(f"{key}.num_kv_heads", f"expected at most the {keys[0]} heads, got {keys[1]}")
-        return tuple(keys), Sheet(grid, residuals)
+        return tuple(keys), ResidualGrid(sizes, residuals)
 
     def _axis(self, axes: Any, key: str) -> list[float]:
         values = self._get(axes, key, list)

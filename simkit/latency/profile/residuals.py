@@ -26,7 +26,7 @@ ZERO_OFFSET = 16.0
 Bools = npt.NDArray[np.bool_]
 
 
-class Sheet:
+class ResidualGrid:
     """Residuals on a grid. `axes` are increasing sizes, `residuals` has a value a cell, NaN where nothing is known."""
 
     def __init__(self, axes: Seq[Seq[float]], residuals: Floats) -> None:
@@ -34,7 +34,7 @@ class Sheet:
         self.residuals = residuals
         self._known = ~np.isnan(residuals)
         self._logs = [log_sizes(axis) for axis in self.axes]
-        self._all = carry_on(residuals, self._logs)
+        self._all = fill(residuals, self._logs)
 
     def at(self, sizes: Seq[Floats]) -> tuple[Floats, Bools]:
         """(residual, whether it is extrapolated) of calls whose sizes are given axis by axis."""
@@ -79,7 +79,7 @@ def _offset(axis: Floats) -> float:
     return 0.0 if axis[0] > 0 else ZERO_OFFSET
 
 
-def carry_on(residuals: Floats, logs: Seq[Floats]) -> Floats:
+def fill(residuals: Floats, logs: Seq[Floats]) -> Floats:
     """`residuals` with every unknown cell filled: interpolated along the axes on which known cells lie on both sides,
     then at the mean of the nearest known cells along each axis, repeated until full.
 
@@ -158,11 +158,11 @@ def _trim(values: list[Any], empty: Any) -> list[Any]:
 def from_nested(nested: Any, shape: Seq[int]) -> Floats:
     """The inverse of `to_nested`. Raises ValueError for what does not fit `shape` or is no number."""
     cells = np.full(tuple(shape), np.nan)
-    _fill(cells, nested)
+    _read_cells(cells, nested)
     return cells / PER_MILLE
 
 
-def _fill(cells: Floats, nested: Any) -> None:
+def _read_cells(cells: Floats, nested: Any) -> None:
     if not isinstance(nested, list) or len(nested) > len(cells):
         raise ValueError(f"expected a list of at most {len(cells)} entries")
     if cells.ndim == 1:
@@ -171,4 +171,4 @@ def _fill(cells: Floats, nested: Any) -> None:
         cells[: len(nested)] = [np.nan if value is None else value for value in nested]
         return
     for part, inner in zip(cells, nested, strict=False):
-        _fill(part, inner)
+        _read_cells(part, inner)
