@@ -146,7 +146,7 @@ def conform(
 ) -> None:
     """Replay recorded decisions of the real scheduler and compare every integer."""
     from simkit.conformance import check
-    from simkit.conformance.trace import find_traces
+    from simkit.conformance.recorded import find_traces
     from simkit.plain import canonical_json
 
     files = [file for path in paths for file in find_traces(path)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simkit.conformance.replay import Replay
-from simkit.conformance.trace import Trace, read_trace
+from simkit.conformance.recorded import Trace, read_trace
+from simkit.conformance.replayed import Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from evidence.line import Line
 from simkit.conformance.check import Verdict, check_file
-from simkit.conformance.trace import find_traces, read_trace
+from simkit.conformance.recorded import find_traces, read_trace
 
 SECTION = "Scheduler decisions"
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"

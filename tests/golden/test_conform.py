@@ -27,8 +27,8 @@ from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
 from simkit.cli import app
 from simkit.conformance.check import check_file
-from simkit.conformance.replay import Replay, _Ends
-from simkit.conformance.trace import read_trace
+from simkit.conformance.recorded import read_trace
+from simkit.conformance.replayed import Replay, _Ends
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.prefix import PrefixCache
 from simkit.sequence import Sequence
@@ -114,7 +114,7 @@ def test_all_recorded_cases_are_exact() -> None:
 def test_looking_at_every_sequence_in_every_pass_is_as_exact(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """The path that single steps take; the cases above use the one that lets the steady decode together."""
     slow = partial(ContinuousBatcher, one_by_one=True)
-    monkeypatch.setattr("simkit.conformance.replay.ContinuousBatcher", slow)
+    monkeypatch.setattr("simkit.conformance.replayed.ContinuousBatcher", slow)
     replay = Replay(read_trace(path))
     make_pass = replay.batcher.plan
 

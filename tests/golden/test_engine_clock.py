@@ -19,8 +19,8 @@ import pytest
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.settings import ContinuousSettings
-from simkit.conformance.replay import SegmentTokens
-from simkit.conformance.trace import Trace, TraceRequest, find_traces, read_trace
+from simkit.conformance.recorded import Trace, TraceRequest, find_traces, read_trace
+from simkit.conformance.replayed import SegmentTokens
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import Customer, Newcomer

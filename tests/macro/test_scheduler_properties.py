@@ -1,6 +1,6 @@
 """What no setting may change: everybody is served in full, and names are only names.
 
-Decisions are looked at through `simkit.conformance.replay`, which drives the batcher and allocator of a run and tells
+Decisions are looked at through `simkit.conformance.replayed`, which drives the batcher and allocator of a run and tells
 every decision as integers; whole runs through the Python API.
 """
 
@@ -21,8 +21,8 @@ from simkit import scenario
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
-from simkit.conformance.replay import Replay
-from simkit.conformance.trace import Trace, TraceRequest
+from simkit.conformance.recorded import Trace, TraceRequest
+from simkit.conformance.replayed import Replay
 from simkit.kv.paged import PagedAllocator
 
 PROPERTY = settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -169,7 +169,7 @@ def told(trace: Trace, *, one_by_one: bool) -> tuple[list[dict[str, Any]], Any, 
     together = 0
     with pytest.MonkeyPatch.context() as patch:
         slow = partial(ContinuousBatcher, one_by_one=one_by_one)
-        patch.setattr("simkit.conformance.replay.ContinuousBatcher", slow)
+        patch.setattr("simkit.conformance.replayed.ContinuousBatcher", slow)
         replay = Replay(trace)
     make_pass = replay.batcher.plan
 

@@ -14,7 +14,7 @@ from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ends import Ends
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.batching.settings import ContinuousSettings
-from simkit.conformance.trace import Trace, TraceRequest
+from simkit.conformance.recorded import Trace, TraceRequest
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
 from simkit.types import Request
