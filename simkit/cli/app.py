@@ -146,10 +146,10 @@ def conform(
 ) -> None:
     """Replay recorded decisions of the real scheduler and compare every integer."""
     from simkit.conformance import check
-    from simkit.conformance.recorded import find_traces
+    from simkit.conformance.recorded import find_recordings
     from simkit.plain import canonical_json
 
-    files = [file for path in paths for file in find_traces(path)]
+    files = [file for path in paths for file in find_recordings(path)]
     verdicts = []
     with console.progress(quiet) as progress:
         for index, file in enumerate(files):

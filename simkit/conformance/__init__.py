@@ -1,1 +1,1 @@
-"""Proof that decisions equal those of the real scheduler: recorded traces replayed through batcher and allocator."""
+"""Proof that decisions equal those of the real scheduler: recordings of it replayed through batcher and allocator."""

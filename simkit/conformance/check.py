@@ -1,13 +1,12 @@
-"""Compares a replay with its trace and says where they first differ."""
+"""Compares a replay with its recording and says where they first differ."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from simkit.conformance.recorded import Trace, read_trace
+from simkit.conformance.recorded import Record, Recording, read_recording
 from simkit.conformance.replayed import Replay
 
 
@@ -17,8 +16,8 @@ class Difference:
 
     line: int
     keys: tuple[str, ...]
-    recorded: dict[str, Any] | None
-    simkit: dict[str, Any] | None
+    recorded: Record | None
+    simkit: Record | None
     running: tuple[int, ...]
     waiting: tuple[int, ...]
 
@@ -42,15 +41,15 @@ class Verdict:
 
 
 def check_file(path: Path) -> Verdict:
-    """Replay one file. Raises InputError when it is not a trace."""
-    trace = read_trace(path)
-    replay = Replay(trace)
-    difference = _first_difference(trace, replay)
+    """Replay one file. Raises InputError when it is not a recording."""
+    recording = read_recording(path)
+    replay = Replay(recording)
+    difference = _first_difference(recording, replay)
     return Verdict(
         path=str(path),
-        case=trace.case,
-        source=trace.source,
-        num_requests=len(trace.requests),
+        case=recording.case,
+        source=recording.source,
+        num_requests=len(recording.requests),
         num_passes=replay.num_passes,
         num_preemptions=replay.num_preemptions,
         difference=difference,
@@ -72,21 +71,21 @@ def describe(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _first_difference(trace: Trace, replay: Replay) -> Difference | None:
+def _first_difference(recording: Recording, replay: Replay) -> Difference | None:
     produced = replay.records()
-    for index, recorded in enumerate(trace.records):
+    for index, recorded in enumerate(recording.records):
         ours = next(produced, None)
         if ours != recorded:
             return _difference(index + 2, recorded, ours, replay)
     surplus = next(produced, None)
-    last_line = len(trace.records) + 2
+    last_line = len(recording.records) + 2
     if surplus is not None:
         return _difference(last_line, None, surplus, replay)
     totals = replay.summary()
-    return None if totals == trace.summary else _difference(last_line, trace.summary, totals, replay)
+    return None if totals == recording.summary else _difference(last_line, recording.summary, totals, replay)
 
 
-def _difference(line: int, recorded: dict[str, Any] | None, ours: dict[str, Any] | None, replay: Replay) -> Difference:
+def _difference(line: int, recorded: Record | None, ours: Record | None, replay: Replay) -> Difference:
     left, right = recorded or {}, ours or {}
     keys = tuple(key for key in {**left, **right} if left.get(key) != right.get(key))
     running = tuple(seq.id for seq in replay.batcher.members())

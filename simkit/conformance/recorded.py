@@ -13,27 +13,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast, get_args, get_type_hints
 
 from simkit.errors import InputError, nearest
 
 FORMAT = 1
-_CONFIG: dict[str, tuple[type, ...]] = {
-    "max_num_seqs": (int,),
-    "max_num_batched_tokens": (int,),
-    "max_model_len": (int,),
-    "enable_chunked_prefill": (bool,),
-    "policy": (str,),
-    "long_prefill_token_threshold": (int,),
-    "long_prefill_token_threshold_adaptive": (bool,),
-    "scheduler_reserve_full_isl": (bool,),
-    "watermark": (int, float),
-    "prefill_schedule_interval": (int,),
-    "max_num_active_seqs": (int, type(None)),
-    "async_scheduling": (bool,),
-    "enable_prefix_caching": (bool,),
-    "block_size": (int,),
-    "num_gpu_blocks": (int,),
+
+Record = dict[str, Any]
+"""A line of the file, as JSON: records are compared whole, key by key."""
+
+
+class SchedulerConfig(TypedDict):
+    """Settings of the scheduler and the pool of blocks, under vLLM's names."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_chunked_prefill: bool
+    policy: str
+    long_prefill_token_threshold: int
+    long_prefill_token_threshold_adaptive: bool
+    scheduler_reserve_full_isl: bool
+    watermark: float
+    prefill_schedule_interval: int
+    max_num_active_seqs: int | None
+    async_scheduling: bool
+    enable_prefix_caching: bool
+    block_size: int
+    num_gpu_blocks: int
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    name: (int, float) if kind is float else get_args(kind) or (kind,)
+    for name, kind in get_type_hints(SchedulerConfig).items()
 }
 _DURATION = ("base_ns", "per_token_ns", "per_context_token_ns")
 _STEP_KEYS = {"i", "t", "a", "s", "n", "c", "p", "r", "w", "fs", "d"}
@@ -47,7 +59,7 @@ _MAX_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRequest:
+class RecordedRequest:
     """A request of the workload; `segments` are (stream, length) pairs of the prompt, in order."""
 
     id: int
@@ -64,21 +76,21 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Recording:
     """A recorded case. `records` are the lines between header and summary, `lines` their line numbers."""
 
     path: str
     case: str
     source: str
-    config: dict[str, Any]
+    config: SchedulerConfig
     duration: dict[str, int]
     blocks_recorded: bool
-    requests: tuple[TraceRequest, ...]
-    records: tuple[dict[str, Any], ...]
-    summary: dict[str, Any]
+    requests: tuple[RecordedRequest, ...]
+    records: tuple[Record, ...]
+    summary: Record
 
 
-def find_traces(path: Path) -> list[Path]:
+def find_recordings(path: Path) -> list[Path]:
     """The file itself, or all ``*.jsonl`` and ``*.jsonl.gz`` of a directory by name. Raises InputError for none."""
     try:
         if not path.exists():
@@ -93,8 +105,8 @@ def find_traces(path: Path) -> list[Path]:
     return found
 
 
-def read_trace(path: Path) -> Trace:
-    """Read and check one file. Raises InputError with file and line for anything that is not a trace."""
+def read_recording(path: Path) -> Recording:
+    """Read and check one file. Raises InputError with file and line for anything that is not a recording."""
     lines = _lines(path)
     header = lines[0]
     where = f"{path}:1"
@@ -110,7 +122,7 @@ def read_trace(path: Path) -> Trace:
     _check_keys(lines[-1], _SUMMARY_KEYS, set(), f"{path}:{len(lines)}")
     for number, record in enumerate(lines[1:-1], start=2):
         _check_record(record, config["async_scheduling"], f"{path}:{number}")
-    return Trace(
+    return Recording(
         path=str(path),
         case=_text(header, "case", path.name, where),
         source=_text(header, "source", "unknown", where),
@@ -162,14 +174,14 @@ def _readable_part(packed: bytes) -> bytes:
     return content
 
 
-def _config(config: Any, where: str) -> dict[str, Any]:
+def _config(config: Any, where: str) -> SchedulerConfig:
     if not isinstance(config, dict):
         raise InputError(f"{where}: config: expected a mapping of scheduler settings")
     for key in config:
-        if key not in _CONFIG:
-            hint = nearest(key, _CONFIG)
+        if key not in _KINDS:
+            hint = nearest(key, _KINDS)
             raise InputError(f"{where}: config.{key}: this trace uses a feature that is not modelled{hint}")
-    for key, kinds in _CONFIG.items():
+    for key, kinds in _KINDS.items():
         if key not in config:
             raise InputError(f"{where}: config.{key}: missing")
         value = config[key]
@@ -184,7 +196,7 @@ def _config(config: Any, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: config.num_gpu_blocks: expected at most {_MAX_BLOCKS}")
     if config["policy"] not in ("fcfs", "priority"):
         raise InputError(f"{where}: config.policy: expected fcfs or priority, got {config['policy']!r}")
-    return config
+    return cast(SchedulerConfig, config)
 
 
 def _duration(duration: Any, where: str) -> dict[str, int]:
@@ -195,7 +207,7 @@ def _duration(duration: Any, where: str) -> dict[str, int]:
     return {key: duration[key] for key in _DURATION}
 
 
-def _requests(header: dict[str, Any], max_model_len: int, where: str) -> tuple[TraceRequest, ...]:
+def _requests(header: Record, max_model_len: int, where: str) -> tuple[RecordedRequest, ...]:
     rows = header.get("requests")
     if not isinstance(rows, list) or not rows:
         raise InputError(f"{where}: requests: expected a list with at least one request")
@@ -204,7 +216,7 @@ def _requests(header: dict[str, Any], max_model_len: int, where: str) -> tuple[T
     found = []
     for index, row in enumerate(rows):
         try:
-            request = TraceRequest(
+            request = RecordedRequest(
                 id=_integer(row["id"]),
                 at_ns=_integer(row["at"]),
                 segments=tuple((_integer(seed), _integer(length)) for seed, length in row["segs"]),
@@ -225,7 +237,7 @@ def _requests(header: dict[str, Any], max_model_len: int, where: str) -> tuple[T
     return tuple(found)
 
 
-def _check_request(request: TraceRequest, max_model_len: int, where: str) -> None:
+def _check_request(request: RecordedRequest, max_model_len: int, where: str) -> None:
     if request.id < 0 or request.at_ns < 0:
         raise InputError(f"{where}: expected id and at >= 0")
     if any(length < 1 for _, length in request.segments) or not request.segments or request.output_tokens < 1:
@@ -236,7 +248,7 @@ def _check_request(request: TraceRequest, max_model_len: int, where: str) -> Non
         )
 
 
-def _text(header: dict[str, Any], key: str, default: str, where: str) -> str:
+def _text(header: Record, key: str, default: str, where: str) -> str:
     value = header.get(key, default)
     if not isinstance(value, str) or not value.isprintable():
         raise InputError(f"{where}: {key}: expected a text of one line")
@@ -263,7 +275,7 @@ def _check_record(record: Any, is_async: bool, where: str) -> None:
             raise InputError(f"{where}: {key}: expected integers, short texts and lists of them")
 
 
-def _check_keys(record: dict[str, Any], needed: set[str], optional: set[str], where: str) -> None:
+def _check_keys(record: Record, needed: set[str], optional: set[str], where: str) -> None:
     missing = sorted(needed - record.keys())
     if missing:
         raise InputError(f"{where}: record lacks {', '.join(missing)}")

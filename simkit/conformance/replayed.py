@@ -1,6 +1,6 @@
-"""Drives batcher and allocator with the workload of a trace and tells what they decided, record by record.
+"""Drives batcher and allocator with the workload of a recording and tells what they decided, record by record.
 
-The clock is the integer formula of the trace; the objects are those of a run.
+The clock is the integer formula of the recording; the objects are those of a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ends import Ends
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.batching.settings import ContinuousSettings
-from simkit.conformance.recorded import Trace, TraceRequest
+from simkit.conformance.recorded import Record, RecordedRequest, Recording
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
 from simkit.types import Request
@@ -29,7 +29,7 @@ class SegmentTokens:
 
     __slots__ = ("_block_size", "_interned", "_keys", "_pieces")
 
-    def __init__(self, request: TraceRequest, block_size: int, interned: dict[Hashable, int]) -> None:
+    def __init__(self, request: RecordedRequest, block_size: int, interned: dict[Hashable, int]) -> None:
         self._block_size = block_size
         self._interned = interned
         self._keys: list[int] = []
@@ -114,10 +114,10 @@ class _Batch:
 class Replay:
     """One case. Iterate over `records()`; `batcher` shows the queues at any time, `summary()` the totals at the end."""
 
-    def __init__(self, trace: Trace) -> None:
-        config = trace.config
-        self._trace = trace
-        self._arrivals = deque(trace.requests)
+    def __init__(self, recording: Recording) -> None:
+        config = recording.config
+        self._recording = recording
+        self._arrivals = deque(recording.requests)
         self._interned: dict[Hashable, int] = {}
         self.num_passes = 0
         self.num_preemptions = 0
@@ -128,16 +128,16 @@ class Replay:
         self.kv = PagedAllocator(
             config["num_gpu_blocks"], config["block_size"], config["watermark"], config["enable_prefix_caching"]
         )
-        names = ContinuousSettings.__slots__  # the settings that both sides share, under the same names
-        settings = ContinuousSettings(**{name: config[name] for name in names if name in config})
+        shared = ContinuousSettings.__slots__  # the settings that both sides have, under the same names
+        settings = ContinuousSettings(**{name: value for name, value in Record(config).items() if name in shared})
         self.batcher = ContinuousBatcher(settings, self.kv, self._outcome)
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """What was decided, in the form of the trace's records."""
-        return self._asynchronous() if self._trace.config["async_scheduling"] else self._synchronous()
+    def records(self) -> Iterator[Record]:
+        """What was decided, in the form of the recording's records."""
+        return self._asynchronous() if self._recording.config["async_scheduling"] else self._synchronous()
 
-    def summary(self) -> dict[str, Any]:
-        """Totals in the form of the trace's last line."""
+    def summary(self) -> Record:
+        """Totals in the form of the recording's last line."""
         outcome = self._outcome
         return {
             "end": True,
@@ -153,11 +153,11 @@ class Replay:
                     outcome.end_ns[seq.id],
                     seq.num_output_tokens,
                 ]
-                for seq in (self._sequences[request.id] for request in self._trace.requests)
+                for seq in (self._sequences[request.id] for request in self._recording.requests)
             ],
         }
 
-    def _synchronous(self) -> Iterator[dict[str, Any]]:
+    def _synchronous(self) -> Iterator[Record]:
         while self._arrivals or self.batcher.has_work():
             if not self.batcher.has_work():
                 self._clock_ns = self._arrivals[0].at_ns
@@ -165,7 +165,7 @@ class Replay:
             self._clock_ns += record["d"]
             yield record | self._output(plan)
 
-    def _asynchronous(self) -> Iterator[dict[str, Any]]:
+    def _asynchronous(self) -> Iterator[Record]:
         in_flight: deque[_Batch] = deque()
         device_free_ns = 0
         while self._arrivals or in_flight or self.batcher.has_work():
@@ -185,7 +185,7 @@ class Replay:
             self._clock_ns = max(self._clock_ns, batch.end_ns)
             yield {"ev": "u", "i": batch.index, "t": self._clock_ns} | self._output(batch.plan)
 
-    def _pass(self) -> tuple[dict[str, Any], StepPlan]:
+    def _pass(self) -> tuple[Record, StepPlan]:
         arrived = self._admit_arrivals()
         before = {seq.id: len(self.kv.blocks_of(seq)) for seq in self.batcher.members()}
         plan = self.batcher.plan()
@@ -193,7 +193,7 @@ class Replay:
         schedule = self.batcher.schedule(plan)
         self._note_admissions(plan)
         self.num_preemptions += len(plan.preemptions)
-        record: dict[str, Any] = {
+        record: Record = {
             "i": self.num_passes,
             "t": self._clock_ns,
             "a": arrived,
@@ -206,7 +206,7 @@ class Replay:
             "fs": self.kv.num_free_blocks,
             "d": self._duration_ns(plan),
         }
-        if self._trace.blocks_recorded:
+        if self._recording.blocks_recorded:
             record["b"] = self._added_blocks(schedule, before)
         self.num_passes += 1
         return record, plan
@@ -248,21 +248,21 @@ class Replay:
     def _duration_ns(self, plan: StepPlan) -> int:
         if not plan.num_scheduled_tokens:
             return 0
-        duration = self._trace.duration
+        duration = self._recording.duration
         return (
             duration["base_ns"]
             + duration["per_token_ns"] * plan.num_scheduled_tokens
             + duration["per_context_token_ns"] * plan.context_tokens
         )
 
-    def _output(self, plan: StepPlan) -> dict[str, Any]:
+    def _output(self, plan: StepPlan) -> Record:
         self._outcome.now_ns = self._clock_ns
         self.batcher.commit(plan)
         return {"f": self._outcome.take(), "fu": self.kv.num_free_blocks}
 
 
 def _entry(chunk: Chunk) -> int | list[Any]:
-    # The traces do not tell the last token of a prompt from a decode.
+    # The recordings do not tell the last token of a prompt from a decode.
     if chunk.kind == "D" or (chunk.kind == "C" and chunk.num_tokens == 1 and chunk.samples):
         return chunk.seq.id
     return [chunk.seq.id, chunk.kind, chunk.num_computed_tokens, chunk.num_tokens]

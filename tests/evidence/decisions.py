@@ -8,7 +8,7 @@ from typing import Any
 
 from evidence.line import Line
 from simkit.conformance.check import Verdict, check_file
-from simkit.conformance.recorded import find_traces, read_trace
+from simkit.conformance.recorded import find_recordings, read_recording
 
 SECTION = "Scheduler decisions"
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
@@ -30,9 +30,9 @@ def lines(shared: Path | None) -> list[Line]:
 
 @functools.cache
 def _line(evidence: str, folder: Path, *, judged: bool) -> Line:
-    paths = find_traces(folder)
+    paths = find_recordings(folder)
     verdicts: list[Verdict] = [check_file(path) for path in paths]
-    traces = [read_trace(path) for path in paths]
+    traces = [read_recording(path) for path in paths]
     integers = sum(_integers(trace.records) + _integers(trace.summary) for trace in traces)
     differ = [verdict for verdict in verdicts if not verdict.exact]
     sources = sorted({trace.source for trace in traces})

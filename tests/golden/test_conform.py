@@ -27,7 +27,7 @@ from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
 from simkit.cli import app
 from simkit.conformance.check import check_file
-from simkit.conformance.recorded import read_trace
+from simkit.conformance.recorded import read_recording
 from simkit.conformance.replayed import Replay, _Ends
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.prefix import PrefixCache
@@ -115,7 +115,7 @@ def test_looking_at_every_sequence_in_every_pass_is_as_exact(monkeypatch: pytest
     """The path that single steps take; the cases above use the one that lets the steady decode together."""
     slow = partial(ContinuousBatcher, one_by_one=True)
     monkeypatch.setattr("simkit.conformance.replayed.ContinuousBatcher", slow)
-    replay = Replay(read_trace(path))
+    replay = Replay(read_recording(path))
     make_pass = replay.batcher.plan
 
     def plan() -> StepPlan | None:
@@ -124,7 +124,7 @@ def test_looking_at_every_sequence_in_every_pass_is_as_exact(monkeypatch: pytest
         return made
 
     replay.batcher.plan = plan  # type: ignore[method-assign]
-    monkeypatch.setattr("simkit.conformance.check.Replay", lambda trace: replay)
+    monkeypatch.setattr("simkit.conformance.check.Replay", lambda recording: replay)
     assert check_file(path).exact
 
 
@@ -151,7 +151,7 @@ def check_books(replay: Replay, config: dict[str, Any], *, whole_pool: bool) -> 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.split(".")[0])
 def test_books_balance_after_every_pass_and_every_output(path: Path) -> None:
-    trace = read_trace(path)
+    trace = read_recording(path)
     replay = Replay(trace)
     make_pass, num_passes = replay.batcher.plan, 0
     # Looking at a whole pool costs its size: after every pass where it is small, else after every few.

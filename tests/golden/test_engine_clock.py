@@ -19,7 +19,7 @@ import pytest
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.settings import ContinuousSettings
-from simkit.conformance.recorded import Trace, TraceRequest, find_traces, read_trace
+from simkit.conformance.recorded import RecordedRequest, Recording, find_recordings, read_recording
 from simkit.conformance.replayed import SegmentTokens
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
@@ -34,8 +34,8 @@ from simkit.types import Floats, Ints, Request, StepShapes
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "data" / "vllm_scheduler_traces"
-SHIPPED = find_traces(HERE)
-OTHERS = [p for p in (find_traces(SHARED) if SHARED.is_dir() else []) if p.name not in {q.name for q in SHIPPED}]
+SHIPPED = find_recordings(HERE)
+OTHERS = [p for p in (find_recordings(SHARED) if SHARED.is_dir() else []) if p.name not in {q.name for q in SHIPPED}]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Formula:
 class Door:
     """Surroundings of a single replica: nothing but arrivals from outside."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Recording) -> None:
         self._times = deque(sorted(row.at_ns for row in trace.requests))
 
     @property
@@ -93,7 +93,7 @@ def may_ride(config: dict[str, Any]) -> bool:
     )
 
 
-def stamps(trace: Trace, way: str) -> list[list[int]]:
+def stamps(trace: Recording, way: str) -> list[list[int]]:
     """[id, cached tokens, preemptions, first token, last token, tokens] of each request, as the engine has it.
 
     `way` is single (steps), macro (runs of equal steps) or riding (neither plans nor sequences while nobody waits).
@@ -105,7 +105,7 @@ def stamps(trace: Trace, way: str) -> list[list[int]]:
     # As a run would choose: blocks are only counted where nobody can ask for their names.
     kv = PagedAllocator(*pool, caching) if way == "single" or caching else CountedAllocator(*pool)
     settings = ContinuousSettings(**{n: config[n] for n in ContinuousSettings.__slots__ if n in config})
-    rows: dict[int, TraceRequest] = {row.id: row for row in trace.requests}
+    rows: dict[int, RecordedRequest] = {row.id: row for row in trace.requests}
     interned: dict[object, int] = {}
 
     def customer_of(newcomer: Newcomer) -> Customer:
@@ -132,7 +132,7 @@ def stamps(trace: Trace, way: str) -> list[list[int]]:
         single_step=way == "single",
     )
 
-    def arrive(row: TraceRequest) -> None:
+    def arrive(row: RecordedRequest) -> None:
         output = min(row.output_tokens, config["max_model_len"] - row.prompt_tokens)
         request = Request(row.id, row.at_ns, row.prompt_tokens, output, row.output_tokens, row.priority)
         newcomer = Newcomer(request, row.at_ns, True, output, row.prompt_tokens + row.output_tokens)
@@ -156,19 +156,19 @@ def stamps(trace: Trace, way: str) -> list[list[int]]:
 CASES = [
     pytest.param(path, way, id=f"{path.name.split('.')[0]}-{way}")
     for path in SHIPPED
-    for way in ("macro", "single", *(["riding"] if may_ride(read_trace(path).config) else []))
+    for way in ("macro", "single", *(["riding"] if may_ride(read_recording(path).config) else []))
 ]
 
 
 @pytest.mark.parametrize(("path", "way"), CASES)
 def test_the_engine_gives_every_token_when_the_real_one_did(path: Path, way: str) -> None:
-    trace = read_trace(path)
+    trace = read_recording(path)
     assert stamps(trace, way) == trace.summary["req"]
 
 
 @pytest.mark.skipif(not OTHERS, reason="no recorded scheduler traces beside the checkout")
 def test_the_engine_agrees_with_all_other_traces() -> None:
     for path in OTHERS:
-        trace = read_trace(path)
+        trace = read_recording(path)
         for way in ("macro", "riding") if may_ride(trace.config) else ("macro",):
             assert stamps(trace, way) == trace.summary["req"], (trace.case, way)

@@ -21,7 +21,7 @@ from simkit import scenario
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import StepPlan
 from simkit.batching.steady import Steady
-from simkit.conformance.recorded import Trace, TraceRequest
+from simkit.conformance.recorded import RecordedRequest, Recording
 from simkit.conformance.replayed import Replay
 from simkit.kv.paged import PagedAllocator
 
@@ -60,7 +60,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def traces(draw: st.DrawFn, *, ties: bool) -> Trace:
+def traces(draw: st.DrawFn, *, ties: bool) -> Recording:
     """A workload without recorded answers. Without `ties` no two requests arrive together, but for the policy
     `priority`, where their priorities differ then."""
     config = draw(configs())
@@ -74,7 +74,7 @@ def traces(draw: st.DrawFn, *, ties: bool) -> Trace:
         prompt = draw(st.integers(1, config["max_model_len"] - 1))
         shared = draw(st.integers(0, prompt))
         requests.append(
-            TraceRequest(
+            RecordedRequest(
                 id=number,
                 at_ns=at,
                 segments=((1 + number % 2, shared), (100 + number, prompt - shared)),
@@ -83,10 +83,10 @@ def traces(draw: st.DrawFn, *, ties: bool) -> Trace:
                 priority=draw(st.integers(0, 2)) if ties else urgent % 97,
             )
         )
-    return Trace("drawn", "drawn", "hypothesis", config, DURATION, True, tuple(requests), (), {})
+    return Recording("drawn", "drawn", "hypothesis", config, DURATION, True, tuple(requests), (), {})
 
 
-def decisions(trace: Trace, back: dict[int, int] | None = None) -> tuple[list[dict[str, Any]], bool]:
+def decisions(trace: Recording, back: dict[int, int] | None = None) -> tuple[list[dict[str, Any]], bool]:
     """All records, ids translated by `back`, and whether the case ended within MAX_RECORDS."""
     name = (back or {request.id: request.id for request in trace.requests}).__getitem__
     found = list(islice(Replay(trace).records(), MAX_RECORDS))
@@ -100,20 +100,20 @@ def decisions(trace: Trace, back: dict[int, int] | None = None) -> tuple[list[di
     return found, len(found) < MAX_RECORDS
 
 
-def renamed(trace: Trace, names: list[int]) -> tuple[Trace, dict[int, int]]:
+def renamed(trace: Recording, names: list[int]) -> tuple[Recording, dict[int, int]]:
     """The same workload, request number i called `names[i]`; and the way back."""
     fresh = [
-        TraceRequest(names[r.id], r.at_ns, r.segments, r.output_tokens, r.output_stream, r.priority)
+        RecordedRequest(names[r.id], r.at_ns, r.segments, r.output_tokens, r.output_stream, r.priority)
         for r in trace.requests
     ]
     fresh.sort(key=lambda request: (request.at_ns, request.id))
-    other = Trace("x", "x", "x", trace.config, DURATION, True, tuple(fresh), (), {})
+    other = Recording("x", "x", "x", trace.config, DURATION, True, tuple(fresh), (), {})
     return other, {name: number for number, name in enumerate(names)}
 
 
 @given(trace=traces(ties=True), data=st.data())
 @PROPERTY
-def test_decisions_do_not_depend_on_names_that_keep_their_order(trace: Trace, data: st.DataObject) -> None:
+def test_decisions_do_not_depend_on_names_that_keep_their_order(trace: Recording, data: st.DataObject) -> None:
     count = len(trace.requests)
     names = sorted(data.draw(st.lists(st.integers(0, 10**9), min_size=count, max_size=count, unique=True)))
     assert decisions(*renamed(trace, names)) == decisions(trace)
@@ -121,26 +121,26 @@ def test_decisions_do_not_depend_on_names_that_keep_their_order(trace: Trace, da
 
 @given(trace=traces(ties=False), data=st.data())
 @PROPERTY
-def test_decisions_do_not_depend_on_names_at_all_without_ties(trace: Trace, data: st.DataObject) -> None:
+def test_decisions_do_not_depend_on_names_at_all_without_ties(trace: Recording, data: st.DataObject) -> None:
     names = data.draw(st.permutations(range(len(trace.requests))))
     assert decisions(*renamed(trace, list(names))) == decisions(trace)
 
 
 def test_with_ties_the_smaller_name_goes_first() -> None:
     """The other way round: where (priority, arrival) tie, names do decide."""
-    requests = tuple(TraceRequest(n, 0, ((n, 4),), 3, 100 + n, 0) for n in range(3))
+    requests = tuple(RecordedRequest(n, 0, ((n, 4),), 3, 100 + n, 0) for n in range(3))
     config = {
         "max_num_seqs": 1, "max_num_batched_tokens": 8, "max_model_len": 16, "enable_chunked_prefill": True,
         "policy": "priority", "watermark": 0.0, "async_scheduling": False, "enable_prefix_caching": False,
         "block_size": 4, "num_gpu_blocks": 9,
     }  # fmt: skip
-    trace = Trace("x", "x", "x", config, DURATION, True, requests, (), {})
+    trace = Recording("x", "x", "x", config, DURATION, True, requests, (), {})
     assert decisions(*renamed(trace, [2, 1, 0])) != decisions(trace)
 
 
 @given(trace=traces(ties=True))
 @PROPERTY
-def test_every_replay_that_ends_has_served_everybody(trace: Trace) -> None:
+def test_every_replay_that_ends_has_served_everybody(trace: Recording) -> None:
     replay = Replay(trace)
     records = list(islice(replay.records(), MAX_RECORDS))
     assume(len(records) < MAX_RECORDS)
@@ -164,7 +164,7 @@ def test_every_replay_that_ends_has_served_everybody(trace: Trace) -> None:
 # --- the steady decode together ---------------------------------------------------------------------------------------
 
 
-def told(trace: Trace, *, one_by_one: bool) -> tuple[list[dict[str, Any]], Any, int]:
+def told(trace: Recording, *, one_by_one: bool) -> tuple[list[dict[str, Any]], Any, int]:
     """All records, the totals if the case ended, and how many sequences were scheduled together with others."""
     together = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +188,7 @@ def told(trace: Trace, *, one_by_one: bool) -> tuple[list[dict[str, Any]], Any, 
     return records, replay.summary() if len(records) < MAX_RECORDS else None, together
 
 
-def assert_same_decisions(trace: Trace) -> int:
+def assert_same_decisions(trace: Recording) -> int:
     """Together and one by one: equal records. How many sequences were scheduled together."""
     records, summary, together = told(trace, one_by_one=False)
     slow_records, slow_summary, slow_together = told(trace, one_by_one=True)
@@ -200,11 +200,11 @@ def assert_same_decisions(trace: Trace) -> int:
 
 @given(trace=traces(ties=True))
 @settings(PROPERTY, max_examples=75)
-def test_deciding_together_is_deciding_one_by_one(trace: Trace) -> None:
+def test_deciding_together_is_deciding_one_by_one(trace: Recording) -> None:
     assert_same_decisions(trace)
 
 
-def crowd(**config: Any) -> Trace:
+def crowd(**config: Any) -> Recording:
     """Nine requests of different lengths in a pool that holds three or so of them."""
     limits = {
         "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_model_len": 60, "enable_chunked_prefill": True,
@@ -212,10 +212,10 @@ def crowd(**config: Any) -> Trace:
         "block_size": 4, "num_gpu_blocks": 40, "scheduler_reserve_full_isl": False,
     } | config  # fmt: skip
     requests = tuple(
-        TraceRequest(n, 700 * n, ((1 + n % 2, 4), (100 + n, 1 + 5 * n % 17)), 9 + 7 * n % 31, 1000 + n, n % 3)
+        RecordedRequest(n, 700 * n, ((1 + n % 2, 4), (100 + n, 1 + 5 * n % 17)), 9 + 7 * n % 31, 1000 + n, n % 3)
         for n in range(9)
     )
-    return Trace("crowd", "drawn", "hypothesis", limits, DURATION, True, requests, (), {})
+    return Recording("crowd", "drawn", "hypothesis", limits, DURATION, True, requests, (), {})
 
 
 def forget_the_order_of_admission(patch: pytest.MonkeyPatch) -> None:
