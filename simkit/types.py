@@ -6,6 +6,7 @@ Values are frozen. A `Request` is what a client asked; the engine's state of it 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -119,12 +120,41 @@ class StepShapes:
 _SHAPE_NAMES = tuple(field.name for field in fields(StepShapes))
 
 
+class Basis(Enum):
+    """What step times rest on: nothing real, a data sheet, a profile of this GPU, or one of another GPU or format.
+
+    The value is how the source of step times says so, where `how` and `name` say more.
+    """
+
+    UNIT = "unit"
+    DATA_SHEET = "roofline (uncalibrated{how})"
+    PROFILE = "profile {name} (calibrated)"
+    OTHER_PROFILE = "profile {name} (calibrated{how})"
+
+    def text(self, how: str = "", name: str = "") -> str:
+        """The source in words, as all outputs print it."""
+        return self.value.format(how=how, name=name)
+
+    @classmethod
+    def of(cls, source: str) -> Basis:
+        """The basis of a source that was read back from an output."""
+        if source == cls.UNIT.value:
+            return cls.UNIT
+        if not source.startswith("profile "):
+            return cls.DATA_SHEET
+        return cls.PROFILE if source.endswith(" (calibrated)") else cls.OTHER_PROFILE
+
+
 class LatencyModel(Protocol):
     """Shapes to nanoseconds. Elementwise numpy only; the same shapes always give the same bytes."""
 
     @property
     def source(self) -> str:
         """Where the times come from, printed in every output, e.g. ``"roofline (uncalibrated)"`` or ``"unit"``."""
+
+    @property
+    def basis(self) -> Basis:
+        """What they rest on, for whoever decides by it."""
 
     @property
     def peak_flops_per_s(self) -> float | None:

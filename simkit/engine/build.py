@@ -21,7 +21,7 @@ from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.swap import HostPool
-from simkit.latency.effects import PREFIX_REHITS
+from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
 from simkit.latency.rates import dtype_peak
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.scenario import Engine, Scenario, apply_sets
@@ -52,10 +52,8 @@ class Setup:
     without_effect: tuple[str, ...]
     first_token_ns: int = 0
     """Path of a request from its client to the engine's queue and back."""
-    effects: Mapping[str, str] = field(default_factory=dict)
+    effects: Mapping[str, Source] = field(default_factory=dict)
     """What latencies are made of, and where each effect comes from."""
-    hosts_of_others: str | None = None
-    """The source of the host terms where the profile has some, but of other versions of the engine only."""
     names_blocks: bool = True
     """False: nothing would ever be found in a prefix cache, so that blocks are merely counted."""
 
@@ -103,6 +101,12 @@ class Setup:
         return PREFIX_REHITS not in self.scenario.latency.without
 
     @property
+    def hosts_of_others(self) -> str | None:
+        """The source of the host terms where the profile has some, but of other versions of the engine only."""
+        source = self.effects.get(HOST)
+        return None if source is None or source.origin is not Origin.OTHER_VERSIONS else source.text
+
+    @property
     def swaps(self) -> bool:
         """Whether a victim's memory can go to the host."""
         engine = self.scenario.engine
@@ -144,7 +148,6 @@ def _set_up(scenario: Scenario) -> Setup:
         without_effect=without_effect,
         first_token_ns=times.first_token_ns,
         effects=times.effects,
-        hosts_of_others=times.hosts_of_others,
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.effects import HOST, PREFIX_REHITS, SPEC, Absent, check_known, is_on, source_of
+from simkit.latency.deployment import Deployment
+from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
 from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import host_of
-from simkit.latency.profile import NotMeasured, is_shipped, load_profile
+from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.memory.rules import parse_version
@@ -29,10 +29,8 @@ class StepTimes:
     profile: str
     profile_hash: str
     first_token_ns: int = 0
-    effects: Mapping[str, str] = field(default_factory=dict)
+    effects: Mapping[str, Source] = field(default_factory=dict)
     """Effect to where it comes from (`simkit.latency.effects`)."""
-    hosts_of_others: str | None = None
-    """The source of the host terms where the profile has some, but of other versions of the engine only."""
 
 
 def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path: str) -> StepTimes:
@@ -49,39 +47,28 @@ def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path:
         return _on_roofline(scenario, model, gpu)
     profile = load_profile(gpu.name if name == "auto" else profile_path)
     try:
-        calibrated = Calibrated(
-            model,
-            gpu,
-            profile,
-            **_settings(scenario),
-            host=host_of(_given(scenario), profile, scenario.engine.version),
-            graph_sizes=_graph_sizes(scenario, gpu),
-        )
+        calibrated = Calibrated(_deployment(scenario, model, gpu, profile), profile)
     except NotMeasured as error:
         if name != "auto":
             raise
         return _on_roofline(scenario, model, gpu, error.lacks)
     effects = {**calibrated.effects, **_rehits(scenario)}
-    others = effects[HOST] if calibrated.host.of_other_versions and is_on(effects[HOST]) else None
-    return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects, others)
+    return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects)
 
 
 def _on_roofline(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, why_not: str = "") -> StepTimes:
     """By the data sheet; `why_not`: why a shipped profile cannot be used."""
-    host = host_of(_given(scenario), None, scenario.engine.version)
-    roofline = Roofline(model, gpu, **_settings(scenario), host=host)
-    if why_not:
-        roofline.source = f"roofline (uncalibrated: {why_not})"
+    roofline = Roofline(_deployment(scenario, model, gpu, None), why_not)
     effects = {**roofline.effects, **_rehits(scenario)}
     return StepTimes(roofline, "roofline", roofline.source, roofline.host.first_token_ns, effects)
 
 
-def _rehits(scenario: Scenario) -> dict[str, str]:
+def _rehits(scenario: Scenario) -> dict[str, Source]:
     """The effect that lies in the engine and in no latency model."""
     engine = scenario.engine
     able = engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
-    source = SPEC if able else Absent("none: no prefix cache")
-    return {PREFIX_REHITS: source_of(PREFIX_REHITS, source, scenario.latency.without)}
+    source = RULES if able else nothing("no prefix cache")
+    return {PREFIX_REHITS: OFF if PREFIX_REHITS in scenario.latency.without else source}
 
 
 def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
@@ -93,17 +80,21 @@ def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
     return capture_sizes(engine.max_num_seqs, engine.max_num_batched_tokens, version, gpu.compute_capability)
 
 
-def _settings(scenario: Scenario) -> dict[str, Any]:
+def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Profile | None) -> Deployment:
     engine = scenario.engine
-    return {
-        "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
-        "interconnect": scenario.hardware.interconnect,
-        "dtype": engine.dtype,
-        "quantization": engine.quantization,
-        "kv_cache_dtype": engine.kv_cache_dtype,
-        "async_scheduling": engine.async_scheduling,
-        "without": tuple(scenario.latency.without),
-    }
+    return Deployment(
+        model,
+        gpu,
+        tensor_parallel_size=scenario.hardware.tensor_parallel_size,
+        interconnect=scenario.hardware.interconnect,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        async_scheduling=engine.async_scheduling,
+        host=host_of(_given(scenario), profile, engine.version),
+        without=tuple(scenario.latency.without),
+        graph_sizes=() if profile is None else _graph_sizes(scenario, gpu),
+    )
 
 
 def _given(scenario: Scenario) -> dict[str, float]:

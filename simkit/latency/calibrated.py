@@ -8,27 +8,13 @@ All arithmetic is elementwise, and single steps are priced by the same operation
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from simkit.latency.effects import (
-    ALL_REDUCE,
-    EFFECTS,
-    FIRST_TOKEN,
-    GRAPH_PADDING,
-    HOST,
-    OVERLAP,
-    SAMPLED_ROWS,
-    SPEC,
-    Absent,
-    check_known,
-    common_sources,
-    source_of,
-)
+from simkit.latency.deployment import Deployment
+from simkit.latency.effects import ALL_REDUCE, EFFECTS, GRAPH_PADDING, RULES, SAMPLED_ROWS, check_known, nothing
 from simkit.latency.graphs import graph_rows
-from simkit.latency.host import DEFAULT, HostCosts
 from simkit.latency.ops.attention import Attention
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.ops import Gemm
@@ -36,9 +22,7 @@ from simkit.latency.profile import Profile
 from simkit.latency.profile.transfer import is_scaled, transferred
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
-from simkit.specs.hardware import GpuSpec
-from simkit.specs.models import ModelSpec
-from simkit.types import Floats, Ints, OneStep, StepShapes
+from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 
 
@@ -52,75 +36,42 @@ class Calibrated:
     activations are left out, which may stay in the L2 cache. What would be faster is raised and counted: kernels of the
     tables in `num_clamped`, launches of unlike sequences as a part of the time that does not rest on measurements.
 
-    `graph_sizes` are the batches that were captured as CUDA graphs, ascending; none for an engine without.
-
-    Raises ProfileError when the profile lacks an op that the model needs, InputError as `Kernels` does.
+    Raises NotMeasured for an op that the model needs and the profile lacks, InputError as `Kernels` does.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        gpu: GpuSpec,
-        profile: Profile,
-        *,
-        tensor_parallel_size: int,
-        interconnect: str,
-        dtype: str,
-        quantization: str | None,
-        kv_cache_dtype: str,
-        async_scheduling: bool,
-        host: HostCosts = DEFAULT,
-        without: Collection[str] = (),
-        graph_sizes: Seq[int] = (),
-    ) -> None:
-        check_known(without, EFFECTS, f"profile {profile.name}")
+    def __init__(self, deployment: Deployment, profile: Profile) -> None:
+        gpu, has = deployment.gpu, deployment.has
+        check_known(deployment.without, EFFECTS, f"profile {profile.name}")
         profile = transferred(profile, gpu)
-        self.kernels = Kernels(
-            model,
-            gpu,
-            tensor_parallel_size=tensor_parallel_size,
-            interconnect=interconnect,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-        )
-        tables = TableBuilder(
-            model,
-            self.kernels,
-            profile,
-            dtype=dtype,
-            quantization=quantization,
-            nvlink=interconnect == "nvlink",
-            reduces=ALL_REDUCE not in without,
-        )
-        self.peak_flops_per_s: float | None = self.kernels.peak_flops_per_s
-        self.peak_bytes_per_s: float | None = self.kernels.peak_bytes_per_s
+        self.kernels = kernels = Kernels(deployment)
+        tables = TableBuilder(deployment, kernels, profile)
+        self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
+        self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         tokens, samples = tables.token_table(), tables.sample_table()
-        if GRAPH_PADDING not in without:
-            tokens = tokens.at(graph_rows(TABLE_ROWS, graph_sizes))
-        if SAMPLED_ROWS in without:
+        if has(GRAPH_PADDING):
+            tokens = tokens.at(graph_rows(TABLE_ROWS, deployment.graph_sizes))
+        of_tokens, of_samples = [*kernels.gemms], [kernels.head]
+        if not has(SAMPLED_ROWS):
             tokens, samples = tokens.with_all_of(samples), samples.at(np.zeros(TABLE_ROWS + 1, dtype=np.int64))
-        gemms, head = self.kernels.gemms, self.kernels.head
-        self._token_ns = _Rows(tokens.ns, self._least_row_ns([*gemms, head] if SAMPLED_ROWS in without else gemms))
-        self._sample_ns = _Rows(samples.ns, self._least_row_ns([] if SAMPLED_ROWS in without else [head]))
+            of_tokens, of_samples = [*of_tokens, *of_samples], []
+        self._token_ns = _Rows(tokens.ns, self._least_row_ns(of_tokens))
+        self._sample_ns = _Rows(samples.ns, self._least_row_ns(of_samples))
         self._token_shares, self._sample_shares = _shares(tokens), _shares(samples)
-        self._attention = Attention(tables, profile, without)
+        self._attention = Attention(tables, profile, deployment.without)
         swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
-        self._swap_in_ns, self._swap_out_ns = swap_in / tensor_parallel_size, swap_out / tensor_parallel_size
-        self._async = async_scheduling and OVERLAP not in without
-        host = host.without(step=HOST in without, first_token=FIRST_TOKEN in without)
-        self.host, self._host_fixed_ns, self._host_per_seq_ns = host, host.fixed_ns, host.per_seq_ns
-        own = {
-            GRAPH_PADDING: SPEC if graph_sizes else Absent("none: no CUDA graphs"),
-            ALL_REDUCE: tables.all_reduce_source,
-            **self._attention.sources,
-        }
-        self.effects = {
-            **common_sources(host.sources, asynchronous=async_scheduling, without=without),
-            **{effect: source_of(effect, source, without) for effect, source in own.items()},
-        }
+        self._swap_in_ns, self._swap_out_ns = swap_in / kernels.ranks, swap_out / kernels.ranks
+        self._async = deployment.overlaps
+        self.host = host = deployment.acting_host
+        self._host_fixed_ns, self._host_per_seq_ns = host.fixed_ns, host.per_seq_ns
+        padding = RULES if deployment.graph_sizes else nothing("no CUDA graphs")
+        own = {GRAPH_PADDING: padding, ALL_REDUCE: tables.all_reduce_source, **self._attention.sources}
+        self.effects = deployment.sources(own)
         self.num_clamped = tables.num_clamped
-        self.source = f"profile {profile.name} ({_calibrated(profile, gpu, dtype, tables.measured_dtype)})"
+        measured_on, own_format = str(profile.gpu.get("name", "another GPU")), tables.measured_dtype == deployment.dtype
+        self.basis = Basis.PROFILE if measured_on == gpu.name and own_format else Basis.OTHER_PROFILE
+        how = "" if measured_on == gpu.name else _elsewhere(measured_on, gpu.name, is_scaled(profile, gpu))
+        how += "" if own_format else f", in {tables.measured_dtype} for {deployment.dtype}"
+        self.source = self.basis.text(how, profile.name)
 
     def step_ns(self, shapes: StepShapes) -> Ints:
         """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
@@ -183,13 +134,9 @@ class Calibrated:
         return tokens + self._sample_ns.at(shapes.sampled_seqs) + self._attention.ns(shapes)
 
 
-def _calibrated(profile: Profile, gpu: GpuSpec, dtype: str, measured_dtype: str) -> str:
-    """What a reader must know of the profile in a few words."""
-    words, measured_on = "calibrated", str(profile.gpu.get("name", "another GPU"))
-    if measured_on != gpu.name:
-        what = "scaled to the limits of" if is_scaled(profile, gpu) else "not on"
-        words += f" on {measured_on}, {what} {gpu.name}"
-    return words if measured_dtype == dtype else f"{words}, in {measured_dtype} for {dtype}"
+def _elsewhere(measured_on: str, gpu: str, scaled: bool) -> str:
+    """What a reader must know of times that were measured on another GPU."""
+    return f" on {measured_on}, {'scaled to the limits of' if scaled else 'not on'} {gpu}"
 
 
 def _shares(table: RowTable) -> dict[str, Floats]:

@@ -6,7 +6,9 @@ comes from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from simkit.errors import InputError
 
@@ -35,19 +37,46 @@ EFFECTS: dict[str, str] = {
 }
 """Effect to what it is, and to what takes its place when it is switched off."""
 
-SPEC = "scheduler rules"
-DATA_SHEET = "data sheet"
-KERNEL_TABLE = "kernel table"
+
+class Origin(Enum):
+    """What the source of an effect, or of a host term, is."""
+
+    RULES = auto()
+    DATA_SHEET = auto()
+    MEASURED = auto()
+    NOT_MEASURED = auto()
+    FITTED = auto()
+    SCENARIO = auto()
+    DEFAULT = auto()
+    OTHER_VERSIONS = auto()
+    NOTHING = auto()
+    OFF = auto()
 
 
-class Absent(str):
-    """A source that says why an effect is not in the latency: switched off, or without cause in this set-up."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an effect comes from, and how outputs say so."""
 
-    __slots__ = ()
+    origin: Origin
+    text: str
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the effect is in the latency: neither switched off, nor without cause in this set-up."""
+        return self.origin not in (Origin.OFF, Origin.NOTHING)
 
 
-OFF = Absent("off")
-ONE_GPU = Absent("none: one GPU")
+def nothing(why: str) -> Source:
+    """An effect that has no cause in this set-up."""
+    return Source(Origin.NOTHING, f"none: {why}")
+
+
+RULES = Source(Origin.RULES, "scheduler rules")
+DATA_SHEET = Source(Origin.DATA_SHEET, "data sheet")
+KERNEL_TABLE = Source(Origin.MEASURED, "kernel table")
+UNMEASURED_RULE = Source(Origin.NOT_MEASURED, "rule not measured on this GPU")
+ONE_GPU = nothing("one GPU")
+OFF = Source(Origin.OFF, "off")
 
 
 def check_known(without: Collection[str], known: Collection[str], model: str) -> None:
@@ -56,28 +85,3 @@ def check_known(without: Collection[str], known: Collection[str], model: str) ->
         if name not in known:
             have = ", ".join(known) or "none"
             raise InputError(f"{name} is no effect of {model}; expected one of {have}", key="latency.without")
-
-
-def is_on(source: str) -> bool:
-    """Whether an effect from `source` is in the latency: neither switched off, nor without cause in this set-up."""
-    return not isinstance(source, Absent)
-
-
-def source_of(effect: str, source: str, without: Collection[str]) -> str:
-    """Where an effect comes from, or that it is off."""
-    return OFF if effect in without else source
-
-
-def common_sources(host: Mapping[str, str], *, asynchronous: bool, without: Collection[str]) -> dict[str, str]:
-    """Sources of the effects that every latency model of hardware has; `host` has those of its terms.
-
-    What is found again after a preemption lies in the engine, which adds its own source.
-    """
-    fixed, per_seq = host["fixed_us"], host["per_seq_us"]
-    found = {
-        HOST: fixed if fixed == per_seq else f"{fixed} (fixed), {per_seq} (per sequence)",
-        OVERLAP: SPEC if asynchronous else Absent("none: synchronous scheduling"),
-        SAMPLED_ROWS: SPEC,
-        FIRST_TOKEN: host["first_token_us"],
-    }
-    return {effect: source_of(effect, source, without) for effect, source in found.items()}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simkit.errors import InputError
+from simkit.latency.effects import Origin, Source
 from simkit.latency.profile.values import HostTerms, Profile
 from simkit.units import NS_PER_US
 
@@ -22,6 +23,9 @@ HOST_PER_SEQ_US = 0.0
 FIRST_TOKEN_US = 0.0
 """Path of a request to the engine's queue and back to its client, once a request; assumed."""
 
+ASSUMED = Source(Origin.DEFAULT, "default")
+GIVEN = Source(Origin.SCENARIO, "scenario")
+LAUNCHES = Source(Origin.MEASURED, "profile, launches measured")
 
 MAX_US = 1e6
 """Largest value of a term, as in profiles: a second."""
@@ -29,14 +33,10 @@ MAX_US = 1e6
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """The terms of a run and where each comes from (by name of the term).
-
-    `of_other_versions`: a step's work is the default, for the profile has terms of other engine versions only.
-    """
+    """The terms of a run and where each comes from (by name of the term)."""
 
     terms: HostTerms
-    sources: Mapping[str, str]
-    of_other_versions: bool = False
+    sources: Mapping[str, Source]
 
     @property
     def fixed_ns(self) -> float:
@@ -65,7 +65,7 @@ class HostCosts:
 
 DEFAULT = HostCosts(
     HostTerms(HOST_FIXED_US, HOST_PER_SEQ_US, FIRST_TOKEN_US),
-    dict.fromkeys(("fixed_us", "per_seq_us", "first_token_us"), "default"),
+    dict.fromkeys(("fixed_us", "per_seq_us", "first_token_us"), ASSUMED),
 )
 
 
@@ -84,23 +84,21 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str) -
     terms = {name: getattr(DEFAULT.terms, name) for name in DEFAULT.sources}
     sources = dict(DEFAULT.sources)
     short = short_version(version)
-    of_others = profile is not None and bool(profile.engine_hosts) and short not in profile.engine_hosts
-    if profile is not None and of_others:
-        others = ", ".join(profile.engine_hosts)
-        sources = dict.fromkeys(terms, f"default, the profile has those of vLLM {others}")
+    if profile is not None and profile.engine_hosts and short not in profile.engine_hosts:
+        others = f"default, the profile has those of vLLM {', '.join(profile.engine_hosts)}"
+        sources = dict.fromkeys(terms, Source(Origin.OTHER_VERSIONS, others))
     if profile is not None and short in profile.engine_hosts:
         fitted = profile.engine_hosts[short].terms
         terms = {name: getattr(fitted, name) for name in terms}
-        sources = dict.fromkeys(terms, f"profile, fitted to a run of vLLM {short}")
+        sources = dict.fromkeys(terms, Source(Origin.FITTED, f"profile, fitted to a run of vLLM {short}"))
     elif profile is not None and profile.host is not None:
         if profile.host.fixed_us > terms["fixed_us"]:
-            terms["fixed_us"], sources["fixed_us"] = profile.host.fixed_us, "profile, launches measured"
-            of_others = False
-        terms["per_seq_us"], sources["per_seq_us"] = profile.host.per_seq_us, "profile, launches measured"
+            terms["fixed_us"], sources["fixed_us"] = profile.host.fixed_us, LAUNCHES
+        terms["per_seq_us"], sources["per_seq_us"] = profile.host.per_seq_us, LAUNCHES
     for name, value in given.items():
         if value > MAX_US:
             raise InputError(
                 f"expected at most {MAX_US:,.10g} microseconds, got {value:,.10g}", key=f"latency.host.{name}"
             )
-        terms[name], sources[name] = value, "scenario"
-    return HostCosts(HostTerms(**terms), sources, of_others and "fixed_us" not in given)
+        terms[name], sources[name] = value, GIVEN
+    return HostCosts(HostTerms(**terms), sources)

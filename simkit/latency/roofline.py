@@ -9,11 +9,12 @@ All arithmetic is elementwise, so k steps at once give the same bytes as k singl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from simkit.latency.deployment import Deployment
 from simkit.latency.effects import (
     ALL_REDUCE,
     DATA_SHEET,
@@ -24,16 +25,11 @@ from simkit.latency.effects import (
     PREFIX_REHITS,
     SAMPLED_ROWS,
     check_known,
-    common_sources,
-    source_of,
 )
-from simkit.latency.host import DEFAULT, HostCosts
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels, attended
 from simkit.latency.ops.ops import AttentionShape
 from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
-from simkit.specs.hardware import GpuSpec
-from simkit.specs.models import ModelSpec
-from simkit.types import Floats, Ints, OneStep, StepShapes
+from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 
 KNOWN = (HOST, OVERLAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
@@ -57,47 +53,25 @@ class Roofline:
     Raises InputError for formats, interconnects and splits the GPU or the model cannot do.
     """
 
-    source = "roofline (uncalibrated)"
+    basis = Basis.DATA_SHEET
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        gpu: GpuSpec,
-        *,
-        tensor_parallel_size: int,
-        interconnect: str,
-        dtype: str,
-        quantization: str | None,
-        kv_cache_dtype: str,
-        async_scheduling: bool,
-        host: HostCosts = DEFAULT,
-        without: Collection[str] = (),
-    ) -> None:
-        check_known(without, KNOWN, self.source)
-        self.kernels = kernels = Kernels(
-            model,
-            gpu,
-            tensor_parallel_size=tensor_parallel_size,
-            interconnect=interconnect,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-        )
-        self._swap_ns_per_byte = NS_PER_S / gpu.pcie_bytes_per_s / tensor_parallel_size
-        self._async = async_scheduling and OVERLAP not in without
-        self._reduces = kernels.link is not None and ALL_REDUCE not in without
-        host = host.without(step=HOST in without, first_token=FIRST_TOKEN in without)
-        self.host, self._host_fixed_ns, self._host_per_seq_ns = host, host.fixed_ns, host.per_seq_ns
-        self.effects = {
-            **common_sources(host.sources, asynchronous=async_scheduling, without=without),
-            ALL_REDUCE: source_of(ALL_REDUCE, DATA_SHEET if kernels.link else ONE_GPU, without),
-        }
+    def __init__(self, deployment: Deployment, why_not: str = "") -> None:
+        """`why_not`: why a profile cannot be used in its place."""
+        self.source = Basis.DATA_SHEET.text(f": {why_not}" if why_not else "")
+        check_known(deployment.without, KNOWN, Basis.DATA_SHEET.text())
+        self.kernels = kernels = Kernels(deployment)
+        self._swap_ns_per_byte = NS_PER_S / deployment.gpu.pcie_bytes_per_s / deployment.tensor_parallel_size
+        self._async = deployment.overlaps
+        self._reduces = kernels.link is not None and deployment.has(ALL_REDUCE)
+        self.host = host = deployment.acting_host
+        self._host_fixed_ns, self._host_per_seq_ns = host.fixed_ns, host.per_seq_ns
+        self.effects = deployment.sources({ALL_REDUCE: DATA_SHEET if kernels.link else ONE_GPU})
         self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
         self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._token_ns: RowNs = self._layers_ns
         self._sample_ns: RowNs = self._head_ns
-        if SAMPLED_ROWS in without:
+        if not deployment.has(SAMPLED_ROWS):
             self._token_ns = lambda rows: self._layers_ns(rows) + self._head_ns(rows)
             self._sample_ns = lambda rows: 0.0 * rows
         self._token_table, self._sample_table = self._token_ns(rows), self._sample_ns(rows)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simkit.latency.effects import DATA_SHEET, KERNEL_TABLE, ONE_GPU
+from simkit.latency.deployment import Deployment
+from simkit.latency.effects import ALL_REDUCE, DATA_SHEET, KERNEL_TABLE, ONE_GPU, Source
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.launches import Heads
 from simkit.latency.ops.ops import Elementwise, Gemm
@@ -20,7 +21,6 @@ from simkit.latency.profile.op_fit import OpFit, Prediction
 from simkit.latency.profile.residuals import Bools
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
 from simkit.latency.surfaces import ChunkLookup, DecodeLookup
-from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, NS_PER_US
 
@@ -53,21 +53,13 @@ class RowTable:
 
 
 class TableBuilder:
-    """Tabulates one model on one profile. Raises NotMeasured for an op that the model needs and the profile lacks."""
+    """Tabulates one model on one profile. Raises NotMeasured for an op that the model needs."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        kernels: Kernels,
-        profile: Profile,
-        *,
-        dtype: str,
-        quantization: str | None,
-        nvlink: bool,
-        reduces: bool = True,
-    ) -> None:
-        self._model, self._kernels, self._profile = model, kernels, profile
-        self._dtype, self._quantization, self._nvlink, self._reduces = dtype, quantization, nvlink, reduces
+    def __init__(self, deployment: Deployment, kernels: Kernels, profile: Profile) -> None:
+        self._model = model = deployment.model
+        self._kernels, self._profile = kernels, profile
+        self._dtype, self._quantization = deployment.dtype, deployment.quantization
+        self._nvlink, self._reduces = deployment.interconnect == "nvlink", deployment.has(ALL_REDUCE)
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._some = np.minimum(self._rows, 1.0)
         self.num_clamped = 0
@@ -153,7 +145,7 @@ class TableBuilder:
         return max(_measured(self._attention("attention_prefill"), 2), default=0.0) > 0
 
     @property
-    def all_reduce_source(self) -> str:
+    def all_reduce_source(self) -> Source:
         """Where the times of all-reduces come from."""
         if not self._kernels.link:
             return ONE_GPU

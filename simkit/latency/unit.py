@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.types import Floats, Ints, OneStep, StepShapes
+from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
 
 UNIT_NS = 1_000_000
 
@@ -12,7 +12,8 @@ UNIT_NS = 1_000_000
 class Unit:
     """Every step takes exactly 1,000,000 ns whatever it holds; it has no hardware, so no FLOPs, bytes or peaks."""
 
-    source = "unit"
+    basis = Basis.UNIT
+    source = Basis.UNIT.text()
     peak_flops_per_s: float | None = None
     peak_bytes_per_s: float | None = None
 

@@ -209,7 +209,7 @@ def _manifest(setup: Setup, parts: Sequence[Part]) -> Json:
             gpu=setup.gpu,
             memory=plain(setup.memory) | {"num_gpu_blocks_used": setup.num_gpu_blocks},
             latency_source=setup.latency.source,
-            latency_effects=setup.effects,
+            latency_effects={name: source.text for name, source in setup.effects.items()},
             profile=ProfileId(setup.profile, setup.profile_hash),
             not_simulated=setup.not_simulated,
             without_effect=setup.without_effect,

@@ -16,6 +16,7 @@ from cases import CASES
 from measure import REFERENCE_TIMEOUTS_PER_S, Speed, command_line, in_own_process, timeouts_per_s, write_scenario
 
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.deployment import Deployment
 from simkit.latency.profile import load_profile
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import load_model
@@ -82,10 +83,11 @@ def steps_to_price(num_steps: int) -> StepShapes:
 
 def calibrated(profile: str) -> Calibrated:
     """The latency model of Llama 3 8B on the GPU of a shipped profile."""
-    return Calibrated(
-        load_model("llama-3-8b"), load_gpu(profile), load_profile(profile), tensor_parallel_size=1,
-        interconnect="nvlink", dtype="bfloat16", quantization=None, kv_cache_dtype="auto", async_scheduling=True,
+    deployment = Deployment(
+        load_model("llama-3-8b"), load_gpu(profile), tensor_parallel_size=1, interconnect="nvlink", dtype="bfloat16",
+        quantization=None, kv_cache_dtype="auto", async_scheduling=True,
     )  # fmt: skip
+    return Calibrated(deployment, load_profile(profile))
 
 
 def pricing_bars(rounds: int) -> Iterator[Bar]:

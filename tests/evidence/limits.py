@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from evidence.line import Line
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.deployment import Deployment
 from simkit.latency.effects import HOST
 from simkit.latency.profile import Profile, list_profiles
 from simkit.latency.roofline import Roofline
-from simkit.specs.hardware import load_gpu
+from simkit.specs.hardware import GpuSpec, load_gpu
 from simkit.specs.models import load_model
 from simkit.types import StepShapes
 from simkit.units import NS_PER_S
@@ -108,9 +108,7 @@ def _calibrated(profile: Profile) -> Iterator[Calibrated]:
     gpu = load_gpu(str(profile.gpu["name"]))
     for name, ranks, quantization in product(MODELS, RANKS, QUANTIZATIONS):
         try:
-            yield Calibrated(
-                load_model(name), gpu, profile, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s)
-            )
+            yield Calibrated(_deployment(gpu, name, ranks, quantization), profile)
         except InputError:
             continue  # heads that do not split, or an op that was not measured: such a run is refused, too
 
@@ -119,21 +117,23 @@ def _rooflines() -> Iterator[Roofline]:
     for profile, name, ranks, quantization in product(list_profiles(), MODELS, RANKS, QUANTIZATIONS):
         gpu = load_gpu(str(profile.gpu["name"]))
         try:
-            yield Roofline(load_model(name), gpu, **_options(name, ranks, quantization, gpu.nvlink_bytes_per_s))
+            yield Roofline(_deployment(gpu, name, ranks, quantization))
         except InputError:
             continue
 
 
-def _options(name: str, ranks: int, quantization: str | None, nvlink: float | None) -> dict[str, Any]:
-    return {
-        "tensor_parallel_size": ranks,
-        "interconnect": "nvlink" if nvlink else "pcie",
-        "dtype": "bfloat16",
-        "quantization": quantization,
-        "kv_cache_dtype": "auto",
-        "async_scheduling": True,
-        "without": (HOST,),
-    }
+def _deployment(gpu: GpuSpec, name: str, ranks: int, quantization: str | None) -> Deployment:
+    return Deployment(
+        load_model(name),
+        gpu,
+        tensor_parallel_size=ranks,
+        interconnect="nvlink" if gpu.nvlink_bytes_per_s else "pcie",
+        dtype="bfloat16",
+        quantization=quantization,
+        kv_cache_dtype="auto",
+        async_scheduling=True,
+        without=(HOST,),
+    )
 
 
 def _line(evidence: str, groups: list[list[Checked]], *, judged: bool = False) -> Line:

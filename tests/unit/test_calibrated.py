@@ -16,13 +16,15 @@ from test_roofline import HOST_FIXED_NS, LLAMA, MIXTRAL, SLIDING
 import simkit
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.deployment import Deployment
 from simkit.latency.host import host_of
 from simkit.latency.ops.launches import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
 from simkit.latency.roofline import Roofline
+from simkit.latency.unit import Unit
 from simkit.scenario import from_dict
 from simkit.specs.hardware import load_gpu
-from simkit.types import StepShapes, TaggedLatency
+from simkit.types import Basis, StepShapes, TaggedLatency
 
 SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "rtx-pro-6000")
 MIXED = "mixed launches: rule not measured on this GPU"
@@ -37,7 +39,7 @@ def calibrated(
         "tensor_parallel_size": 1, "interconnect": "nvlink", "dtype": "bfloat16", "quantization": None,
         "kv_cache_dtype": "auto", "async_scheduling": True, "host": host_of({}, found, "0.33"),
     }  # fmt: skip
-    return Calibrated(model, load_gpu(gpu or found.name), found, **(settings | more))
+    return Calibrated(Deployment(model, load_gpu(gpu or found.name), **(settings | more)), found)
 
 
 def decodes(seqs: int, each: int, longest: int | None = None, **more: Any) -> StepShapes:
@@ -112,10 +114,11 @@ def test_no_price_beats_the_hardware(name: str) -> None:
 def test_prices_stay_near_the_roofline(name: str) -> None:
     """Within a factor of two for everything a server usually does: a slip of units would be orders of magnitude."""
     model = calibrated(name)
-    roofline = Roofline(
+    deployment = Deployment(
         LLAMA, load_gpu(name), tensor_parallel_size=1, interconnect="nvlink", dtype="bfloat16", quantization=None,
         kv_cache_dtype="auto", async_scheduling=True,
     )  # fmt: skip
+    roofline = Roofline(deployment)
     for shapes in (
         decodes(1, 100),
         decodes(64, 1000),
@@ -276,6 +279,22 @@ def test_a_profile_of_another_gpu_says_so() -> None:
     assert calibrated("h100-sxm5-80gb").source == "profile h100-sxm5-80gb (calibrated)"
     other = calibrated("h100-sxm5-80gb", gpu="l4-24gb")
     assert other.source == "profile h100-sxm5-80gb (calibrated on h100-sxm5-80gb, scaled to the limits of l4-24gb)"
+
+
+def test_what_times_rest_on_is_known_from_the_model_and_from_its_source_in_a_file() -> None:
+    own, other = calibrated("h100-sxm5-80gb"), calibrated("h100-sxm5-80gb", gpu="l4-24gb")
+    half = calibrated("h100-sxm5-80gb", dtype="float16")
+    sheet = Deployment(LLAMA, load_gpu("l4-24gb"), 1, "pcie", "bfloat16", None, "auto")
+    for model, basis in (
+        (Unit(), Basis.UNIT),
+        (Roofline(sheet), Basis.DATA_SHEET),
+        (Roofline(sheet, "profile x has no gemm in fp8"), Basis.DATA_SHEET),
+        (own, Basis.PROFILE),
+        (other, Basis.OTHER_PROFILE),
+        (half, Basis.OTHER_PROFILE),
+    ):
+        assert model.basis is basis
+        assert Basis.of(model.source) is basis
 
 
 def test_utilisation_is_of_the_gpu_that_the_times_are_of() -> None:

@@ -18,7 +18,8 @@ from test_scalar_latency import ints, plan_of, steps
 from simkit.batching.plan import StepPlan
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.effects import EFFECTS, is_on
+from simkit.latency.deployment import Deployment
+from simkit.latency.effects import EFFECTS, OFF, Origin, Source, nothing
 from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import DEFAULT, FIRST_TOKEN_US, HOST_FIXED_US, HOST_PER_SEQ_US, HostCosts, host_of
 from simkit.latency.ops.kernels import Kernels
@@ -28,7 +29,8 @@ from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 
-SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0), dict.fromkeys(DEFAULT.sources, "test"))
+TEST = Source(Origin.SCENARIO, "test")
+SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0), dict.fromkeys(DEFAULT.sources, TEST))
 SIZES = capture_sizes(256, 8192, (0, 33))
 ON_EVERY_PROFILE = pytest.mark.parametrize("profile", SHIPPED)
 
@@ -46,11 +48,11 @@ def model(
 @functools.cache
 def tables(profile: str) -> tuple[Floats, Floats]:
     """ns of what depends on the tokens and on the samples of a step."""
-    kernels = Kernels(
+    deployment = Deployment(
         LLAMA, load_gpu(profile), tensor_parallel_size=1, interconnect="nvlink", dtype="bfloat16", quantization=None,
         kv_cache_dtype="auto",
     )  # fmt: skip
-    builder = TableBuilder(LLAMA, kernels, load_profile(profile), dtype="bfloat16", quantization=None, nvlink=True)
+    builder = TableBuilder(deployment, Kernels(deployment), load_profile(profile))
     found: tuple[RowTable, RowTable] = builder.token_table(), builder.sample_table()
     return found[0].ns, found[1].ns
 
@@ -87,8 +89,8 @@ def test_every_effect_can_be_switched_off_alone(profile: str, effect: str) -> No
         assert effect not in model(profile).effects  # it lies in the engine
         return
     with_all, without = model(profile).effects, model(profile, (effect,)).effects
-    assert without == with_all | {effect: "off"}
-    assert "off" not in with_all.values()
+    assert without == with_all | {effect: OFF}
+    assert OFF not in with_all.values()
 
 
 @ON_EVERY_PROFILE
@@ -144,10 +146,10 @@ def test_unequal_decodes_wait_for_the_longest_where_the_kernel_does_not_split(pr
     unequal, equal, few = decodes(128, 2000, 60_000), decodes(128, 2000), decodes(8, 2000, 9000)
     assert gpu(timed, equal) == gpu(without, equal) == gpu(without, unequal)
     assert gpu(timed, few) == gpu(without, few)
-    if is_on(timed.effects["unequal_decodes"]):
+    if timed.effects["unequal_decodes"].is_on:
         assert gpu(timed, unequal) > 1.02 * gpu(without, unequal)
     else:
-        assert timed.effects["unequal_decodes"] == "none: this kernel splits long sequences"
+        assert timed.effects["unequal_decodes"].text == "none: this kernel splits long sequences"
         assert gpu(timed, unequal) == gpu(without, unequal)
 
 
@@ -179,9 +181,9 @@ def test_all_reduces_cost_only_gpus_that_share_a_model(profile: str) -> None:
         shared, without = model(profile, ranks=2), model(profile, ("all_reduce",), ranks=2)
         assert gpu(shared, shapes) > 1.01 * gpu(without, shapes)
         assert gpu(model(profile), shapes) == gpu(model(profile, ("all_reduce",)), shapes)
-    assert model(profile).effects["all_reduce"] == "none: one GPU"
+    assert model(profile).effects["all_reduce"].text == "none: one GPU"
     on_nvlink = bool(load_gpu(profile).nvlink_bytes_per_s)
-    assert model(profile, ranks=2).effects["all_reduce"] == ("kernel table" if on_nvlink else "data sheet")
+    assert model(profile, ranks=2).effects["all_reduce"].text == ("kernel table" if on_nvlink else "data sheet")
 
 
 COMBINATIONS = st.builds(
@@ -223,28 +225,28 @@ def test_host_terms_are_those_of_the_scenario_then_of_the_version_then_launches_
     for profile in (None, plain):
         found = host_of({}, profile, "0.33")
         assert terms(found) == assumed
-        assert set(found.sources.values()) == {"default"}
+        assert {source.text for source in found.sources.values()} == {"default"}
     launches = replace(plain, host=Host(900.0, 2.0))
     found = host_of({}, launches, "0.33")
     assert terms(found) == (900.0, 2.0, FIRST_TOKEN_US)
-    assert found.sources == {
+    assert {name: source.text for name, source in found.sources.items()} == {
         "fixed_us": "profile, launches measured", "per_seq_us": "profile, launches measured",
         "first_token_us": "default",
     }  # fmt: skip
     # The engine's own work is no less than assumed, whatever launching takes.
     quick = host_of({}, replace(plain, host=Host(10.0, 2.0)), "0.33")
     assert terms(quick) == (HOST_FIXED_US, 2.0, FIRST_TOKEN_US)
-    assert quick.sources["fixed_us"] == "default"
+    assert quick.sources["fixed_us"].text == "default"
     fitted = replace(launches, engine_hosts={"0.19": EngineHost(HostTerms(100.0, 40.0, 7.0), {})})
     for version in ("0.19", "0.19.2"):
         found = host_of({}, fitted, version)
         assert terms(found) == (100.0, 40.0, 7.0)
-        assert set(found.sources.values()) == {"profile, fitted to a run of vLLM 0.19"}
+        assert {source.text for source in found.sources.values()} == {"profile, fitted to a run of vLLM 0.19"}
     assert terms(host_of({}, fitted, "0.1")) == terms(host_of({}, fitted, "0.20")) == (900.0, 2.0, FIRST_TOKEN_US)
     found = host_of({"per_seq_us": 0.0}, fitted, "0.19")
     assert terms(found) == (100.0, 0.0, 7.0)
-    assert found.sources["per_seq_us"] == "scenario"
-    assert found.sources["fixed_us"] == "profile, fitted to a run of vLLM 0.19"
+    assert found.sources["per_seq_us"].text == "scenario"
+    assert found.sources["fixed_us"].text == "profile, fitted to a run of vLLM 0.19"
 
 
 def test_a_term_beyond_what_a_host_can_take_is_refused() -> None:
@@ -306,12 +308,12 @@ def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> No
     signs: dict[str, Any] = {"host": -1, "overlap": 1, "sampled_rows": 1, "all_reduce": -1}
     assert np.sign(change) == signs.get(effect, 0)
     if effect != "prefix_rehits":
-        assert without.effects == timed.effects | {effect: "off"}
+        assert without.effects == timed.effects | {effect: OFF}
 
 
 def test_a_model_of_hardware_says_where_each_of_its_effects_comes_from() -> None:
     assert set(model().effects) == set(EFFECTS) - {"prefix_rehits"}
     assert set(roofline().effects) == {"host", "overlap", "sampled_rows", "all_reduce", "first_token"}
-    assert model().effects | {"host": "test", "first_token": "test", "overlap": "none: synchronous scheduling"} == (
+    assert model().effects | {"host": TEST, "first_token": TEST, "overlap": nothing("synchronous scheduling")} == (
         model().effects
     )

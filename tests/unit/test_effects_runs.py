@@ -10,7 +10,7 @@ from served import as_asked
 from simkit import api
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.latency.effects import EFFECTS, is_on
+from simkit.latency.effects import EFFECTS, OFF
 from simkit.report.read.run import load_run
 from simkit.report.sections.provenance import provenance
 from simkit.runs.replication import Result
@@ -194,7 +194,7 @@ def test_without_preemptions_nothing_is_to_be_found_again() -> None:
     "sets", [{"engine.enable_prefix_caching": False}, {"engine.kv_allocator": "contiguous"}], ids=str
 )
 def test_without_a_prefix_cache_there_is_no_such_effect(sets: dict[str, Any]) -> None:
-    assert set_up(scenario(sets)).effects["prefix_rehits"] == "none: no prefix cache"
+    assert set_up(scenario(sets)).effects["prefix_rehits"].text == "none: no prefix cache"
 
 
 # How users switch effects.
@@ -287,9 +287,9 @@ def test_an_ablation_has_an_arm_for_each_effect_of_the_set_up(sets: dict[str, An
     assert list(found) == expected
     for effect, arm in found.items():
         assert arm.latency.without == [effect]
-        assert set_up(arm).effects == dict(sources) | {effect: "off"}
+        assert set_up(arm).effects == dict(sources) | {effect: OFF}
         assert apply_sets(arm, {"latency.without": []}).to_dict() == asked.to_dict()
-    assert all(is_on(sources[effect]) for effect in found)
+    assert all(sources[effect].is_on for effect in found)
 
 
 def test_what_a_scenario_switches_off_stays_off_in_every_arm() -> None:

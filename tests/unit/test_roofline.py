@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from simkit.errors import InputError
 from simkit.latency import rates
+from simkit.latency.deployment import Deployment
+from simkit.latency.effects import Origin, Source
 from simkit.latency.host import HOST_FIXED_US, HostCosts
 from simkit.latency.profile.values import HostTerms
 from simkit.latency.roofline import TABLE_ROWS, Roofline
@@ -75,10 +77,13 @@ NO_NVLINK = replace(A100, name="l4-24gb", nvlink_bytes_per_s=0)
 HOST_FIXED_NS = HOST_FIXED_US * 1000
 
 
+TEST = Source(Origin.SCENARIO, "test")
+
+
 def host_of(fixed_us: float, per_seq_us: float = 0.0) -> HostCosts:
     """Host work of a step."""
     return HostCosts(
-        HostTerms(fixed_us, per_seq_us, 0.0), dict.fromkeys(("fixed_us", "per_seq_us", "first_token_us"), "test")
+        HostTerms(fixed_us, per_seq_us, 0.0), dict.fromkeys(("fixed_us", "per_seq_us", "first_token_us"), TEST)
     )
 
 
@@ -91,7 +96,7 @@ def roofline(model: ModelSpec = LLAMA, gpu: GpuSpec = A100, **changes: Any) -> R
         "kv_cache_dtype": "auto",
         "async_scheduling": False,
     }
-    return Roofline(model, gpu, **(options | changes))
+    return Roofline(Deployment(model, gpu, **(options | changes)))
 
 
 MODELS = {

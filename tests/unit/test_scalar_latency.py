@@ -18,6 +18,7 @@ from simkit.batching.plan import StepPlan
 from simkit.engine.pricing import Pricer
 from simkit.latency import rates
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.deployment import Deployment
 from simkit.latency.host import host_of
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
@@ -67,11 +68,12 @@ def from_profile(
     model: ModelSpec, gpu: str, ranks: int, quantization: str | None, kv: str, host: Host | None, asynchronous: bool
 ) -> Calibrated:
     profile = profile_of(gpu, host)
-    return Calibrated(
-        model, load_gpu(gpu), profile, interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
+    deployment = Deployment(
+        model, load_gpu(gpu), interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
         tensor_parallel_size=ranks, quantization=quantization, async_scheduling=asynchronous,
         host=host_of({}, profile, "0.33"),
     )  # fmt: skip
+    return Calibrated(deployment, profile)
 
 
 BUILDERS |= {

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from simkit.latency.effects import CHUNK_CONTEXT, KERNEL_TABLE, MIXED_LAUNCHES, UNEQUAL_DECODES, Absent
+from simkit.latency.effects import (
+    CHUNK_CONTEXT,
+    KERNEL_TABLE,
+    MIXED_LAUNCHES,
+    UNEQUAL_DECODES,
+    UNMEASURED_RULE,
+    Origin,
+    Source,
+    nothing,
+)
 from simkit.latency.ops.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
 from simkit.latency.profile.residuals import Bools
@@ -23,6 +32,7 @@ MIXED_TAG = {
     False: "mixed launches: rule not measured on this GPU",
 }
 RAISED_TAG = "mixed launches: raised to what the hardware allows"
+UNMEASURED_FORMULA = Source(Origin.NOT_MEASURED, "formula of the kernel: not measured")
 SKEW_TAG = "decodes of unequal length: rule not measured on this GPU"
 
 
@@ -38,8 +48,8 @@ class Attention:
         self._context_share = 0.0 if CHUNK_CONTEXT in without else 1.0
         self.sources = {
             UNEQUAL_DECODES: _skew_source(profile),
-            MIXED_LAUNCHES: KERNEL_TABLE if profile.mixed.measured else "rule not measured on this GPU",
-            CHUNK_CONTEXT: KERNEL_TABLE if tables.context_measured else "formula of the kernel: not measured",
+            MIXED_LAUNCHES: KERNEL_TABLE if profile.mixed.measured else UNMEASURED_RULE,
+            CHUNK_CONTEXT: KERNEL_TABLE if tables.context_measured else UNMEASURED_FORMULA,
         }
         limits, heads = tables.attention_limits, self._heads
         self._us_per_token = 2.0 * heads.head_dim * heads.num_kv_heads * heads.kv_element_bytes * US_PER_S
@@ -243,7 +253,7 @@ def _within(shapes: StepShapes, window: int) -> tuple[Ints, Ints]:
     return context, longest
 
 
-def _skew_source(profile: Profile) -> str:
+def _skew_source(profile: Profile) -> Source:
     if profile.skew is None:
-        return Absent("none: this kernel splits long sequences")
-    return KERNEL_TABLE if profile.skew.heads else "rule not measured on this GPU"
+        return nothing("this kernel splits long sequences")
+    return KERNEL_TABLE if profile.skew.heads else UNMEASURED_RULE

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from simkit.errors import InputError
+from simkit.latency.deployment import Deployment
 from simkit.latency.ops.ops import (
     Elementwise,
     Gemm,
@@ -23,7 +24,6 @@ from simkit.latency.ops.ops import (
     sampler,
 )
 from simkit.latency.rates import GEMM_FLOOR_NS, Link, Rates, dtype_peak
-from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, StepShapes
 
@@ -34,7 +34,7 @@ Work = tuple[Floats, Floats]
 
 
 class Kernels:
-    """What one model runs on one of `tensor_parallel_size` GPUs.
+    """What the model of a deployment runs on one of its GPUs.
 
     MoE: a step of t tokens reads the weights of the share 1 - (1 - k/E)**t of E experts, the expectation when each
     token picks k experts uniformly. `quantization` fp8 and int8 use that format's peak where the GPU has one;
@@ -42,22 +42,15 @@ class Kernels:
     cannot do.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        gpu: GpuSpec,
-        *,
-        tensor_parallel_size: int,
-        interconnect: str,
-        dtype: str,
-        quantization: str | None,
-        kv_cache_dtype: str,
-    ) -> None:
+    def __init__(self, deployment: Deployment) -> None:
+        model, gpu, dtype, quantization = deployment.model, deployment.gpu, deployment.dtype, deployment.quantization
         if model.not_modelled:
             raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
-        self.ranks = ranks = tensor_parallel_size
+        self.ranks = ranks = deployment.tensor_parallel_size
         check_parallel(model, ranks)
-        self.formats = fmt = formats(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        self.formats = fmt = formats(
+            model, dtype=dtype, quantization=quantization, kv_cache_dtype=deployment.kv_cache_dtype
+        )
         peak = dtype_peak(gpu, dtype)
         self.layers = model.num_layers
         self.gemms, self.elementwise = layer_gemms(model, ranks, fmt), layer_elementwise(model, ranks, fmt)
@@ -66,7 +59,7 @@ class Kernels:
         self.attention = attention_shape(model, ranks, fmt)
         quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
         self.rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
-        self.link = None if ranks == 1 else Link(gpu, ranks, interconnect)
+        self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect)
         self.reduce_bytes = model.hidden_size * fmt.activation_bytes
         self.gather_bytes = model.vocab_size * fmt.activation_bytes / 2  # an all-gather is half an all-reduce
         self._untouched = _untouched_experts(model)

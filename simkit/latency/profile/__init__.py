@@ -8,7 +8,16 @@ from simkit.latency.profile.load import describe, is_shipped, list_profiles, loa
 from simkit.latency.profile.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, grid_key_sizes, grid_keys
 from simkit.latency.profile.read import NAME
 from simkit.latency.profile.residuals import ResidualGrid, between_neighbours, log_sizes, to_nested
-from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, NotMeasured, Profile, ProfileError
+from simkit.latency.profile.values import (
+    SCHEMA,
+    EngineHost,
+    Host,
+    HostTerms,
+    Mixed,
+    NotMeasured,
+    Profile,
+    ProfileError,
+)
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",

@@ -6,7 +6,7 @@ Owns which arms there are; what they are simulated for is the caller's affair. S
 from __future__ import annotations
 
 from simkit.engine.build import set_up
-from simkit.latency.effects import EFFECTS, OFF, is_on
+from simkit.latency.effects import EFFECTS, OFF
 from simkit.scenario import Scenario, apply_sets
 
 
@@ -20,5 +20,5 @@ def arms(scenario: Scenario) -> dict[str, Scenario]:
     return {
         effect: apply_sets(scenario, {"latency.without": [*off, effect]}, label="ablation")
         for effect in EFFECTS
-        if is_on(sources.get(effect, OFF))
+        if sources.get(effect, OFF).is_on
     }

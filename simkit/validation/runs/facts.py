@@ -120,7 +120,7 @@ def term_of(
         state, why = "idle", _why_idle(name, setup, bias)
     return {
         "before": getattr(before.terms, name),
-        "source": before.sources[name],
+        "source": before.sources[name].text,
         "after": getattr(terms, name),
         "state": state,
         "standard_error": fit.errors_us.get(name, unsure.get(name)),
