@@ -15,7 +15,7 @@ begins with an underscore never leave their module.
     ├── Overload                a run was given up (simkit.engine.run)
     ├── Failed                  a second process has no result (simkit.studies.background)
     ├── DamagedPart             a kept result cannot be used (simkit.studies.checkpoint)
-    ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.names)
+    ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
     ├── Refusal                 a file is refused while it is read (simkit.logs.files)
     ├── CalibrationError        calibration cannot start or go on (calib.errors)
     └── Refused                 an operation cannot be measured here (calib.measure.ops)

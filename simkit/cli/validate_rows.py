@@ -139,7 +139,7 @@ def _study(
 
 def _check_profile(settings: list[str], of_base: str | None, scenario: Path | None) -> None:
     """InputError for step times of no hardware, which have no host terms."""
-    from simkit.validation.rows.settings import given_in
+    from simkit.validation.rows.scenario import given_in
 
     given = given_in(settings, "latency").get("profile")
     label = f"--set latency.profile={given}" if given is not None else f"--scenario {scenario}: latency.profile"

@@ -12,8 +12,8 @@ from simkit.errors import InputError
 from simkit.scenario import Scenario, from_dict
 from simkit.validation.rows.errors import parse_bands
 from simkit.validation.rows.fit import FitRows
-from simkit.validation.rows.names import Unsuitable
 from simkit.validation.rows.read import read_rows
+from simkit.validation.rows.refusals import Unsuitable
 from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import study_rows
 

@@ -24,9 +24,9 @@ from simkit.scenario import from_dict
 from simkit.validation.rows import study as row_study
 from simkit.validation.rows.errors import parse_bands, statistics
 from simkit.validation.rows.fit import FitRows, parse_fit
-from simkit.validation.rows.formats import Formats, formats_of
-from simkit.validation.rows.names import Unsuitable, engine_of, gpu_of, model_of
+from simkit.validation.rows.names import Formats, engine_of, formats_of, gpu_of, model_of
 from simkit.validation.rows.read import Row, read_rows, select
+from simkit.validation.rows.refusals import Unsuitable
 from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import RowStudy, study_rows
 

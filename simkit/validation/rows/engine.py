@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.scenario.engine import Engine
-from simkit.validation.rows.assumptions import Assumptions
-from simkit.validation.rows.formats import formats_of
-from simkit.validation.rows.names import TRTLLM, VLLM, EngineName, Unsuitable, engine_of
+from simkit.validation.rows.names import TRTLLM, VLLM, EngineName, engine_of, formats_of
 from simkit.validation.rows.read import SETTINGS, Row
+from simkit.validation.rows.refusals import Assumptions, Unsuitable
 
 TRTLLM_BUDGET = 8192
 BATCH_VERSION = (0, 6)

@@ -12,9 +12,8 @@ import math
 import re
 from typing import Any
 
-from simkit.validation.rows.assumptions import Assumptions
-from simkit.validation.rows.names import Unsuitable
 from simkit.validation.rows.read import LENGTHS, Row
+from simkit.validation.rows.refusals import Assumptions, Unsuitable
 
 LOOPS = 10
 """Requests of a client of a closed loop, where the row does not say how many there were."""

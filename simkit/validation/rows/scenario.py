@@ -3,8 +3,7 @@
 What a row states holds; what it leaves out is the base scenario's, else a rule below, and is told as an assumption; a
 row that leaves out too much raises `Unsuitable`. Settings given for all rows come last.
 
-- Model, GPU and engine: `row_names`; number format: `row_formats`; requests: `row_load`; what is refused:
-  `row_refusals`, and what no such GPU can do: `row_limits`.
+- Model, GPU, engine and number format: `rows.names`; requests: `rows.load`; what is refused: `rows.refusals`.
 - vLLM: its version where stated. Before 0.8 prompts are taken whole and go before decodes, and there is no prefix
   cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
 - TensorRT-LLM: 8,192 tokens a step and whole prompts, which are its defaults; the host terms are 0.
@@ -17,23 +16,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simkit.errors import InputError
 from simkit.scenario import Scenario, from_labelled
 from simkit.scenario.workload import AllAtOnce, ClosedLoop
 from simkit.scenario.yaml import parse_set
 from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
-from simkit.validation.rows.assumptions import Assumptions
-from simkit.validation.rows.limits import TOO_FAST, is_impossible
 from simkit.validation.rows.load import generated_tokens, load_of
-from simkit.validation.rows.names import PROFILE_OF, TRTLLM, EngineName, Unsuitable, gpu_of, model_of
+from simkit.validation.rows.names import PROFILE_OF, TRTLLM, EngineName, gpu_of, model_of
 from simkit.validation.rows.read import Row
-from simkit.validation.rows.refusals import refuse
-from simkit.validation.rows.settings import check_settings, given_in
+from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse
+
+SECTIONS = ("engine", "hardware", "latency", "workload")
+"""Made of what each row states."""
 
 CONTEXT_TOKENS = 8192
 """`max_model_len` where the row does not state it, unless its requests are longer or the model allows less."""
@@ -211,3 +211,16 @@ def _take_over(data: dict[str, Any], base: Scenario) -> set[str]:
             data["latency"][key] = value
             taken.add(f"latency.{key}")
     return taken
+
+
+def check_settings(sets: Sequence[str]) -> None:
+    """InputError for a setting that would replace what rows state."""
+    for key, _ in map(parse_set, sets):
+        if key in SECTIONS:
+            raise InputError(f"--set {key}: expected a key within it ({key}.NAME), the section is what each row states")
+
+
+def given_in(sets: Sequence[str], section: str) -> dict[str, Any]:
+    """What `sets` say of the keys right below a section, the last of several."""
+    parsed = [(key.rpartition("."), value) for key, value in map(parse_set, sets)]
+    return {name: value for (within, _, name), value in parsed if within == section}

@@ -27,9 +27,8 @@ from simkit.studies.study import Failure, Options
 from simkit.types import Floats
 from simkit.validation.rows.errors import RUNNING, error_pct, statistics
 from simkit.validation.rows.fit import EngineFit, FitRows, fit_engines
-from simkit.validation.rows.names import Unsuitable
 from simkit.validation.rows.read import Row
-from simkit.validation.rows.refusals import refusals
+from simkit.validation.rows.refusals import Unsuitable, refusals
 from simkit.validation.rows.runs import Predicted, simulate
 from simkit.validation.rows.scenario import RowRun, run_of
 
