@@ -112,7 +112,7 @@ def write_validation(
     overwrite: bool = False,
     report: bool = True,
 ) -> Path:
-    """Write a run directory with validation.json (see `validation.runs.content`) and, as `page`, its page.
+    """Write a run directory with validation.json (see `validation.runs.result`) and, as `page`, its page.
 
     `report` is as for `write`, and of both pages.
     """

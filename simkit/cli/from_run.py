@@ -13,6 +13,7 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.scenario import Scenario
+    from simkit.validation.runs.facts import FitFacts
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -48,11 +49,11 @@ def from_run(
         fit = fit_run(chosen, name=name, date=date, progress=progress)
     path = out or Path("calibration") / fit.profile["name"] / f"{fit.profile['name']}.json"
     if json:
-        console.out_bytes(canonical_json(fit.facts))
+        console.out_bytes(canonical_json(fit.facts.to_json()))
     else:
         from simkit.report.sections.profile import fit_tables
 
-        console.out(*fit_tables(fit.facts, console.width()))
+        console.out(*fit_tables(fit.facts.to_json(), console.width()))
     if fit.refused:
         raise CheckError(f"nothing was stored: {fit.refused}")
     if not quiet:
@@ -69,11 +70,11 @@ def from_run(
         console.say(f"wrote {path}; use it with --set latency.profile={path} where engine.version is {version}")
 
 
-def _say_notes(chosen: Scenario, facts: Mapping[str, Any], trace: Mapping[str, Any], scenario: Path) -> None:
+def _say_notes(chosen: Scenario, facts: FitFacts, trace: Mapping[str, Any], scenario: Path) -> None:
     if "end_s" in trace or "max_requests" in trace:
         console.say("note: the last requests of the part met others in the run that are not simulated")
-    if facts["num_cut"]:
-        console.say(f"note: {facts['num_cut']} requests end before they did in the log and were not fitted")
+    if facts.num_cut:
+        console.say(f"note: {facts.num_cut} requests end before they did in the log and were not fitted")
     if chosen.latency.without:
         console.say(f"note: fitted without {', '.join(chosen.latency.without)}: the terms hold for runs without these")
     if chosen.latency.host is not None:

@@ -151,7 +151,7 @@ def _run(
     from simkit.plain import canonical_json
     from simkit.runs import directory
     from simkit.validation import bands as judging
-    from simkit.validation.runs import content as contents
+    from simkit.validation.runs import result as results
     from simkit.validation.runs.comparison import measured_metrics
 
     bands = judging.parse_bands(max_error or [])
@@ -165,25 +165,27 @@ def _run(
     options["resume_dir"] = None
     with studies.stoppable(out_dir):
         with console.progress(quiet) as progress:
-            result, gaps = contents.serve(setup, progress)
+            result, gaps = results.serve(setup, progress)
         comparison = _compared(chosen, result, trace, gaps, samples)
-        verdicts, unknown = judging.judge(bands, comparison.errors)
+        verdicts, lacking = judging.judge(bands, comparison.error_pct)
+        unknown = [judging.no_error(key, comparison.errors) for key in lacking]
         ablated = _ablated(chosen, trace, options, quiet) if ablate else None
-        content = contents.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
-                                      first_token_ns=setup.first_token_ns)  # fmt: skip
+        found = results.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
+                                   first_token_ns=setup.first_token_ns)  # fmt: skip
         result = log_options.with_measured(result)
         replaced = directory.name_of(out_dir) if overwrite else None
         with studies.writing(out, out_dir):
+            content = found.to_json()
             written = api.write_validation(result, content, out_dir, PAGE, overwrite=True, report=not no_report)
     if not quiet:
         for text in told:
             console.say(text)
         studies.say_notes(replaced, result.manifest)
-        for note in content["notes"]:
+        for note in found.notes:
             if note not in result.manifest["notes"]:
                 console.say(f"note: {note}")
     if json:
-        console.out_bytes(canonical_json(content["errors"]))
+        console.out_bytes(canonical_json(found.errors))
     else:
         from simkit.report.render import terminal
         from simkit.report.sections import validation as pages
@@ -191,7 +193,7 @@ def _run(
         console.out(*terminal.render(pages.report(content), console.width()))
     if not quiet:
         console.say(f"wrote {written}" + ("" if no_report else f"; open {written / PAGE}"))
-    missed = [found.line() for found in verdicts if not found.ok]
+    missed = [verdict.line() for verdict in verdicts if not verdict.ok]
     if bands and comparison.left_out.is_too_much:
         missed.append(comparison.left_out.too_much())
     if missed:
@@ -206,7 +208,7 @@ def _played(chosen: Scenario) -> tuple[Setup, PlayedLog]:
     from simkit.logs import play_log
     from simkit.streams import Streams
     from simkit.validation.runs.comparison import has_times
-    from simkit.validation.runs.content import check_as_it_was
+    from simkit.validation.runs.result import check_as_it_was
 
     check_as_it_was(chosen)
     setup = set_up(chosen)
@@ -261,7 +263,7 @@ def _compared(
 
 
 def _ablated(chosen: Scenario, trace: PlayedLog, options: Options, quiet: bool) -> dict[str, dict[str, float | None]]:
-    from simkit.validation.runs.content import ablate
+    from simkit.validation.runs.result import ablate
 
     with console.progress(quiet) as progress:
         return ablate(chosen, trace, progress=progress, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simkit import __version__
 from simkit.cli import console, studies
@@ -12,9 +12,9 @@ from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.studies.study import Options
-    from simkit.validation.rows.errors import Band
+    from simkit.validation.bands import Band, Verdict
     from simkit.validation.rows.read import Table
-    from simkit.validation.rows.study import RowStudy
+    from simkit.validation.rows.results import RowStudy
 
 
 NOTHING_FITTED = "nothing could be fitted: host work is hidden behind the GPU; the terms stay as they were"
@@ -43,12 +43,12 @@ def run_rows(
     Raises InputError, and CheckError when an error is outside the band that `max_error` sets; all is written then.
     """
     from simkit import api
-    from simkit.plain import canonical_json
+    from simkit.plain import canonical_json, plain
     from simkit.runs import directory
-    from simkit.validation.rows import errors
+    from simkit.validation.rows import results
     from simkit.validation.rows.read import read_rows
 
-    bands = errors.parse_bands(max_error or [])
+    bands = results.parse_bands(max_error or [])
     name = _name(summary)
     out_dir, overwrite = directory.choose(out, name)
     table = read_rows(summary)
@@ -57,8 +57,8 @@ def run_rows(
     study = _study(table, select, fit, fit_metric, scenario, studies.settings_of(sets, seed), max_rows,
                    name, summary, out_dir, quiet, options, bands)  # fmt: skip
     content = study.to_json() | {"assumptions": [*study.assumptions, *_told(table)]}
-    judged = errors.judge(bands, content["errors"]) if bands else []
-    content |= {"bands": judged, "version": __version__}
+    judged = results.judge(bands, study.errors) if bands else []
+    content |= {"bands": plain(judged), "version": __version__}
     facts = {"name": name, "summary": summary.name, "sha256": _sha256(summary), "select": select or [], "fit": fit,
              "fit_metric": fit_metric, "max_rows": max_rows, "set": sets or [], "seed": seed,
              "scenario": None if scenario is None else scenario.name}  # fmt: skip
@@ -107,8 +107,8 @@ def _study(
 ) -> RowStudy:
     from simkit import scenario as schema
     from simkit.validation.rows import read as tables
-    from simkit.validation.rows.errors import check_measured
     from simkit.validation.rows.fit import parse_fit
+    from simkit.validation.rows.results import check_measured
     from simkit.validation.rows.study import study_rows
 
     if fit is None and fit_metric is not None:
@@ -161,10 +161,10 @@ def _told(table: Table) -> list[str]:
     return told
 
 
-def _check(judged: list[dict[str, Any]]) -> None:
-    missed = [band for band in judged if not band["ok"]]
+def _check(judged: list[Verdict]) -> None:
+    missed = [band for band in judged if not band.ok]
     if missed:
-        listed = ", ".join(f"{b['key']}: {b['error_pct']:.2f} % (at most {b['limit_pct']:g} %)" for b in missed)
+        listed = ", ".join(f"{b.key}: {b.error_pct:.2f} % (at most {b.limit_pct:g} %)" for b in missed)
         raise CheckError(f"outside its band: {listed}")
 
 

@@ -104,7 +104,7 @@ def parse_set(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InputError(f"--set {one_line(text)}: expected KEY=VALUE, e.g. --set engine.max_num_seqs=64")
+        raise InputError("expected KEY=VALUE, e.g. --set engine.max_num_seqs=64", where=f"--set {one_line(text)}")
     return key, parse_value(value, f"--set {one_line(key)}")
 
 

@@ -1,20 +1,19 @@
-"""Bands: how far a prediction may be off, by metric and statistic, and who is outside.
+"""Bands: how far a prediction may be off, and who is outside.
 
-Owns the names that a band may have.
+Owns the names that a band on a run may have; a band on rows is on a column of their table (`rows.results`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from simkit.errors import InputError, nearest
 from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS, WHOLE_RUN
-from simkit.validation.runs.comparison import Errors
 from simkit.validation.samples import SAMPLED
 
 KEYS = (*(f"{metric}.{stat}" for metric in MEASURED_LATENCIES for stat in STATS), *WHOLE_RUN)
-"""Everything that can have a band, as ``METRIC.STAT``."""
+"""Everything of a run that can have a band, as ``METRIC.STAT``."""
 
 STATS_OF = {
     metric: tuple(key.partition(".")[2] for key in KEYS if key.startswith(f"{metric}."))
@@ -32,46 +31,68 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A band and the error that was found."""
+    """A band, the error that was found, and whether it lies within the band."""
 
-    band: Band
+    key: str
+    limit_pct: float
     error_pct: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether the error lies within the band."""
-        return abs(self.error_pct) <= self.band.limit_pct
+    ok: bool
 
     def line(self) -> str:
         """By how much the error is outside."""
-        over = abs(self.error_pct) - self.band.limit_pct
-        return f"{self.band.key} is off by {self.error_pct:+.2f} %, {over:.2f} points outside {self.band.limit_pct:g} %"
+        over = abs(self.error_pct) - self.limit_pct
+        return f"{self.key} is off by {self.error_pct:+.2f} %, {over:.2f} points outside {self.limit_pct:g} %"
 
 
-def parse_bands(texts: Sequence[str]) -> list[Band]:
-    """Bands from ``METRIC.STAT=PCT`` texts. InputError names the nearest key."""
+def parse(texts: Iterable[str], wrong: Callable[[str], str | None], no_number: str, noun: str) -> list[Band]:
+    """Bands from ``KEY=PCT`` texts. Raises InputError.
+
+    `wrong` says what was expected of a text that names nothing that can have a band, `no_number` (a template) of a
+    limit that is none, and `noun` what a key is called.
+    """
     bands: list[Band] = []
     for text in texts:
-        key, equals, limit = (part.strip() for part in text.partition("="))
-        where = f"--max-error {text.strip()}"
-        if not (key and equals and limit):
-            raise InputError(f"{where}: expected METRIC.STAT=PERCENT, e.g. --max-error tpot_ms.mean=3")
-        if key not in KEYS:
-            raise InputError(f"{where}: {_expected(key)}")
+        where, expected = f"--max-error {text}", wrong(text)
+        if expected is not None:
+            raise InputError(expected, where=where)
+        key, _, limit = (part.strip() for part in text.partition("="))
         try:
             limit_pct = float(limit.removesuffix("%"))
         except ValueError:
             limit_pct = -1.0
         if not 0 <= limit_pct < float("inf"):
-            raise InputError(f"{where}: expected a number of per cent >= 0, got {limit}")
+            raise InputError(no_number.format(limit), where=where)
         if any(band.key == key for band in bands):
-            raise InputError(f"{where}: expected each key once, got {key} twice")
+            raise InputError(f"expected each {noun} once, got {key} twice", where=where)
         bands.append(Band(key, limit_pct))
     return bands
 
 
-def _expected(key: str) -> str:
-    """What a band may be on, as near to `key` as it gets."""
+def judge(bands: Iterable[Band], error_of: Callable[[str], float | None]) -> tuple[list[Verdict], list[str]]:
+    """(each band with the error that was found, the keys of which there is none)."""
+    verdicts, unknown = [], []
+    for band in bands:
+        error = error_of(band.key)
+        if error is None:
+            unknown.append(band.key)
+        else:
+            verdicts.append(Verdict(band.key, band.limit_pct, error, abs(error) <= band.limit_pct))
+    return verdicts, unknown
+
+
+def parse_bands(texts: Sequence[str]) -> list[Band]:
+    """Bands on a run from ``METRIC.STAT=PCT`` texts. InputError names the nearest key."""
+    stripped = [text.strip() for text in texts]
+    return parse(stripped, _wrong, "expected a number of per cent >= 0, got {}", "key")
+
+
+def _wrong(text: str) -> str | None:
+    """What a band may be on, as near to the text as it gets; None where it is on something."""
+    key, equals, limit = (part.strip() for part in text.partition("="))
+    if not (key and equals and limit):
+        return "expected METRIC.STAT=PERCENT, e.g. --max-error tpot_ms.mean=3"
+    if key in KEYS:
+        return None
     metric = key.partition(".")[0]
     if metric in STATS_OF:
         close = nearest(f"{key}.{STATS_OF[metric][0]}" if key == metric else key, KEYS)
@@ -79,20 +100,12 @@ def _expected(key: str) -> str:
     return f"expected METRIC.STAT, METRIC one of {', '.join(STATS_OF)}{nearest(key, KEYS)}"
 
 
-def judge(bands: Sequence[Band], errors: Errors) -> tuple[list[Verdict], list[str]]:
-    """(each band with what was found, what there is no error of)."""
-    verdicts, unknown = [], []
-    for band in bands:
-        metric, stat = band.key.split(".")
-        error = errors.get(metric, {}).get(stat, {}).get("error_pct")
-        if error is None:
-            unknown.append(
-                f"{band.key}: there is no such error here: it was not measured, or 0; expected one of the metrics "
-                f"{', '.join(errors)}"
-            )
-        else:
-            verdicts.append(Verdict(band, error))
-    return verdicts, unknown
+def no_error(key: str, metrics: Iterable[str]) -> str:
+    """What to say of a band on what there is no error of; `metrics` have one."""
+    return (
+        f"{key}: there is no such error here: it was not measured, or 0; expected one of the metrics "
+        f"{', '.join(metrics)}"
+    )
 
 
 def check_measured(bands: Sequence[Band], metrics: Collection[str], samples: Collection[str] | None) -> None:

@@ -101,10 +101,10 @@ def test_rows_simulated_again_give_what_is_kept(kept: dict[str, Any], name: str)
     given = dict(zip(("fixed_us", "per_seq_us"), terms, strict=False))
     for row, again in zip(chosen, study_rows(chosen, sets=[f"latency.host={json.dumps(given)}"]).rows, strict=True):
         metric = "mean_tpot_ms" if spec["metric"] == "mean_tpot_ms" else "duration_s"
-        values, point = again["metrics"][metric], points[row.id]
+        values, point = again.metrics[metric], points[row.id]
         tokens = row.numbers["output_len"] * row.numbers.get("batch_size", 0)
         for key, value in (("measured", "measured"), ("predicted", "predicted"), ("at_zero", "predicted_zero")):
-            made = tokens / values[value] if metric == "duration_s" else values[value]
+            made = tokens / getattr(values, value) if metric == "duration_s" else getattr(values, value)
             assert point[key] == pytest.approx(made, rel=2e-3), (row.id, key)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from evidence import build, page, rows, runs, sets, table, wrong
@@ -13,17 +12,17 @@ from test_evidence import content, example
 
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
-from simkit.validation.rows.study import RowStudy
+from simkit.validation.rows.results import MetricResult, RowResult, RowStudy
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # --- all public rows --------------------------------------------------------------------------------------------------
 
 
-def public_row(name: str, gpu: str, metric: str, measured: float, predicted: float) -> dict[str, Any]:
+def public_row(name: str, gpu: str, metric: str, measured: float, predicted: float) -> RowResult:
     error = 100 * (predicted / measured - 1)
-    values = {"measured": measured, "predicted": predicted, "error_pct": error}
-    return {"id": name, "set": "s", "engine": "vLLM", "gpu": gpu, "metrics": {metric: values}}
+    values = MetricResult(measured, predicted, error, None, None)
+    return RowResult(name, "s", "vLLM", gpu, "m", 1, 8, 8, None, "all", {metric: values})
 
 
 @pytest.fixture

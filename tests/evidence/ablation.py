@@ -18,10 +18,9 @@ from evidence.line import Line
 from evidence.rows import Found
 from simkit.latency.effects import EFFECTS
 from simkit.latency.profile.values import HostTerms
-from simkit.validation.rows.runs import Predicted, simulate, with_terms
 from simkit.validation.rows.scenario import RowRun, run_of
-from simkit.validation.rows.study import ZERO
-from simkit.validation.runs.ablation import arms
+from simkit.validation.rows.study import ZERO, Predicted, simulate, with_terms
+from simkit.validation.runs.result import arms
 
 SECTION = "Ablation"
 INTRO = (

@@ -77,4 +77,4 @@ def _others(shared: Path) -> Iterator[Line]:
 
 @functools.cache
 def _facts(shared: Path) -> Mapping[str, Any]:
-    return fit_run(runs.asked(shared)).facts
+    return fit_run(runs.asked(shared)).facts.to_json()

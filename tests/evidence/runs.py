@@ -21,8 +21,8 @@ from simkit.logs.read.open import opened
 from simkit.logs.read.timestamps import number_ns
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s
-from simkit.validation.runs.ablation import arms
 from simkit.validation.runs.comparison import Comparison, compare
+from simkit.validation.runs.result import arms
 
 SECTION = "End-to-end runs"
 INTRO = (

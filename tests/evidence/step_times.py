@@ -19,9 +19,8 @@ from evidence.line import Line
 from evidence.sets import Spec
 from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile import list_profiles
-from simkit.validation.rows.runs import Predicted, simulate
 from simkit.validation.rows.scenario import RowRun, run_of
-from simkit.validation.rows.study import ZERO
+from simkit.validation.rows.study import ZERO, Predicted, simulate
 
 SECTION = "Step times"
 INTRO = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -19,7 +19,8 @@ from evidence.line import Line
 from evidence.sets import chosen
 from simkit.latency.host import HOST_FIXED_US
 from simkit.validation.rows.read import read_rows
-from simkit.validation.rows.study import RowStudy, study_rows
+from simkit.validation.rows.results import RowResult, RowStudy
+from simkit.validation.rows.study import study_rows
 
 SECTION = "All public rows"
 INTRO = (
@@ -80,15 +81,16 @@ def curves(shared: Path | None) -> dict[str, Any]:
     return {"public": [{"name": group.name, "metric": group.metric, **off(group)} for group in groups]}
 
 
-def grouped(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
+def grouped(rows: Iterable[RowResult]) -> list[Group]:
     """The rows of rows.json by set, engine, GPU and what they are held against, in order of their names."""
     found: dict[tuple[str, str, str], list[tuple[str, float, float]]] = {}
     for row in rows:
-        metric = next((name for name in METRICS if row["metrics"].get(name, {}).get("error_pct") is not None), None)
+        known = {name for name, values in row.metrics.items() if values.error_pct is not None}
+        metric = next((name for name in METRICS if name in known), None)
         if metric is not None:
-            values = row["metrics"][metric]
-            key = f"{row['set']}: {row['engine']}, {row['gpu']}", *METRICS[metric]
-            found.setdefault(key, []).append((row["id"], values["measured"], values["predicted"]))
+            values = row.metrics[metric]
+            key = f"{row.set}: {row.engine}, {row.gpu}", *METRICS[metric]
+            found.setdefault(key, []).append((row.id, values.measured, values.predicted))
     return [Group(*key, tuple(values)) for key, values in sorted(found.items())]
 
 

@@ -16,7 +16,7 @@ from simkit.report.sections.provenance import provenance
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict, loads, parse_axes, template
 from simkit.studies.compare import compare
-from simkit.validation.runs.ablation import arms
+from simkit.validation.runs.result import arms
 
 PATH_US, PATH_NS = 12_345.678, 12_345_678
 TIMES = ("first_scheduled_ns", "first_token_ns", "last_token_ns", "generated_first_ns", "generated_last_ns")

@@ -113,8 +113,7 @@ LEFT = {
     "simkit/logs/play/load.py",
     "simkit/logs/read/log.py",
     "simkit/validation/rows/refusals.py",
-    "simkit/validation/rows/study.py",
-    "simkit/validation/runs/content.py",
+    "simkit/validation/runs/result.py",
 }
 """Files that still read words of simkit's own."""
 

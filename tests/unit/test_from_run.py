@@ -21,7 +21,7 @@ from simkit.cli import app, from_run
 from simkit.cli.studies import Stopped
 from simkit.errors import InputError
 from simkit.latency.host import host_of
-from simkit.latency.profile import ProfileError, load_profile, parse_profile, profile_text
+from simkit.latency.profile import HostTerms, ProfileError, load_profile, parse_profile, profile_text
 from simkit.metrics import record as rec
 from simkit.scenario import Scenario, load_replay, loads
 from simkit.types import Ints
@@ -200,11 +200,11 @@ def test_the_search_goes_on_to_the_best_and_its_errors_cover_the_truth() -> None
     folder = Path(__file__).resolve().parents[2] / "scenarios"
     log = str(folder / "example-run.jsonl")
     fit = run_fit.fit_run(load_replay(folder / "fit-to-a-run.yaml", {"path": log}, {"path": "--from-run"}, []))
-    assert fit.facts["rms_pct"]["after"] < 0.05
+    assert fit.facts.rms_pct["after"] < 0.05
     for name, value in TRUTH.items():
-        term = fit.facts["terms"][name]
-        assert term["after"] == pytest.approx(value, rel=0.01)
-        assert abs(term["after"] - value) <= 2 * term["standard_error"]
+        term = fit.facts.terms[name]
+        assert term.after == pytest.approx(value, rel=0.01)
+        assert abs(term.after - value) <= 2 * term.standard_error
 
 
 def test_a_fit_that_leaves_large_errors_is_not_stored(here: Path, truth: dict[str, Ints]) -> None:
@@ -390,9 +390,8 @@ def test_a_profile_is_written_as_it_was_read(name: str) -> None:
 
 
 def test_the_terms_of_a_version_take_the_place_of_those_it_had() -> None:
-    facts = {"version": "0.9", "log": "l", "terms": {name: {"after": 1.0} for name in TRUTH}}
     text = with_hosts([HOST | {"version": "0.9"}, HOST | {"version": "0.10"}])
-    made = profile_with(text, "x", facts)
+    made = profile_with(text, "x", "0.9", HostTerms(1.0, 1.0, 1.0), {"log": "l"})
     assert [(row["version"], row["fixed_us"]) for row in made[HOSTS]] == [("0.9", 1.0), ("0.10", 900.0)]
     parse_profile(to_text(made), "x")
 

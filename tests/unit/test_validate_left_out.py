@@ -150,7 +150,7 @@ def test_a_band_on_what_is_not_measured_is_refused_before_anything_is_simulated(
         raise AssertionError("simulated")
 
     write_log({}, {})
-    monkeypatch.setattr("simkit.validation.runs.content.simulate", never)
+    monkeypatch.setattr("simkit.validation.runs.result.simulate", never)
     line = refused("--max-error", "itl_ms.p50=5")
     assert line.startswith("--max-error itl_ms.p50: there is no such error here")
     assert line.endswith("expected one of the metrics ttft_ms, tpot_ms, e2e_ms, makespan_s, throughput, concurrency")

@@ -10,10 +10,10 @@ from test_validate_rows import row
 
 from simkit.errors import InputError
 from simkit.scenario import Scenario, from_dict
-from simkit.validation.rows.errors import parse_bands
 from simkit.validation.rows.fit import FitRows
 from simkit.validation.rows.read import read_rows
 from simkit.validation.rows.refusals import Unsuitable
+from simkit.validation.rows.results import parse_bands
 from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import study_rows
 
@@ -190,10 +190,10 @@ def test_host_terms_that_are_given_to_an_engine_without_are_left_out_of_the_zero
     made = row(tmp_path, **H100 | {"engine": "trtllm 1.0"})
     setting = "latency.host={fixed_us: 5000, per_seq_us: 0, first_token_us: 0}"
     serial = "engine.async_scheduling=false"
-    tpot = study_rows([made], sets=[serial, setting]).rows[0]["metrics"]["mean_tpot_ms"]
-    assert tpot["predicted"] == pytest.approx(tpot["predicted_zero"] + 5.0, abs=0.6)
-    plain = study_rows([made], sets=[serial]).rows[0]["metrics"]["mean_tpot_ms"]
-    assert plain["predicted"] == plain["predicted_zero"] == tpot["predicted_zero"]
+    tpot = study_rows([made], sets=[serial, setting]).rows[0].metrics["mean_tpot_ms"]
+    assert tpot.predicted == pytest.approx(tpot.predicted_zero + 5.0, abs=0.6)
+    plain = study_rows([made], sets=[serial]).rows[0].metrics["mean_tpot_ms"]
+    assert plain.predicted == plain.predicted_zero == tpot.predicted_zero
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

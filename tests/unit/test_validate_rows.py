@@ -22,13 +22,13 @@ from simkit.cli.app import app
 from simkit.errors import InputError
 from simkit.scenario import from_dict
 from simkit.validation.rows import study as row_study
-from simkit.validation.rows.errors import parse_bands, statistics
 from simkit.validation.rows.fit import FitRows, parse_fit
 from simkit.validation.rows.names import Formats, engine_of, formats_of, gpu_of, model_of
 from simkit.validation.rows.read import Row, read_rows, select
 from simkit.validation.rows.refusals import Unsuitable
+from simkit.validation.rows.results import MetricResult, RowErrors, RowResult, RowStudy, parse_bands, statistics
 from simkit.validation.rows.scenario import RowRun, run_of
-from simkit.validation.rows.study import RowStudy, study_rows
+from simkit.validation.rows.study import study_rows
 
 FACTS = Path(__file__).resolve().parents[1] / "data" / "serving_rows.csv"
 PLAIN = {
@@ -93,7 +93,7 @@ def test_host_terms_of_vllm_fitted_on_some_concurrencies_hold_for_the_others() -
     found = study(
         "model=*Qwen3-32B", "output_len=512", "input_len=1024", fit=FitRows("max_concurrency", ("8", "32", "128"))
     )
-    assert {r["role"] for r in found.rows} == {"fit", "test"}
+    assert {r.role for r in found.rows} == {"fit", "test"}
     assert mape(found, "mean_tpot_ms") <= 8
     stats = found.to_json()["errors"]["all"]["all"]["mean_tpot_ms"]
     assert stats["n"] == 2, "only rows that were not fitted are judged"
@@ -335,20 +335,18 @@ def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> No
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 def test_statistics_by_hand() -> None:
-    def part(role: str, concurrency: int | None, *errors: float) -> dict[str, Any]:
-        metrics = {f"m{i}": {"error_pct": e, "error_zero_pct": 2 * e} for i, e in enumerate(errors)}
-        return {"role": role, "concurrency": concurrency, "metrics": metrics} | dict.fromkeys(
-            ("engine", "gpu", "model", "set"), "x"
-        )
+    def part(role: str, concurrency: int | None, *errors: float) -> RowResult:
+        metrics = {f"m{i}": MetricResult(1.0, 1.0, e, 1.0, 2 * e) for i, e in enumerate(errors)}
+        return RowResult("r", "x", "x", "x", "x", 1, 8, 8, concurrency, role, metrics)
 
     found = statistics(
         [part("test", 16, 2.0, -1.0), part("test", 8, -4.0), part("all", None, 5.0), part("fit", 8, 99.0)]
     )
     mean = pytest.approx(11 / 3)
-    wanted = {"n": 3, "mape_pct": mean, "bias_pct": 1.0, "worst_pct": 5.0, "mape_zero_pct": pytest.approx(22 / 3)}
+    wanted = RowErrors(n=3, mape_pct=mean, bias_pct=1.0, worst_pct=5.0, mape_zero_pct=pytest.approx(22 / 3))
     assert found["all"]["all"]["m0"] == wanted
     assert list(found["concurrency"]) == ["8", "16", "-"]
-    assert found["concurrency"]["8"]["m0"]["n"] == 1
+    assert found["concurrency"]["8"]["m0"].n == 1
 
 
 def test_the_logged_running_count_is_held_against_mean_and_peak(tmp_path: Path) -> None:
@@ -360,10 +358,10 @@ def test_the_logged_running_count_is_held_against_mean_and_peak(tmp_path: Path) 
         "other_config": "max logged running 4",
     }
     [found] = study_rows([row(tmp_path, **cells)]).rows
-    running = found["metrics"]["running"]
-    assert running["predicted_peak"] == 4, "512 tokens hold four prompts of 100 and their outputs"
-    assert running["predicted_mean"] <= running["predicted_peak"]
-    assert running["within"] is True
+    running = found.metrics["running"]
+    assert running.predicted_peak == 4, "512 tokens hold four prompts of 100 and their outputs"
+    assert running.predicted_mean <= running.predicted_peak
+    assert running.within is True
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -398,7 +396,7 @@ def test_a_bad_cell_leaves_its_row_out_and_is_named_with_its_place(
     assert (good.odd, len(odd.odd)) == ((), 1)
     assert f"rows.csv:3: {what}" in odd.odd[0]
     study = study_rows([good, odd])
-    assert [found["id"] for found in study.rows] == ["R0"]
+    assert [found.id for found in study.rows] == ["R0"]
     assert dict(study.skipped) == {f"unreadable: {odd.odd[0].partition(': ')[2]}": 1}
 
 
@@ -529,7 +527,7 @@ def test_rows_that_are_not_served_whole_are_left_out_and_named(tmp_path: Path, s
     if "timeout_s" in sets[0]:
         return
     found = study_rows(rows, sets=sets)
-    assert [row["id"] for row in found.rows] == ["R2"]
+    assert [row.id for row in found.rows] == ["R2"]
     assert list(found.skipped_rows) == ["R1"]
     assert found.skipped_lines == {"R1": 2}
 
@@ -547,7 +545,7 @@ def test_nothing_is_called_fitted_where_the_gpu_hides_the_host(tmp_path: Path) -
     assert "0 us a step" not in stderr
     content = json.loads((out / "rows.json").read_bytes())
     assert (content["fit"]["fitted"], content["fit"]["terms"]) == ([], {})
-    plain = study_rows(read_rows(path).rows).rows
+    plain = study_rows(read_rows(path).rows).to_json()["rows"]
     assert [row["metrics"] for row in content["rows"]] == [row["metrics"] for row in plain]
 
 

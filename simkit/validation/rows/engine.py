@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from simkit.scenario.engine import Engine
 from simkit.validation.rows.names import TRTLLM, VLLM, EngineName, engine_of, formats_of
-from simkit.validation.rows.read import SETTINGS, Row
+from simkit.validation.rows.read import SETTINGS, Row, Section
 from simkit.validation.rows.refusals import Assumptions, Unsuitable
 
 TRTLLM_BUDGET = 8192
@@ -24,7 +22,7 @@ _LATER = re.compile(r"\bV1\b|\b20(?:2[5-9]|[3-9]\d)\b")
 """What vLLM of 2024 is not called."""
 
 
-def name_of(row: Row, known: Mapping[str, Any], assumed: Assumptions) -> EngineName:
+def name_of(row: Row, known: Section, assumed: Assumptions) -> EngineName:
     """The engine, of the version that is `known`: settings that the base scenario, the row, or all rows are given."""
     name = engine_of(row.text("engine"), row.text("engine_version"))
     if name.family != VLLM:
@@ -40,7 +38,7 @@ def name_of(row: Row, known: Mapping[str, Any], assumed: Assumptions) -> EngineN
     return name
 
 
-def takes_whole_prompts(name: EngineName, known: Mapping[str, Any]) -> bool:
+def takes_whole_prompts(name: EngineName, known: Section) -> bool:
     """Whether prompts are not cut."""
     chunked = known.get("enable_chunked_prefill")
     if isinstance(chunked, bool):
@@ -48,9 +46,9 @@ def takes_whole_prompts(name: EngineName, known: Mapping[str, Any]) -> bool:
     return name.family == TRTLLM or _is_early(name)
 
 
-def rules(name: EngineName, context_tokens: int, known: Mapping[str, Any], assumed: Assumptions) -> dict[str, Any]:
+def rules(name: EngineName, context_tokens: int, known: Section, assumed: Assumptions) -> Section:
     """What an engine does unless it is told otherwise."""
-    found: dict[str, Any] = {"max_model_len": context_tokens}
+    found: Section = {"max_model_len": context_tokens}
     if name.family == VLLM and name.version is not None:
         found |= {"version": "{}.{}".format(*name.version), "async_scheduling": name.version >= FIRST_ASYNC}
     if _is_early(name):
@@ -66,9 +64,9 @@ def rules(name: EngineName, context_tokens: int, known: Mapping[str, Any], assum
     return found
 
 
-def stated(row: Row, by_model: str, assumed: Assumptions) -> dict[str, Any]:
+def stated(row: Row, by_model: str, assumed: Assumptions) -> Section:
     """What the row says; `by_model` is the number format in the model's name, empty for none."""
-    found: dict[str, Any] = {key: row.count(key) for key in SETTINGS if row.count(key) is not None}
+    found: Section = {key: row.count(key) for key in SETTINGS if row.count(key) is not None}
     found |= {f"enable_{flag}": value for flag, value in row.flags.items()}
     name = engine_of(row.text("engine"), row.text("engine_version"))
     if name.family == VLLM and name.version is not None:
@@ -86,7 +84,7 @@ def stated(row: Row, by_model: str, assumed: Assumptions) -> dict[str, Any]:
     return found
 
 
-def kv_rule(row: Row, known: Mapping[str, Any], assumed: Assumptions) -> dict[str, Any]:
+def kv_rule(row: Row, known: Section, assumed: Assumptions) -> Section:
     """The fp8 checkpoints of NVIDIA ask for a KV cache in fp8 (`kv_cache_quant_algo` in their `hf_quant_config.json`),
     and TensorRT-LLM goes by that; others say nothing."""
     if known.get("quantization") != "fp8":
@@ -98,19 +96,19 @@ def kv_rule(row: Row, known: Mapping[str, Any], assumed: Assumptions) -> dict[st
     return {"kv_cache_dtype": "fp8"} if is_asked else {}
 
 
-def blocks(row: Row, known: Mapping[str, Any]) -> dict[str, Any]:
+def blocks(row: Row, known: Section) -> Section:
     """The pool that the row states, in whole blocks, beside the one that the scheduler keeps as a dummy."""
     tokens = row.count("kv_cache_tokens")
     return {} if tokens is None else {"num_gpu_blocks": tokens // block_size(known) + 1}
 
 
-def pool_tokens(known: Mapping[str, Any]) -> int | None:
+def pool_tokens(known: Section) -> int | None:
     """What the pool holds, where its size is known."""
     num_blocks = known.get("num_gpu_blocks")
     return (num_blocks - 1) * block_size(known) if isinstance(num_blocks, int) else None
 
 
-def block_size(known: Mapping[str, Any]) -> int:
+def block_size(known: Section) -> int:
     """Tokens of a block; of a size that is none, the usual one: it is refused with the scenario."""
     size = known.get("block_size", BLOCK_SIZE)
     return size if isinstance(size, int) and size > 0 else BLOCK_SIZE

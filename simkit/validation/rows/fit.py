@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class EngineFit:
     rows: tuple[str, ...]
     test_rows: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As in rows.json; errors are the mean absolute ones of the fitted rows, with the start's terms and after; no
         terms where none could be fitted: those that hold without a fit stay."""
         terms = self.found.terms

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
-from simkit.validation.rows.read import LENGTHS, Row
+from simkit.validation.rows.read import LENGTHS, Row, Section
 from simkit.validation.rows.refusals import Assumptions, Unsuitable
 
 LOOPS = 10
@@ -27,11 +26,11 @@ MOST_LISTED = 1_000_000
 _GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b", re.IGNORECASE)
 
 
-def load_of(row: Row, assumed: Assumptions) -> dict[str, Any]:
+def load_of(row: Row, assumed: Assumptions) -> Section:
     """The section `workload`; what it assumes is added to `assumed`."""
     rate, clients, batch = row.numbers.get("request_rate"), row.count("max_concurrency"), row.count("batch_size")
     number = row.count("num_prompts")
-    arrivals: dict[str, Any] = {"process": "all_at_once"}
+    arrivals: Section = {"process": "all_at_once"}
     if rate is not None and math.isfinite(rate):
         arrivals = {"process": "poisson", "rate_per_s": rate}
         if number is None:
@@ -73,7 +72,7 @@ def generated_tokens(row: Row) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def _outputs(row: Row, number: int, assumed: Assumptions) -> dict[str, Any]:
+def _outputs(row: Row, number: int, assumed: Assumptions) -> Section:
     """As long as asked, or, where fewer were generated in all, so many: as equal as whole tokens allow."""
     total = generated_tokens(row)
     if total is None or row.count("num_prompts") is None:
@@ -88,7 +87,7 @@ def _outputs(row: Row, number: int, assumed: Assumptions) -> dict[str, Any]:
     return _spread(total, number)
 
 
-def _spread(total: int, number: int) -> dict[str, Any]:
+def _spread(total: int, number: int) -> Section:
     """`total` tokens over `number` requests, at least one each: two lengths that differ by one, evenly mixed."""
     low, more = divmod(max(total, number), number)
     if not more:

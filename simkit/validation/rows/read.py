@@ -47,6 +47,10 @@ METRICS: Mapping[str, tuple[str, float]] = {
 KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS), *METRICS)
 
 
+Section = dict[str, object]
+"""A section of the scenario that a row becomes, or what is known of one, by key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table. `cells` holds its texts by column, in one line each; what is empty is missing in the typed

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from simkit.errors import InputError
 from simkit.scenario import Scenario, from_labelled
@@ -29,7 +28,7 @@ from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
 from simkit.validation.rows.load import generated_tokens, load_of
 from simkit.validation.rows.names import PROFILE_OF, TRTLLM, EngineName, gpu_of, model_of
-from simkit.validation.rows.read import Row
+from simkit.validation.rows.read import Row, Section
 from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse
 
 SECTIONS = ("engine", "hardware", "latency", "workload")
@@ -92,20 +91,23 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     rules |= row_engine.kv_rule(row, known, assumed)
     engine = rules | own | stated
     _check_budget(name, engine | last)
-    hardware = _hardware(row, given_in(sets, "hardware"), assumed)
-    data: dict[str, Any] = {
+    gpu = _gpu(row, given_in(sets, "hardware"), assumed)
+    hardware = _hardware(row, gpu, given_in(sets, "hardware"), assumed)
+    latency = _latency(name, gpu, assumed)
+    data: Section = {
         "name": "row",
         "model": model.name,
         "hardware": hardware,
         "engine": engine,
-        "latency": _latency(name, hardware["gpu"], assumed),
+        "latency": latency,
         "workload": load_of(row, assumed),
         # A benchmark counts every request.
         "warmup": "none",
     }
     given = {*(f"engine.{key}" for key in known), *(parse_set(text)[0] for text in sets)}
     if base is not None:
-        given |= _take_over(data, base)
+        data["seed"] = base.seed
+        given |= _take_over(hardware, latency, base)
         assumed.add("what rows leave open of engine, latency and interconnect: as the scenario has it")
     scenario = from_labelled(data, {}, sets)
     _check(row, model, scenario)
@@ -118,7 +120,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     return RowRun(row, scenario, name.label, _is_host_free(name, scenario), _at_once(scenario), assumed.told(given))
 
 
-def _check_budget(name: EngineName, engine: Mapping[str, Any]) -> None:
+def _check_budget(name: EngineName, engine: Section) -> None:
     context, budget = engine["max_model_len"], engine.get("max_num_batched_tokens")
     whole = row_engine.takes_whole_prompts(name, engine)
     if whole and isinstance(context, int) and isinstance(budget, int) and budget < context:
@@ -154,28 +156,31 @@ def longest_tokens(row: Row) -> int:
     return math.ceil(row.numbers["input_len"]) + math.ceil(row.numbers["output_len"])
 
 
-def _hardware(row: Row, last: Mapping[str, Any], assumed: Assumptions) -> dict[str, Any]:
-    """GPU, how many of them, and the link between them; `last` is what is set for all rows."""
+def _gpu(row: Row, last: Section, assumed: Assumptions) -> str:
+    """The GPU; `last` is what is set for all rows."""
     gpu, open_gpu = gpu_of(row.text("gpu"))
     if open_gpu is not None:
         assumed.add(open_gpu, "hardware.gpu")
-    if last.get("gpu") in {known.name for known in list_gpus()}:
-        gpu = last["gpu"]
+    return next((known.name for known in list_gpus() if known.name == last.get("gpu")), gpu)
+
+
+def _hardware(row: Row, gpu: str, last: Section, assumed: Assumptions) -> Section:
+    """The GPU, how many of them, and the link between them."""
     if row.count("tp") is None:
         assumed.add("tensor parallelism not stated: 1 GPU", "hardware.tensor_parallel_size")
     ranks = last.get("tensor_parallel_size", row.count("tp") or 1)
-    hardware = {"gpu": gpu, "tensor_parallel_size": ranks}
-    several = isinstance(ranks, int) and ranks > 1
-    if several and (not load_gpu(gpu).nvlink_bytes_per_s or (ranks > 2 and gpu in BRIDGED)):
+    hardware: Section = {"gpu": gpu, "tensor_parallel_size": ranks}
+    count = ranks if isinstance(ranks, int) else 1
+    if count > 1 and (not load_gpu(gpu).nvlink_bytes_per_s or (count > 2 and gpu in BRIDGED)):
         hardware["interconnect"] = "pcie"
         assumed.add(f"{gpu}: linked by PCIe", "hardware.interconnect")
-    if several and (ranks > NODE_GPUS or _NODES.search(row.text("other_config"))):
+    if count > 1 and (count > NODE_GPUS or _NODES.search(row.text("other_config"))):
         assumed.add("several nodes: GPUs linked as within one")
     return hardware
 
 
-def _latency(engine: EngineName, gpu: str, assumed: Assumptions) -> dict[str, Any]:
-    latency: dict[str, Any] = {"profile": PROFILE_OF.get(gpu, "auto")}
+def _latency(engine: EngineName, gpu: str, assumed: Assumptions) -> Section:
+    latency: Section = {"profile": PROFILE_OF.get(gpu, "auto")}
     if gpu in PROFILE_OF:
         text = f"{gpu}: the profile of {PROFILE_OF[gpu]}, scaled to its limits"
         assumed.add(text, "latency.profile", "hardware.gpu")
@@ -185,30 +190,30 @@ def _latency(engine: EngineName, gpu: str, assumed: Assumptions) -> dict[str, An
     return latency
 
 
-def _context(row: Row, model: ModelSpec, name: EngineName, known: Mapping[str, Any], assumed: Assumptions) -> int:
+def _context(row: Row, model: ModelSpec, name: EngineName, known: Section, assumed: Assumptions) -> int:
     """`max_model_len`: what is known of it, else enough."""
     longest = longest_tokens(row)
     if longest > model.max_position:
         raise Unsuitable(f"requests longer than the context of {model.name}")
-    if isinstance(known.get("max_model_len"), int):
-        return int(known["max_model_len"])
+    stated = known.get("max_model_len")
+    if isinstance(stated, int):
+        return stated
     assumed.add(CONTEXT_ASSUMED, "engine.max_model_len")
     budget = known.get("max_num_batched_tokens") if row_engine.takes_whole_prompts(name, known) else None
     limits = (row_engine.pool_tokens(known), budget, model.max_position)
     return max(longest, min(CONTEXT_TOKENS, *(limit for limit in limits if isinstance(limit, int))))
 
 
-def _take_over(data: dict[str, Any], base: Scenario) -> set[str]:
+def _take_over(hardware: Section, latency: Section, base: Scenario) -> set[str]:
     """What the base scenario says beside its engine and that holds for all rows; returns its keys."""
     given = base.model_dump(mode="json", exclude_unset=True)
-    data["seed"] = base.seed
     taken = set[str]()
     if "interconnect" in given["hardware"]:
-        data["hardware"]["interconnect"] = given["hardware"]["interconnect"]
+        hardware["interconnect"] = given["hardware"]["interconnect"]
         taken.add("hardware.interconnect")
     for key, value in given.get("latency", {}).items():
-        if not (key == "host" and "host" in data["latency"]):
-            data["latency"][key] = value
+        if not (key == "host" and "host" in latency):
+            latency[key] = value
             taken.add(f"latency.{key}")
     return taken
 
@@ -217,10 +222,12 @@ def check_settings(sets: Sequence[str]) -> None:
     """InputError for a setting that would replace what rows state."""
     for key, _ in map(parse_set, sets):
         if key in SECTIONS:
-            raise InputError(f"--set {key}: expected a key within it ({key}.NAME), the section is what each row states")
+            raise InputError(
+                f"expected a key within it ({key}.NAME), the section is what each row states", where=f"--set {key}"
+            )
 
 
-def given_in(sets: Sequence[str], section: str) -> dict[str, Any]:
+def given_in(sets: Sequence[str], section: str) -> Section:
     """What `sets` say of the keys right below a section, the last of several."""
     parsed = [(key.rpartition("."), value) for key, value in map(parse_set, sets)]
     return {name: value for (within, _, name), value in parsed if within == section}

@@ -2,34 +2,33 @@
 
     table = read_rows(Path("serving_bench.csv"))
     study = study_rows(select(table, ["set=silicon", "model=*Qwen3-32B*"]), fit=FitRows("max_concurrency", ("8", "32")))
-    study.to_json()["errors"]["all"]["all"]["mean_tpot_ms"]
+    study.errors["all"]["all"]["mean_tpot_ms"]
 
-Owns the content of rows.json and rows.csv.
+Owns which simulations are made, many at a time through one study, and what each is reduced to at once.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Unpack
 
 import numpy as np
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.latency.host import HOST_FIXED_US
+from simkit.latency.host import ASSUMED, GIVEN, HOST_FIXED_US
 from simkit.latency.profile.values import HostTerms
-from simkit.scenario import Scenario
-from simkit.studies.study import Failure, Options
+from simkit.metrics.catalogue import number
+from simkit.runs.replication import Result
+from simkit.scenario import Scenario, apply_sets
+from simkit.studies.study import Failure, Options, Point, run_study
 from simkit.types import Floats
-from simkit.validation.rows.errors import RUNNING, error_pct, statistics
 from simkit.validation.rows.fit import EngineFit, FitRows, fit_engines
-from simkit.validation.rows.read import Row
+from simkit.validation.rows.read import METRICS, Row
 from simkit.validation.rows.refusals import Unsuitable, refusals
-from simkit.validation.rows.runs import Predicted, simulate
+from simkit.validation.rows.results import RUNNING, MetricResult, RowResult, RowStudy, RunningResult
 from simkit.validation.rows.scenario import RowRun, run_of
 
 ZERO = HostTerms(0.0, 0.0, 0.0)
@@ -38,69 +37,25 @@ LOST = "requests are cut, refused or unfinished in the simulation, so that it is
 RUNNING_SLACK = 0.15
 """A logged count may lie below the mean over time by so much of it: a log shows moments between steps."""
 
-COLUMNS = ("id", "set", "engine", "gpu", "model", "tp", "input_len", "output_len", "concurrency", "role")
-VALUES = ("measured", "predicted", "error_pct", "predicted_zero", "error_zero_pct")
+CHUNK = 32
+"""Rows whose results are held in memory at a time, with all their requests and steps."""
+
+TermsOf = Callable[[RowRun], HostTerms | None]
+"""The host terms of a row; None: those of its scenario."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowStudy:
-    """Rows with what was measured and predicted. `rows` are those of rows.json; `failed` are ids to messages of rows
-    that could be set out as a scenario but not be simulated, which `skipped` counts among the others; `skipped_rows` is
-    the reason of each row that was left out, by id, and `skipped_lines` its line in the file. `assumed`: what rows
-    leave open and what their numbers rest on, to how many rows.
+class Predicted:
+    """What a simulated row gives: `metrics` by column; running sequences over the makespan (mean) and at most.
+    `num_lost`: requests that were refused, did not end, or ended before they should.
     """
 
-    name: str
-    source: str
-    num_read: int
-    rows: tuple[dict[str, Any], ...]
-    skipped_rows: Mapping[str, str]
-    skipped_lines: Mapping[str, int]
-    failed: Mapping[str, str]
-    fits: tuple[EngineFit, ...]
-    assumed: Mapping[str, int]
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What rows leave open and what their numbers rest on, with the number of rows behind it."""
-        return tuple(f"{text} ({_rows(count)})" for text, count in self.assumed.items())
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """Reason to how many rows were left out for it."""
-        return dict(Counter(self.skipped_rows.values()))
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of rows.json."""
-        fits = [fit.to_json() for fit in self.fits]
-        return {
-            "name": self.name,
-            "source": self.source,
-            "num_rows": {
-                "read": self.num_read,
-                "simulated": len(self.rows),
-                "skipped": len(self.skipped_rows),
-            },
-            "skipped": self.skipped,
-            "skipped_rows": dict(self.skipped_rows),
-            "skipped_lines": dict(self.skipped_lines),
-            "failed": dict(self.failed),
-            "fit": None if not fits else fits[0] if len(fits) == 1 else fits,
-            "rows": list(self.rows),
-            "errors": statistics(self.rows),
-            "assumptions": list(self.assumptions),
-        }
-
-    def to_csv(self) -> str:
-        """The content of rows.csv: a line for each metric of each row; a number that does not exist is empty."""
-        text = io.StringIO()
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerow([*COLUMNS, "metric", *VALUES, "note"])
-        for row in self.rows:
-            for metric, values in row["metrics"].items():
-                numbers = [values[name] for name in VALUES]
-                lines.writerow([*(row[name] for name in COLUMNS), metric, *numbers, row["note"]])
-        return text.getvalue()
+    metrics: Mapping[str, float]
+    running_mean: float
+    running_peak: int
+    latency_source: str
+    host_source: str
+    num_lost: int
 
 
 def study_rows(
@@ -157,7 +112,7 @@ def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> 
         except Unsuitable as error:
             skipped[row.id] = str(error)
         except InputError as error:
-            if str(error).startswith("--set"):
+            if error.where.startswith("--set"):
                 raise
             refused[row.id] = str(error)
     return runs, skipped | refusals(refused)
@@ -206,51 +161,43 @@ def _predict(
     return np.array([found[run.row.id].metrics[metric] for run in runs], dtype=np.float64)
 
 
-def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> dict[str, Any]:
+def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> RowResult:
     """A row of rows.json."""
-    row, metrics = run.row, dict[str, dict[str, Any]]()
-    for name, measured in row.measured.items():
-        predicted, at_zero = found.metrics.get(name), zero.metrics.get(name)
-        metrics[name] = {
-            "measured": measured,
-            "predicted": predicted,
-            "error_pct": error_pct(predicted, measured),
-            "predicted_zero": at_zero,
-            "error_zero_pct": error_pct(at_zero, measured),
-        }
+    row, hardware = run.row, run.scenario.hardware
+    metrics = {
+        name: MetricResult(*_compared(measured, found.metrics.get(name), zero.metrics.get(name)))
+        for name, measured in row.measured.items()
+    }
     logged = run.logged_running
     if logged:
         metrics[RUNNING] = _running(logged, found, zero)
-    model = run.scenario.model
-    lengths = {name: _short(row.numbers[name]) for name in ("input_len", "output_len")}
-    return {
-        "id": row.id,
-        "set": row.text("set"),
-        "engine": run.engine,
-        "gpu": run.scenario.hardware.gpu,
-        "model": model,
-        "tp": run.scenario.hardware.tensor_parallel_size,
-        **lengths,
-        "concurrency": run.concurrency,
-        "role": role,
-        "metrics": metrics,
-        "note": "",
-    }
+    return RowResult(
+        id=row.id,
+        set=row.text("set"),
+        engine=run.engine,
+        gpu=hardware.gpu,
+        model=run.scenario.model,
+        tp=hardware.tensor_parallel_size,
+        input_len=_short(row.numbers["input_len"]),
+        output_len=_short(row.numbers["output_len"]),
+        concurrency=run.concurrency,
+        role=role,
+        metrics=metrics,
+    )
 
 
-def _running(logged: int, found: Predicted, zero: Predicted) -> dict[str, Any]:
-    """The largest logged count beside the simulated one; it belongs between the mean over time and the peak."""
+def _running(logged: int, found: Predicted, zero: Predicted) -> RunningResult:
     low, high = (1 - RUNNING_SLACK) * found.running_mean, found.running_peak
-    return {
-        "measured": logged,
-        "predicted": found.running_peak,
-        "error_pct": error_pct(found.running_peak, logged),
-        "predicted_zero": zero.running_peak,
-        "error_zero_pct": error_pct(zero.running_peak, logged),
-        "predicted_mean": found.running_mean,
-        "predicted_peak": found.running_peak,
-        "within": low <= logged <= high,
-    }
+    peaks = _compared(logged, found.running_peak, zero.running_peak)
+    return RunningResult(*peaks, found.running_mean, found.running_peak, low <= logged <= high)
+
+
+def _compared(
+    measured: float, predicted: float | None, at_zero: float | None
+) -> tuple[float, float | None, float | None, float | None, float | None]:
+    """The numbers of a `MetricResult`."""
+    errors = [None if value is None else 100 * (value / measured - 1) for value in (predicted, at_zero)]
+    return measured, predicted, errors[0], at_zero, errors[1]
 
 
 def _role(run: RowRun, fits: Sequence[EngineFit]) -> str:
@@ -268,16 +215,62 @@ def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> Counter[
 
 
 def _host(source: str) -> str:
-    plain = {"default": f"the default, {HOST_FIXED_US:g} us a step", "scenario": "fitted, or as set"}
+    plain = {ASSUMED.text: f"the default, {HOST_FIXED_US:g} us a step", GIVEN.text: "fitted, or as set"}
     return plain.get(source, source)
+
+
+def with_terms(run: RowRun, terms: HostTerms | None) -> Scenario:
+    """The scenario of a row with these host terms; its own where it has no host work."""
+    if terms is None or run.host_free:
+        return run.scenario
+    return apply_sets(run.scenario, {"latency.host": asdict(terms)}, label="host terms")
+
+
+def simulate(
+    runs: Sequence[RowRun], terms_of: TermsOf, progress: Progress | None = None, **options: Unpack[Options]
+) -> dict[str, Predicted | Failure]:
+    """Prediction or failure of each row, by its id. A row that cannot be run leaves the others alone."""
+    found: dict[str, Predicted | Failure] = {}
+    for first in range(0, len(runs), CHUNK):
+        chunk = runs[first : first + CHUNK]
+        share = _part(progress, first / len(runs), (first + len(chunk)) / len(runs))
+        points = [Point(run.row.id, with_terms(run, terms_of(run))) for run in chunk]
+        found |= _simulate(points, share, options)
+    return found
+
+
+def _simulate(points: Sequence[Point], progress: Progress | None, options: Options) -> dict[str, Predicted | Failure]:
+    try:
+        study = run_study(points, progress=progress, **options)
+    except InputError as error:  # none of them can be run
+        if len(points) == 1:
+            return {points[0].name: Failure("input", str(error))}
+        return {name: part for point in points for name, part in _simulate([point], None, options).items()}
+    return dict(study.failed) | {name: _reduce(result) for name, result in study.results.items()}
+
+
+def _reduce(result: Result) -> Predicted:
+    metrics = {}
+    for column, (key, scale) in METRICS.items():
+        predicted = number(result.summary, key)
+        if predicted is not None:
+            metrics[column] = predicted * scale
+    spans = result.tables["steps"]
+    running = spans["running"].to_numpy()
+    lasted = spans["t_end_ns"].to_numpy() - spans["t_start_ns"].to_numpy()
+    counts = result.summary["num_requests"]
+    return Predicted(
+        metrics=metrics,
+        running_mean=float((running * lasted).sum() / lasted.sum()) if lasted.sum() else 0.0,
+        running_peak=int(running.max(initial=0)),
+        latency_source=result.summary["latency_source"],
+        host_source=result.manifest["latency_effects"]["host"],
+        num_lost=int(counts["arrived"] - counts["finished"] + result.summary["num_truncated"]),
+    )
 
 
 def _listed(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} ({count})" for reason, count in skipped.items())
-
-
-def _rows(number: int) -> str:
-    return "1 row" if number == 1 else f"{number} rows"
 
 
 def _short(value: float) -> int | float:

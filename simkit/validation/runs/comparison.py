@@ -54,6 +54,11 @@ class Comparison:
     left_out: LeftOut
     notes: tuple[str, ...]
 
+    def error_pct(self, key: str) -> float | None:
+        """The error of ``METRIC.STAT``; None where there is none."""
+        metric, _, stat = key.partition(".")
+        return self.errors.get(metric, {}).get(stat, {}).get("error_pct")
+
 
 def has_times(trace: PlayedLog) -> bool:
     """Whether a log measured anything of the requests that are played."""

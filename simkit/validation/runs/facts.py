@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from simkit.engine.build import Setup
-from simkit.engine.run import log_sha256
-from simkit.latency.host import HostCosts, short_version
+from simkit.latency.host import HostCosts
 from simkit.latency.profile.values import HostTerms
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.measured import compare_measured
-from simkit.runs.manifest import CREATED_BY
+from simkit.plain import plain
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
 from simkit.validation.runs.host_fit import HostFit
@@ -24,8 +23,18 @@ from simkit.validation.runs.numbers import Numbers
 from simkit.workload.replay import MeasuredTimes
 
 TERMS = ("fixed_us", "per_seq_us", "first_token_us")
+PROVENANCE = ("log", "log_sha256", "date", "simkit", "scenario", "num_requests", "terms", "rms_pct", "errors")
 TOO_FAST = -0.05
 """Relative error from which on a host that the GPU hides may be slower than assumed."""
+
+
+Profile = dict[str, Any]
+"""The JSON of a profile."""
+
+MeasuredErrors = Mapping[str, Mapping[str, Any]]
+"""Metric to {num_requests, statistic: {measured, predicted, error_pct}}, as a replay shows them."""
+
+State = Literal["fitted", "unsure", "alike", "idle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +45,70 @@ class Served:
     log: MeasuredTimes | None
     stream: bool
 
-    def errors(self) -> Mapping[str, Any]:
+    def errors(self) -> MeasuredErrors:
         """As a replay shows them."""
         assert self.log is not None
         return compare_measured(self.table, self.log.ttft_ns, self.log.e2e_ns, stream=self.stream) or {}
 
 
-def facts_of(
-    setup: Setup, before: HostCosts, terms: HostTerms, numbers: Numbers, ends: tuple[Served, Served]
-) -> dict[str, Any]:
-    """Everything but the terms: the log, the scenario, and how far off it is with the terms at both ends of the fit."""
-    scenario = setup.scenario
-    old, new = (run.errors() for run in ends)
-    at = tuple(numbers.predicted_ms(run.table, stream=run.stream) for run in ends)
-    return {
-        "version": short_version(scenario.engine.version),
-        "log": log_name(scenario),
-        "log_sha256": log_sha256(setup),
-        "simkit": CREATED_BY,
-        "scenario": _scenario_facts(setup),
-        "num_requests": {metric: values["num_requests"] for metric, values in new.items()},
-        "rms_pct": dict(zip(("before", "after"), (_rms_pct(numbers, ms) for ms in at), strict=True)),
-        "errors": _both_errors(old, new),
-        "numbers": [
-            {
-                "metric": group.metric,
-                "num_requests": len(group.rows),
-                "requests_met": group.met,
-                "measured_ms": float(numbers.measured_ms[i]),
-                "before_ms": float(at[0][i]),
-                "after_ms": float(at[1][i]),
-                "weight": float(numbers.weights[i] / numbers.weights.sum()),
-            }
-            for i, group in enumerate(numbers.groups)
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class NumberFacts:
+    """A group of requests that is one number of a metric, before and after the fit; `weight` is its share."""
+
+    metric: str
+    num_requests: int
+    requests_met: float
+    measured_ms: float
+    before_ms: float
+    after_ms: float
+    weight: float
 
 
-def _scenario_facts(setup: Setup) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class TermFacts:
+    """What became of a term, and of one that was left alone why."""
+
+    before: float
+    source: str
+    after: float
+    state: State
+    standard_error: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitFacts:
+    """All that there is to say of a fit: the log, the scenario, the terms, and the errors with those at both ends."""
+
+    name: str
+    based_on: str
+    stored: bool
+    version: str
+    log: str
+    log_sha256: str | None
+    simkit: str
+    scenario: Mapping[str, object]
+    num_requests: Mapping[str, int]
+    rms_pct: Mapping[str, float]
+    errors: Mapping[str, object]
+    numbers: tuple[NumberFacts, ...]
+    terms: Mapping[str, TermFacts]
+    num_simulations: int
+    num_cut: int
+    date: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; no date where none was given."""
+        facts: dict[str, Any] = plain(self)
+        return facts if self.date is not None else {key: value for key, value in facts.items() if key != "date"}
+
+    def provenance(self) -> dict[str, object]:
+        """What a profile keeps of it."""
+        facts = self.to_json()
+        return {key: facts[key] for key in PROVENANCE if key in facts}
+
+
+def scenario_facts(setup: Setup) -> dict[str, object]:
     """What else was so in the run, as far as it is known: host terms hold for an engine that runs like this."""
     scenario, engine = setup.scenario, setup.scenario.engine
     trace = scenario.workload.trace
@@ -100,7 +135,24 @@ def _scenario_facts(setup: Setup) -> dict[str, Any]:
     }
 
 
-def term_of(
+def number_facts(numbers: Numbers, before_ms: Floats, after_ms: Floats) -> tuple[NumberFacts, ...]:
+    """The numbers that were fitted to, as predicted before and after."""
+    total = numbers.weights.sum()
+    return tuple(
+        NumberFacts(
+            metric=group.metric,
+            num_requests=len(group.rows),
+            requests_met=group.met,
+            measured_ms=float(numbers.measured_ms[i]),
+            before_ms=float(before_ms[i]),
+            after_ms=float(after_ms[i]),
+            weight=float(numbers.weights[i] / total),
+        )
+        for i, group in enumerate(numbers.groups)
+    )
+
+
+def term_facts(
     name: str,
     setup: Setup,
     before: HostCosts,
@@ -108,8 +160,9 @@ def term_of(
     terms: HostTerms,
     unsure: Mapping[str, float],
     bias: float,
-) -> dict[str, Any]:
-    """What became of a term, and of one that was left alone why."""
+) -> TermFacts:
+    """What became of the term `name`."""
+    state: State
     if name in fit.fitted:
         state, why = "fitted", ""
     elif name in unsure:
@@ -118,14 +171,14 @@ def term_of(
         state, why = "alike", f"acts here as {' and '.join(fit.fitted)} does, which holds both"
     else:
         state, why = "idle", _why_idle(name, setup, bias)
-    return {
-        "before": getattr(before.terms, name),
-        "source": before.sources[name].text,
-        "after": getattr(terms, name),
-        "state": state,
-        "standard_error": fit.errors_us.get(name, unsure.get(name)),
-        "why": why,
-    }
+    return TermFacts(
+        before=getattr(before.terms, name),
+        source=before.sources[name].text,
+        after=getattr(terms, name),
+        state=state,
+        standard_error=fit.errors_us.get(name, unsure.get(name)),
+        why=why,
+    )
 
 
 def _why_idle(name: str, setup: Setup, bias: float) -> str:
@@ -140,19 +193,20 @@ def _why_idle(name: str, setup: Setup, bias: float) -> str:
     )
 
 
-def bias_of(errors: Mapping[str, Any]) -> float:
+def bias_of(errors: MeasuredErrors) -> float:
     """Relative error of the mean TPOT, or of the mean E2E, at the start; 0 where neither is there."""
     metric = errors.get("tpot_ms") or errors.get("e2e_ms")
     return 0.0 if metric is None or metric["mean"]["error_pct"] is None else float(metric["mean"]["error_pct"]) / 100
 
 
-def _rms_pct(numbers: Numbers, predicted_ms: Floats) -> float:
+def rms_pct(numbers: Numbers, predicted_ms: Floats) -> float:
     """Weighted root mean square of the relative errors, percent."""
     error = predicted_ms / numbers.measured_ms - 1
     return 100 * float(np.sqrt((numbers.weights * error**2).sum() / numbers.weights.sum()))
 
 
-def _both_errors(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def both_errors(old: MeasuredErrors, new: MeasuredErrors) -> dict[str, object]:
+    """Each statistic of each metric, measured, before and after."""
     return {
         metric: {
             stat: {
@@ -168,20 +222,12 @@ def _both_errors(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def profile_with(text: str, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def profile_with(text: str, name: str, version: str, terms: HostTerms, provenance: Mapping[str, object]) -> Profile:
     """The content of a profile under `name` with the terms of a version in place of those it had."""
-    data: dict[str, Any] = json.loads(text)
+    data: Profile = json.loads(text)
     data["name"] = name
-    entry = {
-        "version": facts["version"],
-        **{term: facts["terms"][term]["after"] for term in TERMS},
-        "provenance": {
-            key: facts[key]
-            for key in ("log", "log_sha256", "date", "simkit", "scenario", "num_requests", "terms", "rms_pct", "errors")
-            if key in facts
-        },
-    }
-    others = [row for row in data.get("engine_hosts", []) if row["version"] != facts["version"]]
+    entry = {"version": version, **asdict(terms), "provenance": dict(provenance)}
+    others = [row for row in data.get("engine_hosts", []) if row["version"] != version]
     data["engine_hosts"] = sorted([*others, entry], key=lambda row: [int(part) for part in row["version"].split(".")])
     return data
 

@@ -9,26 +9,39 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from simkit.engine.build import set_up
-from simkit.engine.run import simulate
+from simkit.engine.run import log_sha256, simulate
 from simkit.errors import CheckError, InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import FIRST_TOKEN, HOST
-from simkit.latency.host import DEFAULT, MAX_US, host_of
+from simkit.latency.host import DEFAULT, MAX_US, host_of, short_version
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile.values import HostTerms
 from simkit.logs import play_log
 from simkit.metrics import record as rec
+from simkit.runs.manifest import CREATED_BY
 from simkit.runs.replication import metrics_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.streams import Streams
 from simkit.types import Floats, Ints
-from simkit.validation.runs.content import check_as_it_was
-from simkit.validation.runs.facts import TERMS, Served, bias_of, facts_of, log_name, profile_with, term_of
+from simkit.validation.runs.facts import (
+    TERMS,
+    FitFacts,
+    Profile,
+    Served,
+    bias_of,
+    both_errors,
+    log_name,
+    number_facts,
+    profile_with,
+    rms_pct,
+    scenario_facts,
+    term_facts,
+)
 from simkit.validation.runs.host_fit import HostFit, Predict, fit_host
 from simkit.validation.runs.numbers import Numbers, Table, numbers_of
+from simkit.validation.runs.result import check_as_it_was
 
 DIGITS = 2
 """Of a term in microseconds; the errors told are those of what is stored."""
@@ -57,8 +70,8 @@ class RunFit:
     `refused` says why nothing should be stored, empty where all is well.
     """
 
-    facts: dict[str, Any]
-    profile: dict[str, Any]
+    facts: FitFacts
+    profile: Profile
     refused: str
 
 
@@ -98,15 +111,29 @@ def fit_run(
     fit, unsure = _fitted(runs, setup.stream, numbers, before.terms)
     terms = _stored(fit, before.terms)
     last = runs.of(terms)
-    facts = facts_of(setup, before, terms, numbers, (first, last))
-    facts["terms"] = {name: term_of(name, setup, before, fit, terms, unsure, bias_of(first.errors())) for name in TERMS}
-    facts["num_simulations"], facts["num_cut"] = runs.num, num_cut
-    if date is not None:
-        facts["date"] = date
-    refused = _refusal(fit, facts["rms_pct"])
-    name = name or (f"{used.strip().lower()}-host" if is_shipped(used) else setup.profile)
-    facts = {"name": name, "based_on": setup.profile, "stored": not refused, **facts}
-    return RunFit(facts, profile_with(profile_text(used), name, facts), refused)
+    at = [numbers.predicted_ms(run.table, stream=run.stream) for run in (first, last)]
+    rms = dict(zip(("before", "after"), (rms_pct(numbers, ms) for ms in at), strict=True))
+    refused, old, new = _refusal(fit, rms), first.errors(), last.errors()
+    facts = FitFacts(
+        name=name or (f"{used.strip().lower()}-host" if is_shipped(used) else setup.profile),
+        based_on=setup.profile,
+        stored=not refused,
+        version=short_version(setup.scenario.engine.version),
+        log=log_name(setup.scenario),
+        log_sha256=log_sha256(setup),
+        simkit=CREATED_BY,
+        scenario=scenario_facts(setup),
+        num_requests={metric: values["num_requests"] for metric, values in new.items()},
+        rms_pct=rms,
+        errors=both_errors(old, new),
+        numbers=number_facts(numbers, *at),
+        terms={name: term_facts(name, setup, before, fit, terms, unsure, bias_of(old)) for name in TERMS},
+        num_simulations=runs.num,
+        num_cut=num_cut,
+        date=date,
+    )
+    profile = profile_with(profile_text(used), facts.name, facts.version, terms, facts.provenance())
+    return RunFit(facts, profile, refused)
 
 
 def _wanted_tokens(scenario: Scenario, max_model_len: int) -> Ints:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -75,7 +74,7 @@ class LeftOut:
             found.append(f"{self.num_warm_up} {of} {_are(self.num_warm_up)} warm-up (warmup): not compared")
         return found
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data for validation.json."""
         return {
             "played": self.num_played,

@@ -1,4 +1,4 @@
-"""What validation.json holds: a comparison with all around it, and what each effect of the latency model contributes.
+"""What comes of a validation: a comparison with all around it, and what each effect of the latency model contributes.
 
 Writes no file.
 """
@@ -6,24 +6,25 @@ Writes no file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Unpack
 
 from simkit import __version__
-from simkit.engine.build import Setup
+from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
+from simkit.latency.effects import EFFECTS
 from simkit.logs import PlayedLog
 from simkit.logs.read.log import RemarkKind
 from simkit.metrics.histogram import DurationHistogram
 from simkit.plain import plain
 from simkit.runs.replication import Result, assemble, part_of
-from simkit.scenario import Scenario, Trace
+from simkit.scenario import Scenario, Trace, apply_sets
 from simkit.studies.study import Options, Point, run_study
 from simkit.units import NS_PER_US
 from simkit.validation.bands import Verdict
-from simkit.validation.runs import ablation
-from simkit.validation.runs.comparison import Comparison, compare, shown_requests
+from simkit.validation.runs.comparison import Comparison, Errors, compare, shown_requests
 
 ABLATED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean", "makespan_s.value")
 """What is told of an effect: the errors without it."""
@@ -58,6 +59,35 @@ def serve(setup: Setup, progress: Progress | None = None) -> tuple[Result, Durat
     return assemble(setup, [part_of(setup, 0, facts)]), facts.record.itl
 
 
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """The content of validation.json: a comparison, and all around it that a reader needs.
+
+    `num_requests` is how many are compared, in all and by metric, and what is left out; `requests` are (measured,
+    predicted) of them by metric; `ablation` has the errors without each effect, None where it was not asked for.
+    """
+
+    name: str
+    version: str
+    log: str
+    scenario: Mapping[str, object]
+    latency_source: str
+    latency_effects: Mapping[str, str]
+    num_requests: Mapping[str, object]
+    bands: tuple[Verdict, ...]
+    errors: Errors
+    curves: Mapping[str, Mapping[str, list[float]]]
+    requests: Mapping[str, list[list[float]]]
+    series: Mapping[str, object] | None
+    ablation: Ablation | None
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        content: dict[str, Any] = plain(self)
+        return content
+
+
 def validation(
     result: Result,
     trace: PlayedLog,
@@ -66,8 +96,8 @@ def validation(
     verdicts: Sequence[Verdict] = (),
     ablated: Ablation | None = None,
     first_token_ns: int = 0,
-) -> dict[str, Any]:
-    """The content of validation.json, plain data. `trace` is what was played, and `result` the run that served it.
+) -> ValidationResult:
+    """What comes of a validation. `trace` is what was played, and `result` the run that served it.
 
     `first_token_ns` is the path of a request that its predicted times hold.
     """
@@ -81,28 +111,22 @@ def validation(
         count = comparison.num_requests[metric]
         if len(shown) < count:
             notes.append(f"{metric}: {len(shown)} of {count} requests are listed one by one, evenly thinned")
-    content: dict[str, Any] = plain(
-        {
-            "name": manifest["name"],
-            "version": __version__,
-            "log": PurePath(spec["path"]).name,
-            "scenario": manifest["scenario"],
-            "latency_source": manifest["latency_source"],
-            "latency_effects": manifest["latency_effects"],
-            "num_requests": comparison.num_requests | comparison.left_out.to_json(),
-            "bands": [
-                {"key": found.band.key, "limit_pct": found.band.limit_pct, "error_pct": found.error_pct, "ok": found.ok}
-                for found in verdicts
-            ],
-            "errors": comparison.errors,
-            "curves": comparison.curves,
-            "requests": requests,
-            "series": None if series is None else series.to_json(),
-            "ablation": ablated,
-            "notes": list(dict.fromkeys(notes)),
-        }
+    return ValidationResult(
+        name=manifest["name"],
+        version=__version__,
+        log=PurePath(spec["path"]).name,
+        scenario=manifest["scenario"],
+        latency_source=manifest["latency_source"],
+        latency_effects=manifest["latency_effects"],
+        num_requests=comparison.num_requests | comparison.left_out.to_json(),
+        bands=tuple(verdicts),
+        errors=comparison.errors,
+        curves=comparison.curves,
+        requests=requests,
+        series=None if series is None else series.to_json(),
+        ablation=ablated,
+        notes=tuple(dict.fromkeys(notes)),
     )
-    return content
 
 
 def _reading_notes(
@@ -130,6 +154,20 @@ def _part_notes(spec: Mapping[str, Any]) -> list[str]:
     return ["a part of the log is served: the real engine had what came before and after it beside these requests"]
 
 
+def arms(scenario: Scenario) -> dict[str, Scenario]:
+    """Effect to the scenario without it, for each effect that the set-up has, in the order of `EFFECTS`.
+
+    What the scenario itself switches off stays off in every arm. Raises InputError as `set_up` does.
+    """
+    sources = set_up(scenario).effects
+    off = list(scenario.latency.without)
+    return {
+        effect: apply_sets(scenario, {"latency.without": [*off, effect]}, label="ablation")
+        for effect in EFFECTS
+        if effect in sources and sources[effect].is_on
+    }
+
+
 def ablate(
     scenario: Scenario, trace: PlayedLog, *, progress: Progress | None = None, **options: Unpack[Options]
 ) -> Ablation:
@@ -137,10 +175,10 @@ def ablate(
 
     Effects that are off already, or have nothing to do here, are left out. Raises InputError and CheckError.
     """
-    arms = ablation.arms(scenario)
-    if not arms:
+    points = [Point(name, arm) for name, arm in arms(scenario).items()]
+    if not points:
         return {}
-    study = run_study([Point(name, arm) for name, arm in arms.items()], word="effect", progress=progress, **options)
+    study = run_study(points, word="effect", progress=progress, **options)
     for name, failure in study.failed.items():
         raise (InputError if failure.kind == "input" else CheckError)(f"--ablate {failure.line(name)}")
     found: Ablation = {}
