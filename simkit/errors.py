@@ -17,8 +17,8 @@ begins with an underscore never leave their module.
     ├── DamagedPart             a kept result cannot be used (simkit.studies.checkpoint)
     ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
     ├── Refusal                 a file is refused while it is read (simkit.logs.files)
-    ├── CalibrationError        calibration cannot start or go on (calib.errors)
-    └── Refused                 an operation cannot be measured here (calib.measure.ops)
+    ├── CalibrationError        calibration cannot start or go on (calib)
+    └── Refused                 an operation cannot be measured here (calib.measure.bench)
     ValueError
     └── BadCell                 a value of a log cannot be read (simkit.logs.read.log)
 

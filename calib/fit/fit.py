@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from calib.errors import CalibrationError
-from calib.fit.checks import UNITS_FACTOR, check_units, merge_equal, split_by_limit
+from calib import CalibrationError
 from calib.fit.fit_op import Fitted, fit_op, spikes
 from calib.fit.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
 from calib.fit.score import Score, predict, score
-from calib.table import Rows, Table
+from calib.table import UNITS_FACTOR, Rows, Table, check_units, merge_equal, split_by_limit
 from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, grid_keys, parse_profile, to_nested
 from simkit.specs.hardware import GpuSpec
 

@@ -13,8 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import FLOATS, Launch, cdiv, check, output, require
-from calib.kernels.limits import Capability, capability_of, shared_limit_bytes
+from calib.kernels.launch import (
+    FLOATS,
+    Capability,
+    Launch,
+    capability_of,
+    cdiv,
+    check,
+    output,
+    require,
+    shared_limit_bytes,
+)
 
 REDUCE_BLOCK = 1024
 

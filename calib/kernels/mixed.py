@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import INDEX, Launch, check, next_power_of_2, output, require
-from calib.kernels.limits import Capability, capability_of
+from calib.kernels.launch import INDEX, Capability, Launch, capability_of, check, next_power_of_2, output, require
 from calib.kernels.paged_attention import attend, check_paged, mixed_tile, paged_shape, scale_log2
 
 

@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import FLOATS, INDEX, Constant, check, require
-from calib.kernels.limits import Capability, shared_limit_bytes
+from calib.kernels.launch import FLOATS, INDEX, Capability, Constant, check, require, shared_limit_bytes
 
 BLOCK_SIZES = (16, 32, 64)
 HEAD_DIMS = (64, 128, 256)

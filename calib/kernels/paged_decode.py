@@ -10,8 +10,17 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import Launch, cdiv, check, next_power_of_2, output, require
-from calib.kernels.limits import Capability, capability_of, num_sms_of
+from calib.kernels.launch import (
+    Capability,
+    Launch,
+    capability_of,
+    cdiv,
+    check,
+    next_power_of_2,
+    num_sms_of,
+    output,
+    require,
+)
 from calib.kernels.paged_attention import attend, check_paged, decode_tile, paged_shape, scale_log2
 
 LEAST_ROWS = 16

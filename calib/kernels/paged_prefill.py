@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import INDEX, Launch, cdiv, check, output, require
-from calib.kernels.limits import Capability, capability_of
+from calib.kernels.launch import INDEX, Capability, Launch, capability_of, cdiv, check, output, require
 from calib.kernels.paged_attention import attend, check_paged, paged_shape, prefill_tile, scale_log2
 
 

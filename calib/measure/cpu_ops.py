@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from calib.measure.bench import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, Refused, copies
 from calib.measure.device import Device, import_torch
-from calib.measure.ops import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, Refused, copies
 from calib.measure.shapes import Point, groups, memory_bytes, work
 from calib.measure.timing import Call, CpuTimer, Timer
 

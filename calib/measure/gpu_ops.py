@@ -2,18 +2,19 @@
 
 The GEMM of engines is the vendor's, so `gemm` is `torch.matmul`; `gemm_triton` is simkit's own. Attention, norms,
 activation and rotation are simkit's kernels; embedding and sampler are PyTorch's. Decides no shapes and times nothing.
+A kernel that `calib.verify` found wrong is not timed: correctness comes before speed.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from calib.measure.bench import EMBEDDING_ROWS, KV_BLOCK_SIZE, Check, Prepared, copies
 from calib.measure.device import Device, import_torch
-from calib.measure.ops import EMBEDDING_ROWS, KV_BLOCK_SIZE, Prepared, copies
 from calib.measure.shapes import ModelShapes, Point, groups, memory_bytes
 from calib.measure.timing import Call
 
@@ -243,3 +244,18 @@ class GpuOps:
             sample()
 
         return step
+
+
+def refused_ops(checks: Iterable[Check]) -> Mapping[str, str]:
+    """Op to the reason why it is not timed. A failed check of no known kernel refuses all kernels."""
+    kernels = {kernel for needed in KERNELS_OF_OP.values() for kernel in needed}
+    reasons: dict[str, str] = {}
+    for check in checks:
+        if check.passed:
+            continue
+        known = [kernel for kernel in kernels if check.name.startswith(kernel)]
+        blamed = {max(known, key=len)} if known else kernels
+        for op, needed in KERNELS_OF_OP.items():
+            if blamed.intersection(needed):
+                reasons.setdefault(op, f"wrong result: {check.name} (max error {check.max_error:.3g})")
+    return reasons

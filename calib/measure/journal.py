@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from calib.errors import CalibrationError
+from calib import CalibrationError
 from calib.measure.shapes import Point, point_of
 from calib.measure.timing import Timing
 from calib.table import COLUMNS

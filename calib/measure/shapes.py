@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calib.errors import CalibrationError
+from calib import CalibrationError
 from simkit.specs.models import ModelSpec, load_model
 
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")

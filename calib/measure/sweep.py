@@ -13,15 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from calib.errors import CalibrationError
+from calib import CalibrationError
 from calib.measure import outcome
-from calib.measure.bench import Bench, measure_point
-from calib.measure.device import Device, find_device, import_torch
-from calib.measure.gate import Check, Compiled, refused_ops
+from calib.measure.bench import Bench, Check, Compiled, Refused, measure_point
+from calib.measure.device import Device, Reading, find_device, import_torch, summary
+from calib.measure.gpu_ops import refused_ops
 from calib.measure.grid import Plan, Planned, default_models, make_plan
 from calib.measure.journal import Entry, Journal, open_journal
-from calib.measure.nvml import Reading, summary
-from calib.measure.ops import Refused
 from calib.measure.shapes import ModelShapes, Point, parse_model
 from calib.measure.timing import CpuTimer, CudaTimer
 
@@ -121,7 +119,7 @@ def _bench(device: Device, step_model: ModelShapes) -> Bench:
 
     def compile_kernels() -> Compiled:
         compiled = importlib.import_module("calib.verify.compiled")
-        wanted = importlib.import_module("calib.verify.variants").variants(device.capability, dtype)
+        wanted = importlib.import_module("calib.verify.compiled").variants(device.capability, dtype)
         reports = compiled.compile_all(wanted, device.capability)
         faults = tuple(f"{report.name}: {report.reason}" for report in reports if not report.ok)
         return Compiled(len(reports), max((report.shared_bytes or 0 for report in reports), default=0), faults)

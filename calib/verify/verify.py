@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from calib.kernels.gemm import CONFIGS, FULL_CONFIGS
-from calib.kernels.limits import capability_of, shared_limit_bytes
+from calib.kernels.launch import capability_of, shared_limit_bytes
 from calib.verify.cases import CASES, KERNELS, Case, Compared
 
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}

@@ -128,7 +128,7 @@ def _from_csv(path: Path, name: str | None, gpu_spec: str | None, out: Path | No
     from simkit.specs.hardware import list_gpus, load_gpu
 
     with _calibrating():
-        from calib.fit.measured import info_beside, provenance_of, spec_of
+        from calib.measure.outcome import info_beside, provenance_of, spec_of
         from calib.table import read_table
 
         info = info_beside(path)
@@ -161,9 +161,9 @@ def _measure(
     if device == "cpu" and gpu_spec is not None:
         raise InputError("--gpu-spec: a CPU has no specification; its limits are measured")
     with _calibrating():
-        from calib.fit.measured import provenance_of, read_info, spec_of
         from calib.measure import sweep
         from calib.measure.device import find_device
+        from calib.measure.outcome import provenance_of, read_info, spec_of
         from calib.table import read_table
 
         folder = Path("calibration") / device.replace("cuda:", "gpu") if out is None else out.parent
@@ -296,7 +296,7 @@ class _Announced:
 @contextlib.contextmanager
 def _calibrating() -> Iterator[None]:
     """Errors of `calib` as errors of input."""
-    from calib.errors import CalibrationError
+    from calib import CalibrationError
 
     try:
         yield

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from synthetic import decode_us, gemm_us, prefill_us, rows, text
 
-from calib.errors import CalibrationError
+from calib import CalibrationError
 from calib.fit.fit import FitResult, fit_table
 from calib.table import read_table
 from simkit.latency.profile import SCALARS, Heads, Profile, Varlen, launch_us, parse_profile

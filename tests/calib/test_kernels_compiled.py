@@ -39,7 +39,7 @@ from dataclasses import asdict
 from pathlib import Path
 import torch
 from calib.verify.compiled import compile_all
-from calib.verify.variants import variants
+from calib.verify.compiled import variants
 
 major, cache, *names = sys.argv[1:]
 listed = {each.name: each for each in variants((int(major), 0), torch.bfloat16)}
@@ -55,7 +55,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from calib.verify.compiled import source_of, variant_of
-from calib.verify.variants import named_launches
+from calib.verify.compiled import named_launches
 
 class NoGpu:
     def get_current_target(self):
@@ -92,7 +92,7 @@ from dataclasses import asdict, replace
 import torch
 from calib import compiled
 from calib.verify.compiled import compile_variant
-from calib.verify.variants import variants
+from calib.verify.compiled import variants
 
 wanted = {each.name: each for each in variants((8, 0), torch.bfloat16)}
 gemm = wanted["gemm 128x256x64/1"]

@@ -13,8 +13,7 @@ if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton
 import torch
 
 from calib.kernels.gemm import CONFIGS, FULL_CONFIGS, candidates, gemm
-from calib.kernels.launch import Launch
-from calib.kernels.limits import SHARED_LIMIT_BYTES, shared_limit_bytes
+from calib.kernels.launch import SHARED_LIMIT_BYTES, Launch, shared_limit_bytes
 from calib.kernels.mixed import mixed
 from calib.kernels.paged_decode import MAX_SPLITS, choose_splits, paged_decode
 from calib.kernels.paged_prefill import paged_prefill

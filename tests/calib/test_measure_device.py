@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from calib.errors import CalibrationError
+from calib import CalibrationError
 from calib.measure import device as module
-from calib.measure.device import find_device, registered_gpu
-from calib.measure.nvml import Monitor, Reading, open_monitor, summary
+from calib.measure.device import Monitor, Reading, find_device, open_monitor, registered_gpu, summary
 from simkit.specs.hardware import list_gpus
 
 

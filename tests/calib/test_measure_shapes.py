@@ -7,10 +7,19 @@ import sys
 
 import pytest
 
-from calib.errors import CalibrationError
-from calib.measure.axes import CORE_CPU, FULL_CPU, FULL_GPU, QUICK_CPU, QUICK_GPU, gemm_rows
-from calib.measure.grid import Plan, default_models, make_plan
-from calib.measure.ops import MAX_COPIES, copies, is_out_of_memory, is_refusal
+from calib import CalibrationError
+from calib.measure.bench import MAX_COPIES, copies, is_out_of_memory, is_refusal
+from calib.measure.grid import (
+    CORE_CPU,
+    FULL_CPU,
+    FULL_GPU,
+    QUICK_CPU,
+    QUICK_GPU,
+    Plan,
+    default_models,
+    gemm_rows,
+    make_plan,
+)
 from calib.measure.shapes import COLUMNS_OF, NOT_IN_TABLE, Point, groups, memory_bytes, parse_model, point_of, work
 from calib.table import COLUMNS
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from calib.errors import CalibrationError
-from calib.measure.bench import Bench
-from calib.measure.device import Device
-from calib.measure.gate import Check, Compiled, refused_ops
+from calib import CalibrationError
+from calib.measure.bench import Bench, Check, Compiled, Prepared, Refused
+from calib.measure.device import Device, Monitor, Reading
+from calib.measure.gpu_ops import refused_ops
 from calib.measure.journal import Entry, read_journal
-from calib.measure.nvml import Monitor, Reading
-from calib.measure.ops import Prepared, Refused
 from calib.measure.outcome import ceilings, gemm_backends, latency_text, spreads, table_text
 from calib.measure.shapes import Point, parse_model, work
 from calib.measure.sweep import INFO_NAME, JOURNAL_NAME, OUT_OF_TIME, TABLE_NAME, Measured, SweepSettings, measure, run

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from calib.measure import grid
-from calib.measure.axes import CORE_CPU, Axes
+from calib.measure.bench import Refused
 from calib.measure.device import find_device
-from calib.measure.ops import Refused
+from calib.measure.grid import CORE_CPU, Axes
 from calib.measure.shapes import COLUMNS_OF, NOT_IN_TABLE, Point, parse_model
 from calib.measure.sweep import JOURNAL_NAME, SweepSettings, measure
 from calib.measure.timing import CpuTimer
