@@ -17,9 +17,9 @@ from simkit.latency.effects import ALL_REDUCE, EFFECTS, GRAPH_PADDING, RULES, SA
 from simkit.latency.graphs import graph_rows
 from simkit.latency.ops.attention import Attention
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
-from simkit.latency.ops.ops import Gemm
+from simkit.latency.ops.shapes import Gemm
 from simkit.latency.profile import Profile
-from simkit.latency.profile.transfer import is_scaled, transferred
+from simkit.latency.profile.values import is_scaled, transferred
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.types import Basis, Floats, Ints, OneStep, StepShapes

@@ -27,7 +27,7 @@ from simkit.latency.effects import (
     check_known,
 )
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels, attended
-from simkit.latency.ops.ops import AttentionShape
+from simkit.latency.ops.shapes import AttentionShape
 from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
 from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S

@@ -12,15 +12,14 @@ import numpy as np
 
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, DATA_SHEET, KERNEL_TABLE, ONE_GPU, Source
+from simkit.latency.lookup import ChunkLookup, DecodeLookup
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.launches import Heads
-from simkit.latency.ops.ops import Elementwise, Gemm
+from simkit.latency.ops.shapes import Elementwise, Gemm
 from simkit.latency.physics import Limits
 from simkit.latency.profile import NotMeasured, Profile
-from simkit.latency.profile.op_fit import OpFit, Prediction
-from simkit.latency.profile.residuals import Bools
+from simkit.latency.profile.residuals import Bools, OpFit, Prediction
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
-from simkit.latency.surfaces import ChunkLookup, DecodeLookup
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, NS_PER_US
 

@@ -24,7 +24,7 @@ from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import DEFAULT, FIRST_TOKEN_US, HOST_FIXED_US, HOST_PER_SEQ_US, HostCosts, host_of
 from simkit.latency.ops.kernels import Kernels
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
-from simkit.latency.profile.transfer import transferred
+from simkit.latency.profile.values import transferred
 from simkit.latency.step_tables import RowTable, TableBuilder
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes

@@ -20,8 +20,7 @@ from test_roofline import LLAMA, MIXTRAL
 
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.profile import load_profile
-from simkit.latency.profile.op_fit import OpFit
-from simkit.latency.profile.residuals import ResidualGrid
+from simkit.latency.profile.residuals import OpFit, ResidualGrid
 from simkit.latency.profile.values import Mixed, Profile
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes

@@ -12,7 +12,7 @@ import numpy as np
 
 from simkit.errors import InputError
 from simkit.latency.deployment import Deployment
-from simkit.latency.ops.ops import (
+from simkit.latency.ops.shapes import (
     Elementwise,
     Gemm,
     attention_shape,

@@ -5,9 +5,21 @@ from __future__ import annotations
 from simkit.latency.ops.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added, launch_us, skewed
 from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
 from simkit.latency.profile.load import describe, is_shipped, list_profiles, load_profile, parse_profile, profile_text
-from simkit.latency.profile.op_fit import AXES, EXTRA, HEADS, KEYS, OpFit, Prediction, grid_key_sizes, grid_keys
 from simkit.latency.profile.read import NAME
-from simkit.latency.profile.residuals import ResidualGrid, between_neighbours, log_sizes, to_nested
+from simkit.latency.profile.residuals import (
+    AXES,
+    EXTRA,
+    HEADS,
+    KEYS,
+    OpFit,
+    Prediction,
+    ResidualGrid,
+    between_neighbours,
+    grid_key_sizes,
+    grid_keys,
+    log_sizes,
+    to_nested,
+)
 from simkit.latency.profile.values import (
     SCHEMA,
     EngineHost,

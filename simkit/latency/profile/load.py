@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import nearest
-from simkit.latency.profile.op_fit import AXES, KEYS
 from simkit.latency.profile.read import Reader
+from simkit.latency.profile.residuals import AXES, KEYS
 from simkit.latency.profile.values import Profile, ProfileError
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from simkit.latency.ops.launches import Skew, Varlen
 from simkit.latency.physics import ELEMENT_BYTES, Limits, Physics
-from simkit.latency.profile.op_fit import AXES, KEYS, GridKey, OpFit, grid_keys
-from simkit.latency.profile.residuals import ResidualGrid, from_nested
+from simkit.latency.profile.residuals import AXES, KEYS, GridKey, OpFit, ResidualGrid, from_nested, grid_keys
 from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
