@@ -15,13 +15,14 @@ import numpy as np
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, EFFECTS, GRAPH_PADDING, RULES, SAMPLED_ROWS, check_known, nothing
 from simkit.latency.graphs import graph_rows
+from simkit.latency.lookup import RowLookup
 from simkit.latency.ops.attention import Attention
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.shapes import Gemm
 from simkit.latency.profile import Profile
 from simkit.latency.profile.values import is_scaled, transferred
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
-from simkit.latency.step_tables import RowTable, TableBuilder
+from simkit.latency.step_tables import TableBuilder
 from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
 from simkit.units import NS_PER_S
 
@@ -54,9 +55,8 @@ class Calibrated:
         if not has(SAMPLED_ROWS):
             tokens, samples = tokens.with_all_of(samples), samples.at(np.zeros(TABLE_ROWS + 1, dtype=np.int64))
             of_tokens, of_samples = [*of_tokens, *of_samples], []
-        self._token_ns = _Rows(tokens.ns, self._least_row_ns(of_tokens))
-        self._sample_ns = _Rows(samples.ns, self._least_row_ns(of_samples))
-        self._token_shares, self._sample_shares = _shares(tokens), _shares(samples)
+        self._token_ns = RowLookup(tokens, self._least_row_ns(of_tokens))
+        self._sample_ns = RowLookup(samples, self._least_row_ns(of_samples))
         self._attention = Attention(tables, profile, deployment.without)
         swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
         self._swap_in_ns, self._swap_out_ns = swap_in / kernels.ranks, swap_out / kernels.ranks
@@ -115,12 +115,12 @@ class Calibrated:
         attention = self._attention.ns(shapes, raised)
         token_ns, sample_ns = self._token_ns.at(rows), self._sample_ns.at(shapes.sampled_seqs)
         found = self._attention.extrapolated(shapes, attention, raised)
-        for shares, ns, count in (
-            (self._token_shares, token_ns, rows),
-            (self._sample_shares, sample_ns, shapes.sampled_seqs),
+        for lookup, ns, count in (
+            (self._token_ns, token_ns, rows),
+            (self._sample_ns, sample_ns, shapes.sampled_seqs),
         ):
-            for name, share in shares.items():
-                found[name] = found.get(name, 0.0) + ns * share[np.minimum(count, TABLE_ROWS)]
+            for name, part in lookup.extrapolated(count, ns):
+                found[name] = found.get(name, 0.0) + part
         return to_ns(token_ns + sample_ns + attention), found
 
     def _least_row_ns(self, gemms: Seq[Gemm]) -> float:
@@ -137,32 +137,3 @@ class Calibrated:
 def _elsewhere(measured_on: str, gpu: str, scaled: bool) -> str:
     """What a reader must know of times that were measured on another GPU."""
     return f" on {measured_on}, {'scaled to the limits of' if scaled else 'not on'} {gpu}"
-
-
-def _shares(table: RowTable) -> dict[str, Floats]:
-    """Which share of the time of so many rows is extrapolated, by name."""
-    return {name: ns / np.maximum(table.ns, 1.0) for name, ns in table.tagged.items()}
-
-
-class _Rows:
-    """A table over 0, 1, ... rows; beyond its end the slope of its second half goes on, and no less than `least_ns`."""
-
-    def __init__(self, ns: Floats, least_ns: float) -> None:
-        self._ns = ns
-        self._list: list[float] = ns.tolist()
-        self._last = len(ns) - 1
-        half = self._last // 2
-        self._slope = max((self._list[-1] - self._list[half]) / (self._last - half), least_ns)
-
-    def at(self, rows: Ints) -> Floats:
-        inside = np.minimum(rows, self._last)
-        ns: Floats = self._ns[inside]
-        if len(rows) and rows.max() > self._last:
-            ns = ns + (rows - inside) * self._slope
-        return ns
-
-    def one(self, rows: int) -> float:
-        if rows <= self._last:
-            return self._list[rows]
-        ns: float = self._list[self._last] + (rows - self._last) * self._slope
-        return ns

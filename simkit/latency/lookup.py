@@ -1,4 +1,4 @@
-"""Times of attention over its sizes, looked up: linear between knots, the last slope beyond.
+"""Tabulated times, looked up: of passes by their rows, of attention by its sizes; the last slope beyond.
 
 Knots lie close enough that a straight line between them is the fitted curve. A lookup prices arrays of launches and
 single ones by the same operations in the same order, so that both give the same bits.
@@ -7,7 +7,9 @@ single ones by the same operations in the same order, so that both give the same
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,63 @@ from simkit.types import Floats, Ints
 Row = tuple[list[float], list[float]]
 
 
-class DecodeLookup:
-    """us of a layer by (sequences, tokens of context a sequence). `times` has a row for 0, 1, ... sequences."""
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """ns of everything that depends on a number of rows, and of that what is extrapolated, by name."""
 
-    def __init__(self, tokens: Seq[float], times: Floats) -> None:
+    ns: Floats
+    tagged: dict[str, Floats]
+
+    def at(self, rows: Ints) -> RowTable:
+        """The same with the row `rows[i]` in place of row i."""
+        return RowTable(self.ns[rows], {name: ns[rows] for name, ns in self.tagged.items()})
+
+    def with_all_of(self, other: RowTable) -> RowTable:
+        """Both, of as many rows each."""
+        tagged = dict(self.tagged)
+        for name, ns in other.tagged.items():
+            tagged[name] = tagged.get(name, 0.0) + ns
+        return RowTable(self.ns + other.ns, tagged)
+
+
+class RowLookup:
+    """A `RowTable` looked up; beyond its end the slope of its second half goes on, and no less than `least_ns`."""
+
+    def __init__(self, table: RowTable, least_ns: float) -> None:
+        self._ns = table.ns
+        self._shares = {name: ns / np.maximum(table.ns, 1.0) for name, ns in table.tagged.items()}
+        self._list: list[float] = table.ns.tolist()
+        self._last = len(table.ns) - 1
+        half = self._last // 2
+        self._slope = max((self._list[-1] - self._list[half]) / (self._last - half), least_ns)
+
+    def at(self, rows: Ints) -> Floats:
+        """ns of passes of so many rows."""
+        inside = np.minimum(rows, self._last)
+        ns: Floats = self._ns[inside]
+        if len(rows) and rows.max() > self._last:
+            ns = ns + (rows - inside) * self._slope
+        return ns
+
+    def one(self, rows: int) -> float:
+        """`at` of one pass."""
+        if rows <= self._last:
+            return self._list[rows]
+        ns: float = self._list[self._last] + (rows - self._last) * self._slope
+        return ns
+
+    def extrapolated(self, rows: Ints, ns: Floats) -> Iterator[tuple[str, Floats]]:
+        """What of `ns`, the time of passes of so many rows, is extrapolated, by name."""
+        for name, share in self._shares.items():
+            yield name, ns * share[np.minimum(rows, self._last)]
+
+
+class DecodeLookup:
+    """us of a layer by (sequences, tokens of context a sequence). `times` has a row for 0, 1, ... sequences, and
+    `outside` says which of its knots are extrapolated."""
+
+    def __init__(self, tokens: Seq[float], times: Floats, outside: Bools) -> None:
+        self._outside = outside
         self._knots = np.asarray(tokens, np.float64)
         self._knot_list: list[float] = self._knots.tolist()
         self.times = times
@@ -52,12 +107,12 @@ class DecodeLookup:
         times, slopes = self.row(row)
         return (times[knot] + (tokens - knots[knot]) * slopes[knot]) * (seqs / max(row, 1))
 
-    def is_marked(self, marks: Bools, seqs: Ints, tokens: Floats) -> Bools:
-        """Whether the price of each launch rests on a marked knot; beyond the rows it does."""
+    def is_extrapolated(self, seqs: Ints, tokens: Floats) -> Bools:
+        """Whether the price of each launch rests on an extrapolated knot; beyond the rows it does."""
         row = np.minimum(seqs, self._last)
         knot = np.clip(np.searchsorted(self._knots, tokens, side="right") - 1, 0, len(self._knots) - 2)
-        above = marks[row, knot + 1] & (tokens > self._knots[knot])
-        marked: Bools = (seqs > 0) & (marks[row, knot] | above | (seqs > self._last))
+        above = self._outside[row, knot + 1] & (tokens > self._knots[knot])
+        marked: Bools = (seqs > 0) & (self._outside[row, knot] | above | (seqs > self._last))
         return marked
 
     def row(self, seqs: int) -> Row:

@@ -6,21 +6,19 @@ the roofline and tagged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, DATA_SHEET, KERNEL_TABLE, ONE_GPU, Source
-from simkit.latency.lookup import ChunkLookup, DecodeLookup
+from simkit.latency.lookup import ChunkLookup, DecodeLookup, RowTable
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.launches import Heads
 from simkit.latency.ops.shapes import Elementwise, Gemm
 from simkit.latency.physics import Limits
 from simkit.latency.profile import NotMeasured, Profile
-from simkit.latency.profile.residuals import Bools, OpFit, Prediction
+from simkit.latency.profile.residuals import OpFit, Prediction
 from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
-from simkit.types import Floats, Ints
+from simkit.types import Floats
 from simkit.units import NS_PER_S, NS_PER_US
 
 MAX_SEQS = 2048
@@ -30,25 +28,6 @@ LARGEST_TOKENS = 1 << 20
 LARGE_COPY_BYTES = 256.0 * (1 << 20)
 KNOTS_PER_OCTAVE = 4
 CHUNK_KNOTS_PER_OCTAVE = 6
-
-
-@dataclass(frozen=True, slots=True)
-class RowTable:
-    """ns of everything that depends on a number of rows, and of that what is extrapolated, by name."""
-
-    ns: Floats
-    tagged: dict[str, Floats]
-
-    def at(self, rows: Ints) -> RowTable:
-        """The same with the row `rows[i]` in place of row i."""
-        return RowTable(self.ns[rows], {name: ns[rows] for name, ns in self.tagged.items()})
-
-    def with_all_of(self, other: RowTable) -> RowTable:
-        """Both, of as many rows each."""
-        tagged = dict(self.tagged)
-        for name, ns in other.tagged.items():
-            tagged[name] = tagged.get(name, 0.0) + ns
-        return RowTable(self.ns + other.ns, tagged)
 
 
 class TableBuilder:
@@ -98,8 +77,8 @@ class TableBuilder:
             total = total + self._all_reduce_ns(kernels.gather_bytes, 1, tagged)
         return RowTable(_rounded(total), tagged.rounded())
 
-    def decode(self) -> tuple[DecodeLookup, Bools]:
-        """us of decode attention in a layer by (sequences, context tokens), and which of its knots are extrapolated."""
+    def decode(self) -> DecodeLookup:
+        """us of decode attention in a layer by (sequences, context tokens)."""
         fit = self._attention("attention_decode")
         batches = _knots([1.0, *_measured(fit, 0)], MAX_SEQS, KNOTS_PER_OCTAVE)
         tokens = _knots([1.0, *_measured(fit, 1)], LARGEST_TOKENS, KNOTS_PER_OCTAVE)
@@ -110,7 +89,7 @@ class TableBuilder:
         times = found.us[low] + (found.us[low + 1] - found.us[low]) * share
         times[0] = 0.0
         outside = found.extrapolated[low] | (found.extrapolated[low + 1] & (share > 0))
-        return DecodeLookup(tokens.tolist(), np.round(times, 5)), outside
+        return DecodeLookup(tokens.tolist(), np.round(times, 5), outside)
 
     def chunks(self) -> tuple[ChunkLookup, ChunkLookup]:
         """us of prefill attention in a layer by (chunks, tokens, cached tokens), and 1 where it is extrapolated."""

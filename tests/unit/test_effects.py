@@ -22,10 +22,11 @@ from simkit.latency.deployment import Deployment
 from simkit.latency.effects import EFFECTS, OFF, Origin, Source, nothing
 from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import DEFAULT, FIRST_TOKEN_US, HOST_FIXED_US, HOST_PER_SEQ_US, HostCosts, host_of
+from simkit.latency.lookup import RowTable
 from simkit.latency.ops.kernels import Kernels
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
 from simkit.latency.profile.values import transferred
-from simkit.latency.step_tables import RowTable, TableBuilder
+from simkit.latency.step_tables import TableBuilder
 from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 

@@ -41,7 +41,7 @@ class Attention:
 
     def __init__(self, tables: TableBuilder, profile: Profile, without: Collection[str] = ()) -> None:
         self._heads, self._kv_measured = tables.heads, tables.kv_is_measured
-        self._decode, self._decode_outside = tables.decode()
+        self._decode = tables.decode()
         self._chunks, self._chunks_outside = tables.chunks()
         self._mixed, self._skew = profile.mixed, None if UNEQUAL_DECODES in without else profile.skew
         self._one_by_one = MIXED_LAUNCHES in without
@@ -194,7 +194,7 @@ class Attention:
         some, (context, longest) = seqs > 0, _within(shapes, 0)
         mean = context / np.maximum(seqs, 1)
         mixed_beyond = some & prefill & self._mixed_beyond(shapes)
-        outside = some & ~prefill & self._decode.is_marked(self._decode_outside, seqs, mean)
+        outside = some & ~prefill & self._decode.is_extrapolated(seqs, mean)
         found = {
             "decode attention: beyond the measured sizes or heads": ns * outside,
             "prefill attention: beyond the measured sizes or heads": ns * (self._beyond(shapes, prefill & ~some) > 0),
