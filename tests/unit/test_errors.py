@@ -28,7 +28,11 @@ def classes() -> list[tuple[str, str, str]]:
     while size != len(known):
         size = len(known)
         found = [
-            (node.name, node.bases[0].id, ".".join(path.relative_to(ROOT).with_suffix("").parts))
+            (
+                node.name,
+                node.bases[0].id,
+                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
+            )
             for path, tree in trees.items()
             for node in tree.body
             if isinstance(node, ast.ClassDef)

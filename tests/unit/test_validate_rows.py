@@ -113,7 +113,7 @@ def test_a_fit_finds_the_terms_that_made_the_rows(tmp_path: Path) -> None:
     made = read_rows(table(tmp_path, rows)).rows
     truth = study_rows(made, sets=["latency.host={fixed_us: 900, per_seq_us: 21}"])
     for cells, known in zip(rows, truth.rows, strict=True):
-        cells["mean_tpot_ms"] = str(known["metrics"]["mean_tpot_ms"]["predicted"])
+        cells["mean_tpot_ms"] = str(known.metrics["mean_tpot_ms"].predicted)
     found = study_rows(read_rows(table(tmp_path, rows)).rows, fit=FitRows("max_concurrency", ("1", "16")))
     terms = found.to_json()["fit"]["terms"]
     assert terms["fixed_us"] == pytest.approx(900, rel=0.01)
