@@ -19,7 +19,7 @@ from simkit.latency.profile import Heads
 from simkit.specs.hardware import load_gpu
 
 AICONFIGURATOR = {"measured_by": "NVIDIA, aiconfigurator-core 0.12.0", "licence": "Apache-2.0"}
-PROVENANCE: dict[str, dict[str, Any]] = {
+PROVENANCE: dict[str, dict[str, str]] = {
     "a100-sxm4-80gb": {**AICONFIGURATOR, "software": "vLLM 0.14 kernels"},
     "h100-sxm5-80gb": {**AICONFIGURATOR, "software": "vLLM 0.24 kernels"},
     "h200-sxm-141gb": {**AICONFIGURATOR, "software": "vLLM 0.24 kernels"},

@@ -107,16 +107,7 @@ def read_table(path: Path) -> Table:
     """
     import pandas as pd
 
-    try:
-        content = path.read_bytes()
-        frame = pd.read_csv(io.BytesIO(content), compression="gzip" if content[:2] == b"\x1f\x8b" else None)
-    except OSError as error:
-        raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, EOFError, zlib.error) as error:
-        raise CalibrationError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
-    missing = [name for name in ("op", "dtype", "latency_us") if name not in frame.columns]
-    if missing:
-        raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
+    content, frame = _frame(path)
     absent = set(COLUMNS) - set(frame.columns)
     frame = frame.reindex(columns=[*COLUMNS])
     for name in frame.columns.difference(["op", "dtype", "source"]):
@@ -126,9 +117,9 @@ def read_table(path: Path) -> Table:
     unusable: list[str] = []
     groups = [frame[name].map(lambda cell: "" if pd.isna(cell) else str(cell)) for name in ("op", "dtype")]
     for (op, dtype), part in frame.groupby(groups, sort=True):
-        if (op not in AXES and op not in LAUNCHES and op != "host_overhead") or dtype not in ELEMENT_BYTES:
-            what = f"{op} {dtype}: not known" if op and dtype else f"no {'dtype' if op else 'op'}"
-            unusable.append(f"{path.name}:{part['line'].iloc[0]}: {len(part)} rows of {what}, ignored")
+        unknown = _unknown(op, dtype)
+        if unknown:
+            unusable.append(f"{path.name}:{part['line'].iloc[0]}: {len(part)} rows of {unknown}, ignored")
             continue
         needed = sorted(absent & set(size_names(op)) - set(_DEFAULTED.get(op, ())), key=COLUMNS.index)
         if needed:
@@ -139,6 +130,30 @@ def read_table(path: Path) -> Table:
         raise CalibrationError(f"{path}: no usable row" + (f"; {unusable[0]}" if unusable else ""))
     sources = tuple(sorted({str(source) for source in frame["source"].dropna()}))
     return Table(rows, tuple(unusable), sources, hashlib.sha256(content).hexdigest(), len(frame))
+
+
+def _frame(path: Path) -> tuple[bytes, Any]:
+    """The file and its cells. Raises CalibrationError for one that cannot be read or lacks what every row needs."""
+    import pandas as pd
+
+    try:
+        content = path.read_bytes()
+        frame = pd.read_csv(io.BytesIO(content), compression="gzip" if content[:2] == b"\x1f\x8b" else None)
+    except OSError as error:
+        raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, EOFError, zlib.error) as error:
+        raise CalibrationError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
+    missing = [name for name in ("op", "dtype", "latency_us") if name not in frame.columns]
+    if missing:
+        raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
+    return content, frame
+
+
+def _unknown(op: str, dtype: str) -> str:
+    """What is not known of an op in a format, empty where both are."""
+    if (op in AXES or op in LAUNCHES or op == "host_overhead") and dtype in ELEMENT_BYTES:
+        return ""
+    return f"{op} {dtype}: not known" if op and dtype else f"no {'dtype' if op else 'op'}"
 
 
 def _rows(op: str, dtype: str, part: DataFrame, where: str, unusable: list[str]) -> list[Rows]:

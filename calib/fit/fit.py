@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from calib import CalibrationError
-from calib.fit.fit_op import Fitted, fit_op, spikes
-from calib.fit.launches import Launches, launches_of, mixed_json, skew_json, unequal_of
+from calib.fit.fit_op import fit_op, spikes
+from calib.fit.launches import Json, Launches, fit_mixed, fit_skew, launches_of, unequal_of
 from calib.fit.score import Score, predict, score
 from calib.table import UNITS_FACTOR, Rows, Table, check_units, merge_equal, split_by_limit
 from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, grid_keys, parse_profile, to_nested
@@ -45,7 +45,7 @@ class OpReport:
     num_clamped: int
     score: Score | None
 
-    def as_json(self, listed: int | None = LISTED) -> dict[str, Any]:
+    def as_json(self, listed: int | None = LISTED) -> Json:
         """As a profile has it, with at most `listed` rows of a kind in full (None: all)."""
         return {
             "rows": self.num_rows,
@@ -74,7 +74,7 @@ def fit_table(
     table: Table,
     gpu: GpuSpec,
     name: str,
-    provenance: Mapping[str, Any],
+    provenance: Mapping[str, object],
     *,
     more: Seq[Launches] = (),
     progress: Progress | None = None,
@@ -83,27 +83,20 @@ def fit_table(
 
     Raises CalibrationError for wrong units and for a table without the main kernels.
     """
-    missing = [op for op in REQUIRED if not any(key[0] == op for key in table.rows)]
-    if missing:
-        why = next((f"; {line}" for line in table.unusable if any(f" {op} " in line for op in missing)), "")
-        raise CalibrationError(f"no usable row of {', '.join(missing)}: a profile needs {', '.join(REQUIRED)}{why}")
+    _check_required(table)
     plain = [rows for rows in table.rows.values() if rows.op in AXES]
     for rows in (rows for rows in plain if rows.op in UNITS_FACTOR):
         check_units(rows, limits_of(rows.op, rows.dtype, gpu))
+    report = progress or (lambda done, label: None)
     fitted = []
     for index, rows in enumerate(plain):
-        if progress is not None:
-            progress(index / (len(plain) + 1), f"fitting {rows.op} {rows.dtype}")
+        report(index / (len(plain) + 1), f"fitting {rows.op} {rows.dtype}")
         fitted.append(_fit_one(rows, limits_of(rows.op, rows.dtype, gpu)))
-    fits = {row["op"]: fit for row, _, fit in fitted}
-    mixed = [part for rows in table.rows.values() if rows.op == "attention_mixed" for part in launches_of(rows)]
-    unequal = [part for rows in table.rows.values() if rows.op == "attention_skew" for part in unequal_of(rows)]
-    if progress is not None:
-        progress(len(plain) / (len(plain) + 1), "fitting launches of unlike sequences")
-    mixed += [part for part in more if (part.q > 0).all()]
-    unequal += [part for part in more if not (part.q > 0).any()]
-    rule = mixed_json(mixed, fits["attention_prefill"], fits["attention_decode"], gpu)
-    data: dict[str, Any] = {
+    report(len(plain) / (len(plain) + 1), "fitting launches of unlike sequences")
+    fits = {found.fit.op: found.fit for found in fitted}
+    mixed, unequal = _launches(table, more)
+    varlen, rule = fit_mixed(mixed, fits["attention_prefill"], fits["attention_decode"], gpu)
+    data = {
         "schema": SCHEMA,
         "name": name,
         "gpu": _gpu(gpu),
@@ -115,11 +108,29 @@ def fit_table(
         },
         "host": _host(table),
         "mixed": rule,
-        "skew": skew_json(unequal, fits["attention_decode"], rule, gpu),
-        "ops": [row for row, _, _ in fitted],
+        "skew": fit_skew(unequal, fits["attention_decode"], varlen, gpu),
+        "ops": [_op_json(found.fit, found.report) for found in fitted],
     }
     text = to_text(data)
-    return FitResult(text, parse_profile(text, name), tuple(report for _, report, _ in fitted), table.unusable)
+    return FitResult(text, parse_profile(text, name), tuple(found.report for found in fitted), table.unusable)
+
+
+def _check_required(table: Table) -> None:
+    """CalibrationError for a table without the main kernels, with a line that could not be read of one."""
+    missing = [op for op in REQUIRED if not any(key[0] == op for key in table.rows)]
+    if missing:
+        why = next((f"; {line}" for line in table.unusable if any(f" {op} " in line for op in missing)), "")
+        raise CalibrationError(f"no usable row of {', '.join(missing)}: a profile needs {', '.join(REQUIRED)}{why}")
+
+
+def _launches(table: Table, more: Seq[Launches]) -> tuple[list[Launches], list[Launches]]:
+    """(launches of a chunk beside decodes, launches of unequal decodes): those of the table, then `more`."""
+    mixed = [part for rows in table.rows.values() if rows.op == "attention_mixed" for part in launches_of(rows)]
+    unequal = [part for rows in table.rows.values() if rows.op == "attention_skew" for part in unequal_of(rows)]
+    return (
+        mixed + [part for part in more if (part.q > 0).all()],
+        unequal + [part for part in more if not (part.q > 0).any()],
+    )
 
 
 def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:
@@ -137,7 +148,15 @@ def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:
     return Limits(gpu.peak_flops_per_s[dtype], rates.get(op) or gpu.hbm_bytes_per_s)
 
 
-def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit]:
+@dataclass(frozen=True, slots=True)
+class _FittedOp:
+    """An op as a profile has it, and the report on it."""
+
+    fit: OpFit
+    report: OpReport
+
+
+def _fit_one(raw: Rows, limits: Limits) -> _FittedOp:
     allowed, refused = split_by_limit(raw, limits)
     if not len(allowed):
         raise CalibrationError(f"{raw.op} {raw.dtype}: every row is faster than the hardware allows: {raw.describe(0)}")
@@ -156,12 +175,10 @@ def _fit_one(raw: Rows, limits: Limits) -> tuple[dict[str, Any], OpReport, OpFit
         num_clamped=predict(fitted.fit, merged.rows).num_clamped,
         score=score(merged.rows, limits),
     )
-    return _op_json(fitted, report), report, fitted.fit
+    return _FittedOp(fitted.fit, report)
 
 
-def _op_json(fitted: Fitted, report: OpReport) -> dict[str, Any]:
-    fit = fitted.fit
-    physics = {name: getattr(fit.physics, name) for name in type(fit.physics).__dataclass_fields__}
+def _op_json(fit: OpFit, report: OpReport) -> Json:
     grids = []
     for key, grid in sorted(fit.grids.items()):
         axes = {name: _numbers(axis) for name, axis in zip(AXES[fit.op], grid.axes, strict=True)}
@@ -170,8 +187,8 @@ def _op_json(fitted: Fitted, report: OpReport) -> dict[str, Any]:
     return {
         "op": fit.op,
         "dtype": fit.dtype,
-        "limits": {"flops_per_s": fit.limits.flops_per_s, "bytes_per_s": fit.limits.bytes_per_s},
-        "physics": physics,
+        "limits": asdict(fit.limits),
+        "physics": asdict(fit.physics),
         "sheets": grids,
         "report": report.as_json(),
     }
@@ -189,12 +206,12 @@ def _host(table: Table) -> dict[str, float] | None:
     return {"fixed_us": round(max(0.0, float(np.median(us - slope * seqs))), 3), "per_seq_us": round(slope, 5)}
 
 
-def _gpu(gpu: GpuSpec) -> dict[str, Any]:
+def _gpu(gpu: GpuSpec) -> Json:
     names = ("name", "hbm_bytes_per_s", "pcie_bytes_per_s", "nvlink_bytes_per_s", "num_sms")
     return {name: getattr(gpu, name) for name in names} | {"peak_flops_per_s": dict(gpu.peak_flops_per_s)}
 
 
-def _listed(lines: tuple[str, ...], most: int | None) -> dict[str, Any]:
+def _listed(lines: tuple[str, ...], most: int | None) -> Json:
     return {"count": len(lines), "first": list(lines[:most])}
 
 

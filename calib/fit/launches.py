@@ -61,6 +61,10 @@ UNSPLIT_CTAS_PER_SM = 1.6
 """FlashAttention-2 gives up splitting contexts when sequences times KV heads fill this many times the SMs."""
 
 
+Json = dict[str, object]
+"""A part of a profile, as its JSON has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launches:
     """Measured launches of one shape of heads; arrays of one length. No chunk: `q` 0.
@@ -85,6 +89,10 @@ class Launches:
         """The launches of a mask."""
         arrays = {n: v[chosen] for n, v in ((n, getattr(self, n)) for n in self.__slots__) if isinstance(v, np.ndarray)}
         return replace(self, **arrays)
+
+    def head_sizes(self) -> dict[str, Floats]:
+        """The heads as sizes of a call."""
+        return {name: np.asarray(float(getattr(self.heads, name))) for name in HEADS}
 
     def __len__(self) -> int:
         return len(self.us)
@@ -146,32 +154,17 @@ def _by_heads(rows: Rows) -> list[tuple[Heads, Rows]]:
     return found
 
 
-def mixed_json(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec) -> dict[str, Any]:
-    """The `mixed` part of a profile: the rule that predicts held-out launches better, where enough were measured."""
+def fit_mixed(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec) -> tuple[Varlen | None, Json]:
+    """The rule that predicts held-out launches better, where enough were measured: its constants (None: the parts add
+    up), and the `mixed` part of a profile."""
     mixed = [launches for launches in mixed if len(launches)]
     count = sum(len(launches) for launches in mixed)
     if count < MIN_LAUNCHES:
-        unmeasured = {"measured": False, "rows": count}
-        if gpu.compute_capability.startswith(FLASH_ATTENTION_2):
-            return {"rule": "varlen", **unmeasured, "constants": asdict(_carried_over(prefill, gpu))}
-        return {"rule": "sum", **unmeasured, "constants": {"floor_us": SUM_FLOOR_US}}
-    held = [launches.take(_held_out(launches)) for launches in mixed]
-    trained = fit_varlen([launches.take(~_held_out(launches)) for launches in mixed], gpu)
-    alone = [(_alone(part, prefill), _decodes(part, decode)) for part in held]
-    by_rule = [np.maximum(chunk, _core(trained, part)) for part, (chunk, _) in zip(held, alone, strict=True)]
-    by_sum = [added(chunk, decodes, SUM_FLOOR_US, ARRAYS) for chunk, decodes in alone]
-    errors = {"varlen": _by_kind(by_rule, held), "sum": _by_kind(by_sum, held)}
-    totals = {
-        rule: errors_of(np.concatenate(us), np.concatenate([part.us for part in held])).mape_pct or 0.0
-        for rule, us in (("varlen", by_rule), ("sum", by_sum))
-    }
-    rule = min(totals, key=lambda name: totals[name])
-    constants = asdict(fit_varlen(mixed, gpu)) if rule == "varlen" else {"floor_us": SUM_FLOOR_US}
-    return {
-        "rule": rule,
-        "measured": True,
-        "rows": count,
-        "constants": constants,
+        carried = gpu.compute_capability.startswith(FLASH_ATTENTION_2)
+        return _rule(_carried_over(prefill, gpu) if carried else None, {"measured": False, "rows": count}, {})
+    errors, varlen_is_better = _held_out_errors(mixed, prefill, decode, gpu)
+    own, other = ("varlen", "sum") if varlen_is_better else ("sum", "varlen")
+    told = {
         "heads": _heads_json(mixed),
         "largest": {
             "q_len": max(float(part.q.max()) for part in mixed),
@@ -179,14 +172,34 @@ def mixed_json(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec
             "seqs": max(float(part.seqs.max()) for part in mixed),
             "longest": max(float(part.longest.max()) for part in mixed),
         },
-        "held_out": errors[rule],
-        "held_out_of_the_other_rule": errors["sum" if rule == "varlen" else "varlen"],
+        "held_out": errors[own],
+        "held_out_of_the_other_rule": errors[other],
     }
+    return _rule(fit_varlen(mixed, gpu) if varlen_is_better else None, {"measured": True, "rows": count}, told)
 
 
-def _by_kind(predicted: Seq[Floats], held: Seq[Launches]) -> dict[str, Any]:
+def _rule(varlen: Varlen | None, counts: Json, told: Json) -> tuple[Varlen | None, Json]:
+    rule, constants = ("sum", {"floor_us": SUM_FLOOR_US}) if varlen is None else ("varlen", asdict(varlen))
+    return varlen, {"rule": rule, **counts, "constants": constants, **told}
+
+
+def _held_out_errors(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec) -> tuple[Json, bool]:
+    """Errors of both rules, by their names, on launches that were not fitted, and whether `varlen` has the smaller."""
+    held = [launches.take(_held_out(launches)) for launches in mixed]
+    trained = fit_varlen([launches.take(~_held_out(launches)) for launches in mixed], gpu)
+    alone = [(_alone(part, prefill), _decodes(part, decode)) for part in held]
+    predicted = {
+        "varlen": [np.maximum(chunk, _core(trained, part)) for part, (chunk, _) in zip(held, alone, strict=True)],
+        "sum": [added(chunk, decodes, SUM_FLOOR_US, ARRAYS) for chunk, decodes in alone],
+    }
+    measured = np.concatenate([part.us for part in held])
+    totals = {rule: errors_of(np.concatenate(us), measured).mape_pct or 0.0 for rule, us in predicted.items()}
+    return {rule: _by_kind(us, held) for rule, us in predicted.items()}, totals["varlen"] <= totals["sum"]
+
+
+def _by_kind(predicted: Seq[Floats], held: Seq[Launches]) -> Json:
     """Errors on launches of equal decodes, and on those of unequal ones."""
-    found = {}
+    found: Json = {}
     for kind, unequal in (("equal decodes", False), ("unequal decodes", True)):
         pairs = [(us, part.us) for us, part in zip(predicted, held, strict=True) if part.unequal == unequal]
         if pairs:
@@ -196,13 +209,13 @@ def _by_kind(predicted: Seq[Floats], held: Seq[Launches]) -> dict[str, Any]:
 
 
 def _alone(part: Launches, prefill: OpFit) -> Floats:
-    heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
-    return prefill.predict({"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before, **heads}).us
+    sizes = {"batch": np.ones(len(part)), "q_len": part.q, "kv_len": part.before}
+    return prefill.predict(sizes | part.head_sizes()).us
 
 
 def _decodes(part: Launches, decode: OpFit) -> Floats:
-    heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
-    return decode.predict({"batch": part.seqs, "kv_len": part.context / part.seqs, **heads}).us
+    """Times of as many equal decodes of mean length."""
+    return decode.predict({"batch": part.seqs, "kv_len": part.context / part.seqs, **part.head_sizes()}).us
 
 
 def fit_varlen(mixed: Seq[Launches], gpu: GpuSpec) -> Varlen:
@@ -276,25 +289,24 @@ def _carried_over(prefill: OpFit, gpu: GpuSpec) -> Varlen:
     )
 
 
-def skew_json(unequal: Seq[Launches], decode: OpFit, mixed: dict[str, Any], gpu: GpuSpec) -> dict[str, Any] | None:
+def fit_skew(unequal: Seq[Launches], decode: OpFit, varlen: Varlen | None, gpu: GpuSpec) -> Json | None:
     """The `skew` part of a profile; None where decodes of unequal length cost as much as equal ones of mean length."""
     limit = UNSPLIT_CTAS_PER_SM * gpu.num_sms
     known = [part for part in (_with_equal_times(part, decode) for part in unequal) if len(part)]
     if sum(len(part) for part in known) >= MIN_UNEQUAL:
         return _fit_skew(known, limit)
-    if mixed["rule"] != "varlen":
+    if varlen is None:
         return None
     # The tail of a mixed launch is that of the longest decode as well.
-    rate = mixed["constants"]["tail_share"] * mixed["constants"]["lone_block_us"] / 128.0
+    rate = varlen.tail_share * varlen.lone_block_us / 128.0
     return {"us_per_token": float(f"{rate:.4g}"), "min_sequence_heads": limit, "measured": False}
 
 
 def _with_equal_times(part: Launches, decode: OpFit) -> Launches:
     """Times of equal decodes of mean and of maximal length: measured where they were, else predicted. Only launches in
     which the two are far enough apart to tell what lies between them."""
-    heads = {name: np.asarray(float(getattr(part.heads, name))) for name in HEADS}
-    mean = decode.predict({"batch": part.seqs, "kv_len": part.context / part.seqs, **heads}).us
-    longest = decode.predict({"batch": part.seqs, "kv_len": part.longest, **heads}).us
+    mean = _decodes(part, decode)
+    longest = decode.predict({"batch": part.seqs, "kv_len": part.longest, **part.head_sizes()}).us
     part = replace(
         part,
         mean_us=np.where(np.isnan(part.mean_us), mean, part.mean_us),
@@ -303,7 +315,7 @@ def _with_equal_times(part: Launches, decode: OpFit) -> Launches:
     return part.take((part.longest_us - part.mean_us) > LEAST_GAP * part.mean_us)
 
 
-def _fit_skew(parts: Seq[Launches], limit: float) -> dict[str, Any]:
+def _fit_skew(parts: Seq[Launches], limit: float) -> Json:
     from scipy.optimize import least_squares
 
     def predicted(rate: float, rows: Seq[Launches]) -> Floats:

@@ -31,7 +31,7 @@ class Errors:
     p95_pct: float | None
     bias_pct: float | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -55,7 +55,7 @@ class Score:
     beyond: dict[str, Errors]
     num_clamped: int
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "held_out_inside": self.inside.as_json(),
             "held_out_outside": self.outside.as_json(),
@@ -134,7 +134,7 @@ def predict(fit: OpFit, rows: Rows) -> Predicted:
     return Predicted(us, outside, clamped)
 
 
-def _groups(rows: Rows) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Any]]]:
+def _groups(rows: Rows) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Floats]]]:
     """Rows of equal heads at a time, since a prediction is for one shape of heads."""
     if not KEYS.get(rows.op):
         yield np.arange(len(rows)), dict(rows.sizes)

@@ -18,6 +18,8 @@ from typing import Any
 from calib import CalibrationError
 from simkit.specs.hardware import GpuSpec, list_gpus, load_gpu
 
+INSTALL = "pip install 'simkit-llm[calibrate]'"
+
 # Bits of the driver's "clocks event reasons" that slow a GPU down against its own will; idle and user settings do not.
 _SLOWED_BY = {
     0x04: "power cap",
@@ -38,7 +40,7 @@ class Reading:
     power_w: float | None = None
     throttling: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As a JSON object."""
         return asdict(self) | {"throttling": list(self.throttling)}
 
@@ -104,7 +106,7 @@ def open_monitor(index: int, uuid: str | None) -> Monitor:
     return Monitor(pynvml, handle)
 
 
-def summary(readings: list[Reading]) -> dict[str, Any]:
+def summary(readings: list[Reading]) -> dict[str, object]:
     """Extremes over readings taken while measuring; empty without readings."""
     if not readings:
         return {}
@@ -121,8 +123,6 @@ def summary(readings: list[Reading]) -> dict[str, Any]:
         "throttling": sorted({reason for reading in throttled for reason in reading.throttling}),
     }
 
-
-INSTALL = "pip install 'simkit-llm[calibrate]'"
 
 _GPU_OF_CUDA_NAME = {
     "NVIDIA A100-SXM4-40GB": "a100-sxm4-40gb",

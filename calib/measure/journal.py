@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from calib import CalibrationError
 from calib.measure.shapes import Point, point_of
@@ -57,7 +57,7 @@ class Journal:
         self._file.close()
 
 
-def open_journal(path: Path, identity: Mapping[str, Any], *, resume: bool) -> tuple[Journal, dict[Point, Entry]]:
+def open_journal(path: Path, identity: Mapping[str, object], *, resume: bool) -> tuple[Journal, dict[Point, Entry]]:
     """The journal and what it holds already.
 
     With `resume` a journal of the same identity goes on and one of another is an error; without it starts anew.
@@ -79,7 +79,7 @@ def open_journal(path: Path, identity: Mapping[str, Any], *, resume: bool) -> tu
     return Journal(path, file), entries
 
 
-def read_journal(path: Path) -> tuple[dict[str, Any], dict[Point, Entry]]:
+def read_journal(path: Path) -> tuple[dict[str, object], dict[Point, Entry]]:
     """Header and points. A last line that a crash tore is left out; anything else that is wrong is an error."""
     text = path.read_text(encoding="utf-8", errors="replace")
     header, _, body = text.partition("\n")
@@ -105,7 +105,7 @@ def _unreadable(path: Path, line: int) -> CalibrationError:
     return CalibrationError(f"{path}:{line}: not a calibration journal; delete it, or start anew with --restart")
 
 
-def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_same(path: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     for key in sorted({*found, *wanted}):
         if found.get(key) != wanted.get(key):
             raise CalibrationError(

@@ -11,7 +11,9 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,34 @@ from simkit.units import bytes_to_gib
 
 _SIGNIFICANT_DIGITS = 5
 _MAX_DECIMALS = 3
+
+CPU_HEADROOM = 1.25
+"""A CPU has no data sheet that holds for this machine: its limits are the best rates measured and so much more."""
+
+Info = dict[str, Any]
+"""The content of `measured.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRatio:
+    """How many times as long simkit's GEMM takes as the vendor's for one shape, and its configuration."""
+
+    m: int
+    n: int
+    k: int
+    ratio: float
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of the points of an op: samples, ways of timing, and (p90 - p10) / median."""
+
+    points: int
+    samples: int
+    methods: dict[str, int]
+    median_spread: float
+    p90_spread: float
 
 
 def latency_text(latency_us: float) -> str:
@@ -57,12 +87,12 @@ def write_text(path: Path, text: str) -> None:
         raise CalibrationError(f"{path}: {error.strerror or error}") from None
 
 
-def write_info(path: Path, info: Mapping[str, Any]) -> None:
+def write_info(path: Path, info: Info) -> None:
     """Write `measured.json`."""
     write_text(path, json.dumps(info, indent=2) + "\n")
 
 
-def table_info(table: str) -> dict[str, Any]:
+def table_info(table: str) -> dict[str, object]:
     """Rows and hash of the table, to tell which one a profile came from."""
     return {"rows": table.count("\n") - 1, "sha256": hashlib.sha256(table.encode()).hexdigest()}
 
@@ -85,70 +115,59 @@ def _best(entries: Iterable[Entry], ops: Collection[str], quantity: str) -> floa
     return max(rates, default=None)
 
 
-def spreads(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
-    """For each op: points, samples, ways of timing, and (p90 - p10) / median over its points."""
+def spreads(entries: Iterable[Entry]) -> dict[str, Spread]:
+    """For each op how far its samples lie apart."""
     by_op: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.point.sort_key()):
         by_op.setdefault(entry.point.op, []).append(entry)
     return {
-        op: {
-            "points": len(found),
-            "samples": sum(entry.timing.samples for entry in found),
-            "methods": _counts(entry.timing.method for entry in found),
-            "median_spread": _rank([entry.timing.spread for entry in found], 0.5),
-            "p90_spread": _rank([entry.timing.spread for entry in found], 0.9),
-        }
+        op: Spread(
+            points=len(found),
+            samples=sum(entry.timing.samples for entry in found),
+            methods=dict(sorted(Counter(entry.timing.method for entry in found).items())),
+            median_spread=_rank([entry.timing.spread for entry in found], 0.5),
+            p90_spread=_rank([entry.timing.spread for entry in found], 0.9),
+        )
         for op, found in by_op.items()
     }
-
-
-def _counts(names: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return dict(sorted(counts.items()))
 
 
 def _rank(values: list[float], share: float) -> float:
     return round(sorted(values)[math.ceil(share * len(values)) - 1], 4)
 
 
-def gemm_backends(entries: Iterable[Entry]) -> dict[str, Any] | None:
+def gemm_backends(entries: Iterable[Entry]) -> Info | None:
     """How simkit's GEMM compares with the vendor's where both were measured; None where they never were."""
     by_point = {entry.point: entry for entry in entries}
-    rows: list[dict[str, Any]] = []
+    rows = []
     for point, own in sorted(by_point.items(), key=lambda item: item[0].sort_key()):
         vendor = by_point.get(Point("gemm", m=point.m, n=point.n, k=point.k))
         if point.op == "gemm_triton" and vendor is not None:
             ratio = own.timing.median_us / vendor.timing.median_us
-            rows.append({"m": point.m, "n": point.n, "k": point.k, "ratio": round(ratio, 4), "config": own.way})
+            rows.append(GemmRatio(point.get("m"), point.get("n"), point.get("k"), round(ratio, 4), own.way))
     if not rows:
         return None
-    faster = sum(row["ratio"] < 1 for row in rows)
-    mean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
+    faster = sum(row.ratio < 1 for row in rows)
+    mean = math.exp(sum(math.log(row.ratio) for row in rows) / len(rows))
     return {
         "points": len(rows),
         "vendor_faster": len(rows) - faster,
         "triton_faster": faster,
         "mean_time_ratio_triton_to_vendor": round(mean, 4),
-        "by_point": rows,
+        "by_point": [asdict(row) for row in rows],
     }
 
 
-CPU_HEADROOM = 1.25
-"""A CPU has no data sheet that holds for this machine: its limits are the best rates measured and so much more."""
-
-
-def read_info(path: Path) -> dict[str, Any]:
+def read_info(path: Path) -> Info:
     """The content of `measured.json`. Raises CalibrationError."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: Info = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{path}: cannot be read: {error}") from None
     return found
 
 
-def info_beside(table: Path) -> dict[str, Any] | None:
+def info_beside(table: Path) -> Info | None:
     """`measured.json` beside a table that simkit measured, if it is of that very table."""
     path = table.with_name("measured.json")
     if not path.is_file() or not table.is_file():
@@ -158,7 +177,7 @@ def info_beside(table: Path) -> dict[str, Any] | None:
     return info if found else None
 
 
-def spec_of(info: Mapping[str, Any], gpu_spec: str | None) -> GpuSpec:
+def spec_of(info: Info, gpu_spec: str | None) -> GpuSpec:
     """The registered GPU that was measured; of a CPU what its own measurements say.
 
     A CPU's bandwidth is that of its caches, in which the operands of small calls stay.
@@ -185,7 +204,7 @@ def spec_of(info: Mapping[str, Any], gpu_spec: str | None) -> GpuSpec:
     )
 
 
-def provenance_of(info: Mapping[str, Any]) -> dict[str, Any]:
+def provenance_of(info: Info) -> dict[str, object]:
     """Who measured what, when, with which software, and whether the device slowed itself down."""
     identity = info["identity"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from calib import CalibrationError
 from calib.measure import outcome
@@ -20,6 +20,7 @@ from calib.measure.device import Device, Reading, find_device, import_torch, sum
 from calib.measure.gpu_ops import refused_ops
 from calib.measure.grid import Plan, Planned, default_models, make_plan
 from calib.measure.journal import Entry, Journal, open_journal
+from calib.measure.outcome import Info
 from calib.measure.shapes import ModelShapes, Point, parse_model
 from calib.measure.timing import CpuTimer, CudaTimer
 
@@ -209,8 +210,8 @@ def _watch(state: _State, device: Device, bench: Bench) -> None:
 
 
 def _info(
-    identity: Mapping[str, Any], device: Device, plan: Plan, state: _State, clocks: Mapping[str, Reading | None]
-) -> dict[str, Any]:
+    identity: Mapping[str, object], device: Device, plan: Plan, state: _State, clocks: Mapping[str, Reading | None]
+) -> Info:
     entries = list(state.entries.values())
     during = summary(state.readings)
     return {
@@ -224,7 +225,7 @@ def _info(
         "throttling_seen": during.get("throttling") if during else None,
         "ceilings": outcome.ceilings(entries),
         "gemm_backends": outcome.gemm_backends(entries),
-        "spreads": outcome.spreads(entries),
+        "spreads": {op: asdict(spread) for op, spread in outcome.spreads(entries).items()},
         "checks": [
             {"name": check.name, "passed": check.passed, "max_error": check.max_error} for check in state.checks
         ],
@@ -234,7 +235,7 @@ def _info(
     }
 
 
-def _notes(device: Device, state: _State, info: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(device: Device, state: _State, info: Info) -> tuple[str, ...]:
     """What the user should know, one line each."""
     entries, notes = state.entries.values(), []
     if state.num_resumed:
@@ -261,7 +262,7 @@ def _notes(device: Device, state: _State, info: Mapping[str, Any]) -> tuple[str,
     return tuple(notes)
 
 
-def _write(settings: SweepSettings, device: Device, state: _State, info: dict[str, Any]) -> Measured:
+def _write(settings: SweepSettings, device: Device, state: _State, info: Info) -> Measured:
     """Table and info; the journal goes away once nothing is left to go on with."""
     table_path, info_path = settings.out_dir / TABLE_NAME, settings.out_dir / INFO_NAME
     table = outcome.table_text(state.entries.values())

@@ -183,7 +183,7 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
     x = _curve_sizes(panel)
     for index, series in enumerate(panel.series):
         color, marker = CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
-        sizes: dict[str, Any] = {**series.fixed, panel.axis: x}
+        sizes = {name: np.asarray(value) for name, value in series.fixed.items()} | {panel.axis: x}
         found = series.fit.predict(sizes)
         ax.plot(x, found.us, color=color, linewidth=1.1, linestyle=DOTTED)
         ax.plot(x, np.where(found.extrapolated, np.nan, found.us), color=color, linewidth=1.3)

@@ -417,7 +417,7 @@ def test_derived_figures_by_hand() -> None:
     assert backends is not None
     assert (backends["triton_faster"], backends["mean_time_ratio_triton_to_vendor"]) == (1, 0.5)
     assert gemm_backends(found[:1]) is None
-    assert spreads(found[:1])["gemm"]["median_spread"] == 0.3
+    assert spreads(found[:1])["gemm"].median_spread == 0.3
     assert table_text(found).count("\n") == 4
 
 
