@@ -9,7 +9,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from simkit.errors import InputError, nearest
@@ -22,9 +22,6 @@ from simkit.validation.rows.read import METRICS, STATS, Row
 GROUPS = ("all", "engine", "gpu", "model", "concurrency", "set")
 RUNNING = "running"
 """Held against a range, so it has no error percentage of its own in the statistics."""
-
-COLUMNS = ("id", "set", "engine", "gpu", "model", "tp", "input_len", "output_len", "concurrency", "role")
-VALUES = ("measured", "predicted", "error_pct", "predicted_zero", "error_zero_pct")
 
 NO_ROW = "expected a metric of the rows that are judged, none has it"
 
@@ -144,11 +141,13 @@ class RowStudy:
         """The content of rows.csv: a line for each metric of each row; a number that does not exist is empty."""
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
-        lines.writerow([*COLUMNS, "metric", *VALUES, "note"])
+        *own, _, note = (field.name for field in fields(RowResult))
+        numbers = [field.name for field in fields(MetricResult)]
+        lines.writerow([*own, "metric", *numbers, note])
         for row in self.rows:
-            own = [getattr(row, name) for name in COLUMNS]
             for metric, values in row.metrics.items():
-                lines.writerow([*own, metric, *(getattr(values, name) for name in VALUES), row.note])
+                cells = [getattr(row, name) for name in own]
+                lines.writerow([*cells, metric, *(getattr(values, name) for name in numbers), row.note])
         return text.getvalue()
 
 
