@@ -56,7 +56,7 @@ def run_rows(
     options["resume_dir"] = None  # rows are many small studies
     study = _study(table, select, fit, fit_metric, scenario, studies.settings_of(sets, seed), max_rows,
                    name, summary, out_dir, quiet, options, bands)  # fmt: skip
-    content = study.to_json() | {"assumptions": [*study.assumptions, *_told(table)]}
+    content = {**study.to_json(), "assumptions": [*study.assumptions, *_told(table)]}
     judged = results.judge(bands, study.errors) if bands else []
     content |= {"bands": plain(judged), "version": __version__}
     facts = {"name": name, "summary": summary.name, "sha256": _sha256(summary), "select": select or [], "fit": fit,

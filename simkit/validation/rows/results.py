@@ -10,10 +10,9 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 from simkit.errors import InputError, nearest
-from simkit.plain import plain
+from simkit.plain import Json, plain
 from simkit.validation import bands
 from simkit.validation.bands import Band, Verdict
 from simkit.validation.rows.fit import EngineFit
@@ -116,11 +115,11 @@ class RowStudy:
         """Errors of the rows that were not fitted, by what they have in common."""
         return statistics(self.rows)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The content of rows.json."""
         fits = [fit.to_json() for fit in self.fits]
         counts = {"read": self.num_read, "simulated": len(self.rows), "skipped": len(self.skipped_rows)}
-        content: dict[str, Any] = plain(
+        content: Json = plain(
             {
                 "name": self.name,
                 "source": self.source,

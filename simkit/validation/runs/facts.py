@@ -15,7 +15,7 @@ from simkit.latency.host import HostCosts
 from simkit.latency.profile.values import HostTerms
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.measured import compare_measured
-from simkit.plain import plain
+from simkit.plain import Json, optional, plain
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
 from simkit.validation.runs.host_fit import HostFit
@@ -31,7 +31,7 @@ TOO_FAST = -0.05
 Profile = dict[str, Any]
 """The JSON of a profile."""
 
-MeasuredErrors = Mapping[str, Mapping[str, Any]]
+MeasuredErrors = Mapping[str, Json]
 """Metric to {num_requests, statistic: {measured, predicted, error_pct}}, as a replay shows them."""
 
 State = Literal["fitted", "unsure", "alike", "idle"]
@@ -95,12 +95,12 @@ class FitFacts:
     terms: Mapping[str, TermFacts]
     num_simulations: int
     num_cut: int
-    date: str | None
+    date: str | None = optional()
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; no date where none was given."""
-        facts: dict[str, Any] = plain(self)
-        return facts if self.date is not None else {key: value for key, value in facts.items() if key != "date"}
+    def to_json(self) -> Json:
+        """Plain data."""
+        facts: Json = plain(self)
+        return facts
 
     def provenance(self) -> dict[str, object]:
         """What a profile keeps of it."""

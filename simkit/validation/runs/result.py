@@ -18,7 +18,7 @@ from simkit.latency.effects import EFFECTS
 from simkit.logs import PlayedLog
 from simkit.logs.read.log import RemarkKind
 from simkit.metrics.histogram import DurationHistogram
-from simkit.plain import plain
+from simkit.plain import Json, plain
 from simkit.runs.replication import Result, assemble, part_of
 from simkit.scenario import Scenario, Trace, apply_sets
 from simkit.studies.study import Options, Point, run_study
@@ -82,9 +82,9 @@ class ValidationResult:
     ablation: Ablation | None
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Plain data."""
-        content: dict[str, Any] = plain(self)
+        content: Json = plain(self)
         return content
 
 
