@@ -38,8 +38,7 @@ import json, sys
 from dataclasses import asdict
 from pathlib import Path
 import torch
-from calib.verify.compiled import compile_all
-from calib.verify.compiled import variants
+from calib.verify.compiled import compile_all, variants
 
 major, cache, *names = sys.argv[1:]
 listed = {each.name: each for each in variants((int(major), 0), torch.bfloat16)}
@@ -54,8 +53,7 @@ import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from calib.verify.compiled import source_of, variant_of
-from calib.verify.compiled import named_launches
+from calib.verify.compiled import named_launches, source_of, variant_of
 
 class NoGpu:
     def get_current_target(self):
@@ -90,9 +88,8 @@ FAULTY = """
 import json
 from dataclasses import asdict, replace
 import torch
-from calib import compiled
-from calib.verify.compiled import compile_variant
-from calib.verify.compiled import variants
+from calib.verify import compiled
+from calib.verify.compiled import compile_variant, variants
 
 wanted = {each.name: each for each in variants((8, 0), torch.bfloat16)}
 gemm = wanted["gemm 128x256x64/1"]
