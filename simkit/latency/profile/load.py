@@ -70,7 +70,7 @@ def _shipped_text(name: str) -> str:
     return resources.files("calib").joinpath(f"profiles/{name}.json").read_text(encoding="utf-8")
 
 
-def describe(profile: Profile) -> dict[str, Any]:
+def describe(profile: Profile) -> dict[str, object]:
     """What a profile covers and how well, as plain data: `valid` has the smallest and largest measured size an axis."""
     ops = []
     for (op, dtype), fit in profile.ops.items():
@@ -95,9 +95,9 @@ def describe(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, object]:
     """A mapping of a profile. ProfileError where a key is there twice: JSON would keep the last in silence."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
             raise ProfileError(f"{where}: {key!a:.60}: expected this key once, got it twice", key="latency.profile")

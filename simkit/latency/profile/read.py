@@ -60,7 +60,7 @@ class Reader:
         if not NAME.fullmatch(name):
             raise self._error("name", f"expected letters, digits, dots, dashes and underscores, got {name!a:.60}")
         ops: dict[tuple[str, str], OpFit] = {}
-        reports: dict[tuple[str, str], Mapping[str, Any]] = {}
+        reports: dict[tuple[str, str], Mapping[str, object]] = {}
         for index, row in enumerate(self._get(data, "ops", list)):
             fit = self._op(f"ops[{index}]", row)
             if (fit.op, fit.dtype) in ops:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simkit.errors import InputError
 from simkit.latency.ops.launches import Skew, Varlen
@@ -50,7 +49,7 @@ class EngineHost:
     """Host terms fitted to a real run of one engine version; `provenance` says which run, what was fitted, how well."""
 
     terms: HostTerms
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class Profile:
     hash of the file."""
 
     name: str
-    gpu: Mapping[str, Any]
-    provenance: Mapping[str, Any]
+    gpu: Mapping[str, object]
+    provenance: Mapping[str, object]
     ops: Mapping[tuple[str, str], OpFit]
-    report: Mapping[tuple[str, str], Mapping[str, Any]]
-    launches: Mapping[str, Any]
+    report: Mapping[tuple[str, str], Mapping[str, object]]
+    launches: Mapping[str, object]
     mixed: Mixed
     skew: Skew | None
     host: Host | None

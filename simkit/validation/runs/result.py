@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Unpack
+from typing import Unpack
 
 from simkit import __version__
 from simkit.engine.build import Setup, set_up
@@ -129,9 +129,7 @@ def validation(
     )
 
 
-def _reading_notes(
-    manifest: Mapping[str, Any], trace: PlayedLog, comparison: Comparison, first_token_ns: int
-) -> list[str]:
+def _reading_notes(manifest: Json, trace: PlayedLog, comparison: Comparison, first_token_ns: int) -> list[str]:
     """How some numbers must be read."""
     notes = []
     if "concurrency" in comparison.errors:
@@ -146,7 +144,7 @@ def _reading_notes(
     return [*notes, f"without effect here: {', '.join(idle)}"] if idle else notes
 
 
-def _part_notes(spec: Mapping[str, Any]) -> list[str]:
+def _part_notes(spec: Json) -> list[str]:
     """What a part of a run cannot show."""
     whole = not spec["start_s"] and spec["end_s"] is None and spec["max_requests"] is None
     if whole:
