@@ -8,6 +8,7 @@ from typing import Any
 from simkit.report import words
 from simkit.report.document import Badge
 from simkit.report.read.run import Run
+from simkit.types import Basis
 
 BEST = "continuous+paged"
 
@@ -46,7 +47,7 @@ def badges(runs: Sequence[Run], comparison: Mapping[str, Any] | None = None) -> 
         details = tuple(f"{name}: {message}" for name, message in failed.items())
         found.append(Badge("failed", text, "bad", details, "why"))
     sources = {str(run.summary.get("latency_source") or run.manifest.get("latency_source") or "") for run in runs}
-    uncalibrated = sorted(source for source in sources if "uncalibrated" in source)
+    uncalibrated = sorted(source for source in sources if source and Basis.of(source) is Basis.DATA_SHEET)
     if uncalibrated:
         found.append(
             Badge(

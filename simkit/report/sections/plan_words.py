@@ -13,6 +13,7 @@ from simkit.report.read.plan import TOO_FEW, Content, extrapolated, known, label
 from simkit.report.sections import plan_choice
 from simkit.report.sections.headline import TOLD_SHARE
 from simkit.report.words import count, percent, plain
+from simkit.types import Basis
 
 SHARED = ("TTFT", "TPOT", "E2E", "Measured window", "Throughput", "Concurrency", "KV utilisation", "Preemption")
 """Definitions that a plan has in common with a run."""
@@ -151,10 +152,11 @@ def _calibration(content: Content) -> list[Badge]:
     source = content["latency_source"]
     if source is None:
         return [Badge("unknown step times", "No point could be set up.", "warn")]
-    if "uncalibrated" in source:
+    basis = Basis.of(source)
+    if basis is Basis.DATA_SHEET:
         text = f"Step times come from {source}, not from measurements on this GPU."
         return [Badge("uncalibrated", text, "warn")]
-    if "(calibrated)" not in source:
+    if basis is not Basis.PROFILE:
         return [Badge("step times", f"They come from: {source}.", "warn")]
     found = extrapolated(content)
     if found is None:
