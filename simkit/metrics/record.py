@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -116,50 +117,28 @@ class Columns:
         return columns
 
 
+@dataclass(slots=True)
 class Totals:
     """Running integer sums over all steps of all replicas; `*_ns` sums are weighted by step time.
 
     `extrapolated_ns` has names only where the latency model says what it measured.
     """
 
-    __slots__ = (
-        "busy_ns",
-        "extrapolated_ns",
-        "flops",
-        "gpu_ns",
-        "held_slot_ns",
-        "kv_allocated_ns",
-        "kv_external_ns",
-        "kv_internal_ns",
-        "kv_peak_tokens",
-        "kv_used_ns",
-        "live_slot_ns",
-        "moved_bytes",
-        "num_steps",
-        "padded_tokens",
-        "prefill_tokens",
-    )
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-        self.extrapolated_ns = {}
-
-    busy_ns: int
-    extrapolated_ns: dict[str, int]
-    flops: int
-    gpu_ns: int
-    held_slot_ns: int
-    kv_allocated_ns: int
-    kv_external_ns: int
-    kv_internal_ns: int
-    kv_peak_tokens: int
-    kv_used_ns: int
-    live_slot_ns: int
-    moved_bytes: int
-    num_steps: int
-    padded_tokens: int
-    prefill_tokens: int
+    busy_ns: int = 0
+    extrapolated_ns: dict[str, int] = field(default_factory=dict)
+    flops: int = 0
+    gpu_ns: int = 0
+    held_slot_ns: int = 0
+    kv_allocated_ns: int = 0
+    kv_external_ns: int = 0
+    kv_internal_ns: int = 0
+    kv_peak_tokens: int = 0
+    kv_used_ns: int = 0
+    live_slot_ns: int = 0
+    moved_bytes: int = 0
+    num_steps: int = 0
+    padded_tokens: int = 0
+    prefill_tokens: int = 0
 
     def add_work(self, gpu_ns: int, flops: int, moved_bytes: int, extrapolated_ns: Mapping[str, int]) -> None:
         """Add the work of one replica: time its GPUs computed, FLOPs, bytes moved in GPU memory; and of the time what
