@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,22 +11,49 @@ from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.definitions import stats_ms
 from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
-from simkit.plain import Json
 from simkit.types import Bools, Floats, Ints
 
 Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]
 """Metric to (measured, predicted) in ns of the requests that have it in both, in the order of the table."""
 
 
-def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> Json | None:
-    """{metric: {num_requests, stat: {measured, predicted, error_pct}}} in ms; None where nothing can be compared.
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A number that was measured and the same as predicted; by how many % the prediction is too high, None where that
+    cannot be told."""
 
-    The arguments and the requests are those of `paired`. Positive errors: the prediction is too slow.
-    """
+    measured: float | None
+    predicted: float | None
+    error_pct: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLatency:
+    """The statistics of a latency in ms, over the requests that have it in the log and in the run."""
+
+    num_requests: int
+    mean: Compared
+    p50: Compared
+    p90: Compared
+    p95: Compared
+    p99: Compared
+
+    def stat(self, name: str) -> Compared:
+        """The statistic of a name, as in STATS."""
+        found: Compared = getattr(self, name)
+        return found
+
+
+ComparedLatencies = Mapping[str, ComparedLatency]
+"""By metric; one that cannot be compared has none."""
+
+
+def compare_measured(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> ComparedLatencies:
+    """What the log measured beside what the run gives. The arguments and the requests are those of `paired`."""
     return {
-        metric: {"num_requests": len(log)} | compared(STATS, stats_ms(log).by_stat, stats_ms(run).by_stat)
+        metric: ComparedLatency(len(log), **compared(STATS, stats_ms(log).by_stat, stats_ms(run).by_stat))
         for metric, (log, run) in paired(table, ttft_ns, e2e_ns, stream=stream).items()
-    } or None
+    }
 
 
 def paired(table: dict[str, Ints], ttft_ns: Ints, e2e_ns: Ints, *, stream: bool) -> Pairs:
@@ -71,15 +99,10 @@ def whole(table: dict[str, Ints]) -> Bools:
 
 def compared(
     names: Iterable[str], measured: Mapping[str, float | None], predicted: Mapping[str, float | None]
-) -> dict[str, dict[str, float | None]]:
-    """{name: {measured, predicted, error_pct}}; the error is None where it cannot be told."""
+) -> dict[str, Compared]:
+    """What was measured and predicted under each name."""
     return {
-        name: {
-            "measured": measured[name],
-            "predicted": predicted[name],
-            "error_pct": error_pct(measured[name], predicted[name]),
-        }
-        for name in names
+        name: Compared(measured[name], predicted[name], error_pct(measured[name], predicted[name])) for name in names
     }
 
 

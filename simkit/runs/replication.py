@@ -15,7 +15,7 @@ from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
 from simkit.metrics.definitions import RunMetrics, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
-from simkit.metrics.measured import compare_measured
+from simkit.metrics.measured import ComparedLatencies, compare_measured
 from simkit.metrics.summary import Summary, Warmup
 from simkit.metrics.tables import request_table, slot_table, span_table
 from simkit.plain import Json, plain
@@ -43,7 +43,7 @@ class Part:
     notes: tuple[str, ...]
     counters: dict[str, int]
     turned_away: dict[str, int]
-    measured: Json | None = None
+    measured: ComparedLatencies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,12 @@ def part_of(setup: Setup, replication: int, facts: RunFacts, metrics: RunMetrics
     )
 
 
-def _measured(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> Json | None:
+def _measured(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> ComparedLatencies | None:
     """The comparison with what the log measured, None where it did not."""
     log = facts.measured
     if log is None:
         return None
-    found: Json | None = plain(compare_measured(metrics.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream))
-    return found
+    return compare_measured(metrics.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream) or None
 
 
 def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
@@ -126,7 +125,7 @@ def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
         "slots": parts[0].slots,
     }
     summaries = [plain(part.summary) for part in parts]
-    return Result(combine(summaries), _manifest(setup, parts), tables, summaries, parts[0].measured)
+    return Result(combine(summaries), _manifest(setup, parts), tables, summaries, plain(parts[0].measured))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
 from simkit.logs.files import resolve
+from simkit.metrics.measured import ComparedLatencies, ComparedLatency
 from simkit.metrics.summary import Summary, Warmup
-from simkit.plain import canonical_json, typed
+from simkit.plain import Json, canonical_json, typed
 from simkit.runs.manifest import run_id
 from simkit.runs.replication import Part
 
@@ -141,10 +142,14 @@ def load(folder: Path, key: Key) -> Part | None:
             notes=tuple(facts["notes"]),
             counters=facts["counters"],
             turned_away=facts["turned_away"],
-            measured=facts["measured"],
+            measured=_measured(facts["measured"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedPart(key.folder) from error
+
+
+def _measured(data: Json | None) -> ComparedLatencies | None:
+    return None if data is None else {metric: typed(ComparedLatency, item) for metric, item in data.items()}
 
 
 def _checked(place: Path) -> dict[str, bytes]:

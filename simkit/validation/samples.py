@@ -18,7 +18,7 @@ import numpy as np
 
 from simkit.errors import InputError, nearest
 from simkit.logs.files import open_text, reading
-from simkit.metrics.measured import compared
+from simkit.metrics.measured import Compared, compared
 from simkit.types import Floats, Ints
 from simkit.units import s_to_ns
 
@@ -54,7 +54,7 @@ class Series:
     measured: dict[str, Floats]
     predicted: dict[str, Floats]
     notes: tuple[str, ...] = ()
-    errors: dict[str, dict[str, dict[str, float | None]]] = field(init=False)
+    errors: dict[str, dict[str, Compared]] = field(init=False)
 
     def __post_init__(self) -> None:
         found = {}

@@ -22,7 +22,7 @@ from simkit.cli import app
 from simkit.engine import run as engine
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.metrics.measured import compare_measured
+from simkit.metrics.measured import Compared, compare_measured
 from simkit.studies.background import Failed, beside
 from simkit.studies.uniform_twin import evened
 from simkit.types import Request
@@ -290,24 +290,21 @@ def test_only_what_finished_in_both_and_counts_is_compared() -> None:
     )  # fmt: skip
     ttft, e2e = np.array([1, 1, -1, 2, 4]) * MS, np.array([9, 9, -1, 2, 10]) * MS
     found = compare_measured(rows, ttft, e2e, stream=True)
-    assert found is not None
-    assert {metric: values["num_requests"] for metric, values in found.items()} == {
+    assert {metric: values.num_requests for metric, values in found.items()} == {
         "ttft_ms": 2,
         "tpot_ms": 1,
         "e2e_ms": 2,
     }
-    assert found["tpot_ms"]["p50"] == {"measured": 3.0, "predicted": 1.0, "error_pct": pytest.approx(-200 / 3)}
-    assert found["ttft_ms"]["mean"] == {"measured": 3.0, "predicted": 1.0, "error_pct": pytest.approx(-200 / 3)}
+    assert found["tpot_ms"].p50 == Compared(3.0, 1.0, pytest.approx(-200 / 3))
+    assert found["ttft_ms"].mean == Compared(3.0, 1.0, pytest.approx(-200 / 3))
     batch = compare_measured(rows, ttft, e2e, stream=False)
-    assert batch is not None
     assert set(batch) == {"ttft_ms", "e2e_ms"}
-    assert compare_measured(rows, np.full(5, -1), np.full(5, -1), stream=True) is None
+    assert compare_measured(rows, np.full(5, -1), np.full(5, -1), stream=True) == {}
 
 
 def test_a_time_of_zero_has_no_error_in_per_cent() -> None:
     found = compare_measured(table(last_token_ns=[3 * MS]), np.array([0]), np.array([-1]), stream=True)
-    assert found is not None
-    assert found["ttft_ms"]["mean"]["error_pct"] is None
+    assert found["ttft_ms"].mean.error_pct is None
 
 
 def test_a_plain_run_of_a_log_writes_what_it_measured_too(here: Path) -> None:

@@ -19,7 +19,7 @@ from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.inputs import ratio
 from simkit.metrics.int_sums import total
 from simkit.metrics.latencies import values_ns
-from simkit.metrics.measured import Pairs, compared, paired, whole
+from simkit.metrics.measured import Compared, Pairs, compared, paired, whole
 from simkit.runs.replication import Result
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MAX_CURVE_POINTS = 400
 MAX_SHOWN_REQUESTS = 5000
 
-Errors = dict[str, dict[str, dict[str, float | None]]]
-"""Metric to statistic to {measured, predicted, error_pct}; a positive error: the prediction is too high."""
+Errors = dict[str, dict[str, Compared]]
+"""By metric and statistic; a positive error: the prediction is too high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Comparison:
     def error_pct(self, key: str) -> float | None:
         """The error of ``METRIC.STAT``; None where there is none."""
         metric, _, stat = key.partition(".")
-        return self.errors.get(metric, {}).get(stat, {}).get("error_pct")
+        found = self.errors.get(metric, {}).get(stat)
+        return None if found is None else found.error_pct
 
 
 def has_times(trace: PlayedLog) -> bool:

@@ -14,7 +14,7 @@ from simkit.engine.build import Setup
 from simkit.latency.host import HostCosts
 from simkit.latency.profile.values import HostTerms
 from simkit.metrics.catalogue import STATS
-from simkit.metrics.measured import compare_measured
+from simkit.metrics.measured import ComparedLatencies, compare_measured
 from simkit.plain import Json, optional, plain
 from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
@@ -31,9 +31,6 @@ TOO_FAST = -0.05
 Profile = dict[str, Any]
 """The JSON of a profile."""
 
-MeasuredErrors = Mapping[str, Json]
-"""Metric to {num_requests, statistic: {measured, predicted, error_pct}}, as a replay shows them."""
-
 State = Literal["fitted", "unsure", "alike", "idle"]
 
 
@@ -45,10 +42,10 @@ class Served:
     log: MeasuredTimes | None
     stream: bool
 
-    def errors(self) -> MeasuredErrors:
+    def errors(self) -> ComparedLatencies:
         """As a replay shows them."""
         assert self.log is not None
-        return compare_measured(self.table, self.log.ttft_ns, self.log.e2e_ns, stream=self.stream) or {}
+        return compare_measured(self.table, self.log.ttft_ns, self.log.e2e_ns, stream=self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +190,10 @@ def _why_idle(name: str, setup: Setup, bias: float) -> str:
     )
 
 
-def bias_of(errors: MeasuredErrors) -> float:
+def bias_of(errors: ComparedLatencies) -> float:
     """Relative error of the mean TPOT, or of the mean E2E, at the start; 0 where neither is there."""
     metric = errors.get("tpot_ms") or errors.get("e2e_ms")
-    return 0.0 if metric is None or metric["mean"]["error_pct"] is None else float(metric["mean"]["error_pct"]) / 100
+    return 0.0 if metric is None or metric.mean.error_pct is None else metric.mean.error_pct / 100
 
 
 def rms_pct(numbers: Numbers, predicted_ms: Floats) -> float:
@@ -205,16 +202,16 @@ def rms_pct(numbers: Numbers, predicted_ms: Floats) -> float:
     return 100 * float(np.sqrt((numbers.weights * error**2).sum() / numbers.weights.sum()))
 
 
-def both_errors(old: MeasuredErrors, new: MeasuredErrors) -> dict[str, object]:
+def both_errors(old: ComparedLatencies, new: ComparedLatencies) -> dict[str, object]:
     """Each statistic of each metric, measured, before and after."""
     return {
         metric: {
             stat: {
-                "measured": values[stat]["measured"],
-                "before": old[metric][stat]["predicted"],
-                "after": values[stat]["predicted"],
-                "before_pct": old[metric][stat]["error_pct"],
-                "after_pct": values[stat]["error_pct"],
+                "measured": values.stat(stat).measured,
+                "before": old[metric].stat(stat).predicted,
+                "after": values.stat(stat).predicted,
+                "before_pct": old[metric].stat(stat).error_pct,
+                "after_pct": values.stat(stat).error_pct,
             }
             for stat in STATS
         }

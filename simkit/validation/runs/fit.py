@@ -123,7 +123,7 @@ def fit_run(
         log_sha256=log_sha256(setup),
         simkit=CREATED_BY,
         scenario=scenario_facts(setup),
-        num_requests={metric: values["num_requests"] for metric, values in new.items()},
+        num_requests={metric: values.num_requests for metric, values in new.items()},
         rms_pct=rms,
         errors=both_errors(old, new),
         numbers=number_facts(numbers, *at),

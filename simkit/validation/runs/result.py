@@ -184,6 +184,6 @@ def ablate(
         errors = compare(result, trace).errors
         keys = [key.split(".") for key in ABLATED]
         found[effect] = {
-            f"{metric}.{stat}": errors[metric][stat]["error_pct"] for metric, stat in keys if metric in errors
+            f"{metric}.{stat}": errors[metric][stat].error_pct for metric, stat in keys if metric in errors
         }
     return found
