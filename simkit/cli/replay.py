@@ -102,8 +102,8 @@ def replay(
     if json:
         console.out_bytes((written / "summary.json").read_bytes())
     else:
-        from simkit.report.sections import replay as replay_tables
-        from simkit.report.sections import run
+        from simkit.report.sections.runs import replay as replay_tables
+        from simkit.report.sections.runs import run
 
         console.out(*run.run_tables(result.summary, result.manifest, console.width()))
         console.out(*replay_tables.terminal(result.summary, console.width()))

@@ -115,7 +115,7 @@ def run(
     if json:
         console.out_bytes((written / "summary.json").read_bytes())
     else:
-        from simkit.report.sections import run as tables
+        from simkit.report.sections.runs import run as tables
 
         console.out(*tables.run_tables(result.summary, result.manifest, console.width()))
         headroom.say(result.summary)
@@ -180,7 +180,7 @@ def compare(
     if json:
         console.out_bytes((written / "compare.json").read_bytes())
     else:
-        from simkit.report.sections import run as tables
+        from simkit.report.sections.runs import run as tables
 
         arms = {name: (arm.summary, arm.manifest) for name, arm in comparison.arms.items()}
         console.out(*tables.compare_tables(arms, comparison.paired, console.width()))
@@ -233,7 +233,7 @@ def sweep(
     if json:
         console.out_bytes((written / "sweep.json").read_bytes())
     else:
-        from simkit.report.sections import sweep as sweep_tables
+        from simkit.report.sections.runs import sweep as sweep_tables
 
         points = {name: (result.summary, result.manifest) for name, result in swept.points.items()}
         console.out(*sweep_tables.sweep_tables(points, list(swept.failed), console.width()))

@@ -21,7 +21,7 @@ from simkit.cli import app, console
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
 from simkit.plain import canonical_json
-from simkit.report.sections import run as tables
+from simkit.report.sections.runs import run as tables
 from simkit.runs import manifest
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,8 @@ from simkit.errors import InputError
 from simkit.report.figures import gantt, memory_map, series
 from simkit.report.read.run import Run, load_run
 from simkit.report.render.html import render_runs, write_report
-from simkit.report.sections import arms as arm_table
-from simkit.report.sections import headline, lengths
+from simkit.report.sections.runs import arms as arm_table
+from simkit.report.sections.runs import headline, lengths
 
 STEP_NS = 10_000_000
 POOL = 200_000

@@ -14,10 +14,11 @@ from simkit.metrics.glossary import DEFINITIONS
 from simkit.report import words
 from simkit.report.document import Report
 from simkit.report.figures import run as figures
-from simkit.report.read import scopes
+from simkit.report.read import summary
 from simkit.report.read.run import load_run
-from simkit.report.sections import arms as arm_table
-from simkit.report.sections import doctor, headline, lengths, provenance, replay
+from simkit.report.sections import doctor
+from simkit.report.sections.runs import arms as arm_table
+from simkit.report.sections.runs import headline, lengths, provenance, replay
 
 
 def environment() -> Environment:
@@ -71,8 +72,8 @@ def render_runs(arms: Mapping[str, Path], *, title: str, comparison: Mapping[str
     runs = [load_run(name, run_dir) for name, run_dir in arms.items()]
     paired = arm_table.paired_table(runs, comparison) if comparison else None
     page = environment().get_template("report.html.j2")
-    if len(runs) == 1 and scopes.are_several([runs[0].manifest]):
-        title = f"{title}: {scopes.gpus_text(runs[0].manifest)}"
+    if len(runs) == 1 and summary.are_several([runs[0].manifest]):
+        title = f"{title}: {summary.gpus_text(runs[0].manifest)}"
     return page.render(
         title=title,
         answer=headline.sentence(runs, comparison),

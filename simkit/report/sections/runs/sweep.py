@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from simkit.report.sections.run import Show, summary_tables
+from simkit.report.sections.runs.run import Show, summary_tables
 from simkit.report.words import percent, plain
 
 if TYPE_CHECKING:

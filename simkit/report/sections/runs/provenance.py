@@ -10,7 +10,7 @@ import yaml
 
 from simkit.report import words
 from simkit.report.read.run import Run
-from simkit.report.read.scopes import are_several, gpus_text
+from simkit.report.read.summary import are_several, gpus_text
 
 IDENTITY = ("run_id", "seed", "replications", "latency_source")
 

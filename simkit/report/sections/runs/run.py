@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from simkit.report.document import Column
-from simkit.report.read.scopes import REMARK, SCOPES, TOGETHER, are_several, gpus_text, marked
+from simkit.report.read.summary import REMARK, SCOPES, TOGETHER, are_several, gpus_text, marked
 from simkit.report.render.terminal import EDGE, GAP, fit, new_table
 from simkit.report.words import MISSING, percent, plain, signed
 

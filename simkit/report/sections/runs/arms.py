@@ -8,7 +8,7 @@ from typing import Any
 
 from simkit.report import words
 from simkit.report.read.run import Run
-from simkit.report.read.scopes import EACH, FULLEST, SCOPES, TOGETHER, are_several
+from simkit.report.read.summary import EACH, FULLEST, SCOPES, TOGETHER, are_several
 
 Path = tuple[str, ...]
 
