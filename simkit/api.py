@@ -97,10 +97,11 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
     with replacing(Path(out_dir), overwrite) as directory:
         write_run(result, directory)
         if report:
-            from simkit.report.render.html import write_report
+            from simkit.report.render import html
+            from simkit.report.sections.runs import page
 
             name = result.manifest["name"]
-            write_report(directory / "report.html", {name: directory}, title=name)
+            html.write(directory / "report.html", page.report({name: directory}, name))
     return Path(out_dir)
 
 
@@ -121,11 +122,12 @@ def write_validation(
         (directory / "validation.json").write_bytes(canonical_json(validation))
         if report:
             from simkit.report.render import html
-            from simkit.report.sections import validation as pages
+            from simkit.report.sections import validation as compared
+            from simkit.report.sections.runs import page as runs
 
             name = result.manifest["name"]
-            html.write_report(directory / "report.html", {name: directory}, title=name)
-            html.write(directory / page, pages.report(validation))
+            html.write(directory / "report.html", runs.report({name: directory}, name))
+            html.write(directory / page, compared.report(validation))
     return Path(out_dir)
 
 
@@ -142,11 +144,12 @@ def write_comparison(comparison: Comparison, out_dir: str | Path, overwrite: boo
         }
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
         if report and folders:
-            from simkit.report.render.html import write_report
+            from simkit.report.render import html
+            from simkit.report.sections.runs import page
 
             facts = json.loads(canonical_json(content))
             facts = {"baseline": comparison.baseline, "paired": facts["paired"], "failed": facts["failed"]}
-            write_report(directory / "report.html", folders, title=comparison.name, comparison=facts)
+            html.write(directory / "report.html", page.report(folders, comparison.name, facts))
     return Path(out_dir)
 
 

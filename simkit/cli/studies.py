@@ -180,7 +180,7 @@ def compare(
     if json:
         console.out_bytes((written / "compare.json").read_bytes())
     else:
-        from simkit.report.sections.runs import run as tables
+        from simkit.report.sections.runs import compare as tables
 
         arms = {name: (arm.summary, arm.manifest) for name, arm in comparison.arms.items()}
         console.out(*tables.compare_tables(arms, comparison.paired, console.width()))

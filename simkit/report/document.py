@@ -56,10 +56,18 @@ def column(header: str, cells: Iterable[str], *, words: bool = False) -> Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A remark, and what it is about: a mark in a table or the names of some arms; empty where it is about all."""
+
+    text: str
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table: what a row is (`head`, `names`), columns in groups that stay together, and notes under it.
 
-    `folded`: shown by a page only on demand, and not at all by a terminal.
+    `folded`: shown by a page only on demand, and not at all by a terminal. `arm`: whose it is, where there are several.
     """
 
     title: str
@@ -68,6 +76,7 @@ class Table:
     groups: tuple[tuple[Column, ...], ...]
     notes: tuple[str, ...] = ()
     folded: bool = False
+    arm: str = ""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -76,11 +85,56 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A section under a title: what it says, its figure, a line to paste, a list, and tables. `key` is its anchor.
+class Cell:
+    """A number as text, its 95 % interval (may be empty), and the mark of the note that says why there is none."""
 
+    text: str
+    interval: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A metric over all arms."""
+
+    label: str
+    unit: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of metrics with an arm a column: rows under headings, notes for the marks in its cells."""
+
+    caption: str
+    arms: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[Row, ...]], ...]
+    notes: tuple[Note, ...]
+
+    def table(self) -> Table:
+        """The same as a plain table."""
+        rows = [row for _, group in self.groups for row in group]
+        names = tuple(f"{row.label} [{row.unit}]" if row.unit else row.label for row in rows)
+        cells = [[f"{cell.text}{cell.mark} {cell.interval}".rstrip() for cell in row.cells] for row in rows]
+        columns = tuple((column(arm, (row[at] for row in cells)),) for at, arm in enumerate(self.arms))
+        return Table(self.caption, "metric", names, columns, tuple(f"{note.about}: {note.text}" for note in self.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure that is drawn when it is called for; `missing` says what is not drawn, and why, where nothing comes."""
+
+    draw: Callable[[], Figure | None]
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section under a title: what it says, its figures, a line to paste, a list, tables, and sections within.
+
+    `key` is its anchor and `short` its name among the contents, if not the title; `badge` stands beside the title.
     `brief`: what a terminal shows in place of words, list and tables, where it cannot show all. A section with an
-    empty one is about its figure: a terminal leaves it out, and so does a page that has neither figure nor tables.
+    empty one is about its figures: a terminal leaves it out, and so does a page that has neither figure nor tables.
     """
 
     key: str
@@ -89,28 +143,56 @@ class Section:
     tables: tuple[Table, ...] = ()
     items: tuple[str, ...] = ()
     code: str | None = None
-    figure: Callable[[], Figure | None] | None = None
+    figures: tuple[Drawing, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    parts: tuple[Section, ...] = ()
     brief: tuple[str, ...] | None = None
+    short: str = ""
+    badge: Badge | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has nothing but, perhaps, a figure."""
+        """Whether it has nothing but, perhaps, figures."""
         words = () if self.brief == () else self.says
-        return not (words or self.tables or self.items or self.code)
+        return not (words or self.tables or self.items or self.code or self.grids or self.parts)
+
+    @property
+    def plain_tables(self) -> tuple[Table, ...]:
+        """All its tables, for those who know but one kind."""
+        return (*(grid.table() for grid in self.grids), *self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values, under a title where there are several such lists; `arms` share them, () for all."""
+
+    pairs: Terms
+    title: str = ""
+    arms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the numbers of a report come from: facts by name, and the scenario, if any, as (what it is, its file)."""
+    """Where the numbers of a report come from.
+
+    `runs` has a row a run, where there are any. `warmups` say what was left out of each, and `scenarios` are
+    (what it is, its file).
+    """
 
     origin: str
-    facts: Terms
-    scenario: tuple[str, str] | None = None
+    facts: tuple[Facts, ...]
+    scenarios: tuple[tuple[str, str], ...] = ()
+    runs: Table | None = None
+    warmups: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is told of a subject. `answer` is one sentence; `definitions` say what its words mean."""
+    """All that is told of a subject. `answer` is one sentence; `definitions` say what its words mean.
+
+    `layout` is that of its page: ``page``, or ``runs`` for that of run directories.
+    """
 
     title: str
     answer: str
@@ -119,6 +201,7 @@ class Report:
     definitions: Terms
     provenance: Provenance
     version: str | None = None
+    layout: str = "page"
 
 
 def present(*found: Table | None) -> tuple[Table, ...]:

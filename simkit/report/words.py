@@ -56,6 +56,32 @@ def signed(value: Any, share: bool = False) -> str:
     return f"{'+' if float(value) > 0 else ''}{text}{unit}"
 
 
+def known(value: Any) -> float | None:
+    """A finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def error(value: Any) -> str:
+    """An error in per cent with its sign."""
+    found = known(value)
+    return MISSING if found is None else f"{found:+.1f} %"
+
+
+def times(value: float | None, of: float | None) -> str:
+    """How many times `of` a value is."""
+    return f"{value / of:.3g}x" if value is not None and of else MISSING
+
+
+def difference(found: Mapping[str, Any], share: bool) -> tuple[str, str]:
+    """A paired difference that is known, and its 95 % interval, which may be empty."""
+    text, interval = signed(found["difference"], share), found.get("ci95")
+    if isinstance(interval, list | tuple):
+        return text, f"[{signed(interval[0], share)}, {signed(interval[1], share)}]"
+    return text, "" if interval is None else f"± {signed(interval, share).lstrip('+')}"
+
+
 def scenario_yaml(scenario: Mapping[str, Any]) -> str:
     """A scenario as its file would say it, every default written out."""
     return yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True, width=100).rstrip("\n")

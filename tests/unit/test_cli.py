@@ -21,6 +21,7 @@ from simkit.cli import app, console
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
 from simkit.plain import canonical_json
+from simkit.report.sections.runs import compare
 from simkit.report.sections.runs import run as tables
 from simkit.runs import manifest
 
@@ -376,7 +377,7 @@ def rendered(parts: Any, width: int) -> str:
 def test_no_number_is_cut_at_any_width(width: int) -> None:
     facts = {"name": "x", "scenario": {"engine": {"batching": "continuous"}, "slo": {"ttft_ms": {"p99": 1}}}}
     arms = dict.fromkeys(("static+contiguous", "continuous+paged@engine.max_num_seqs=128"), (SUMMARY, facts))
-    text = rendered(tables.compare_tables(arms, {}, width), width)
+    text = rendered(compare.compare_tables(arms, {}, width), width)
     assert text.count("1,234,567") == 4 * len(arms)
     assert text.count("44.0 %") == len(arms)
     assert "…" not in text
@@ -393,7 +394,7 @@ def test_a_missing_number_has_its_reason() -> None:
     assert "- not streamed: TPOT, ITL" in text
     assert "- the scenario states no SLO: goodput" in text
     arms = {"static+paged": (summary, static), "continuous+paged": (SUMMARY, static)}
-    assert "- not streamed: TPOT, ITL (static+paged)" in rendered(tables.compare_tables(arms, {}), 100)
+    assert "- not streamed: TPOT, ITL (static+paged)" in rendered(compare.compare_tables(arms, {}), 100)
 
 
 def test_confidence_intervals_and_saturation_are_shown() -> None:
@@ -401,7 +402,7 @@ def test_confidence_intervals_and_saturation_are_shown() -> None:
     text = rendered(tables.run_tables(summary, {"name": "x"}), 100)
     assert "1.25 ± 0.5" in text
     assert "saturated: the queue grew to 90" in text
-    assert "arm *" in rendered(tables.compare_tables({"arm": (summary, {})}, {}), 100)
+    assert "arm *" in rendered(compare.compare_tables({"arm": (summary, {})}, {}), 100)
 
 
 # --- manifest and console ---------------------------------------------------------------------------------------------

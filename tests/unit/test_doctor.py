@@ -16,7 +16,8 @@ from simkit.cli import app
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
 from simkit.metrics import catalogue
-from simkit.report.render.html import render_runs
+from simkit.report.render import html
+from simkit.report.sections.runs import page as pages
 from simkit.studies import doctor, verdict
 
 BASE: dict[str, Any] = {
@@ -293,7 +294,7 @@ def test_a_file_that_is_gone_is_an_error_of_the_caller() -> None:
 
 # --- in reports -------------------------------------------------------------------------------------------------------
 def test_the_report_of_a_run_has_the_findings_open(patient: Path) -> None:
-    page = render_runs({"small": patient}, title="small")
+    page = html.render(pages.report({"small": patient}, "small"))
     section = page.split('<section id="doctor">')[1].split("</section>")[0]
     assert 'href="#doctor"' in page
     for text in ("slots-limit", "all 4 slots are taken", "&gt;= 20.0 %", "engine.max_num_seqs=8", "simkit doctor"):
@@ -303,7 +304,7 @@ def test_the_report_of_a_run_has_the_findings_open(patient: Path) -> None:
 
 def test_the_report_of_a_comparison_folds_them_by_arm(patient: Path, tmp_path: Path) -> None:
     healthy = saved(tmp_path / "run", engine={"max_num_seqs": 12})
-    page = render_runs({"few": patient, "many": healthy}, title="both")
+    page = html.render(pages.report({"few": patient, "many": healthy}, "both"))
     section = page.split('<section id="doctor">')[1].split("</section>")[0]
     assert section.count("<details>") == 2
     assert "<summary>few: 1 finding: slots-limit</summary>" in section

@@ -56,7 +56,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
         for path in (ROOT / package).rglob("*")
         if path.suffix in SUFFIXES
     }
-    assert {"simkit/py.typed", "simkit/data/models.yaml", "simkit/report/render/templates/report.html.j2"} <= sources
+    assert {"simkit/py.typed", "simkit/data/models.yaml", "simkit/report/render/templates/runs.html.j2"} <= sources
     assert sources - packed == set()
     assert {name.split("/")[0] for name in packed if ".dist-info/" not in name} == {"simkit", "calib"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in packed)

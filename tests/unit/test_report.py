@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -15,13 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from simkit.errors import InputError
+from simkit.report.document import Badge
 from simkit.report.figures import gantt, memory_map, series
 from simkit.report.read.run import Run, load_run
-from simkit.report.render.html import render_runs, write_report
-from simkit.report.sections.runs import arms as arm_table
-from simkit.report.sections.runs import headline, lengths
+from simkit.report.render import html, markdown, terminal
+from simkit.report.sections.runs import arms as beside
+from simkit.report.sections.runs import headline
+from simkit.report.sections.runs import page as pages
+from simkit.report.words import plain
 
 STEP_NS = 10_000_000
 POOL = 200_000
@@ -276,7 +281,7 @@ def make_comparison(root: Path, num_requests: int, slots: int, full: bool) -> tu
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], dict[str, Any], str]:
     arms, comparison = make_comparison(tmp_path_factory.mktemp("arms"), 120, 8, full=False)
-    return arms, comparison, render_runs(arms, title="Three generations", comparison=comparison)
+    return arms, comparison, html.render(pages.report(arms, "Three generations", comparison))
 
 
 def assert_well_formed(page: str) -> None:
@@ -321,13 +326,13 @@ def test_comparison_names_its_arms_answers_definitions_and_provenance(
 def test_same_input_same_bytes_in_another_process(tmp_path: Path) -> None:
     arms = {"static": make_run(tmp_path / "static", (5, 9, 30), batching="static", slots=2)}
     code = (
-        "import pathlib, sys; from simkit.report.render.html import write_report\n"
+        "import pathlib, sys; from simkit.report.render import html; from simkit.report.sections.runs import page\n"
         "out, *arms = map(pathlib.Path, sys.argv[1:])\n"
-        "write_report(out, {path.name: path for path in arms}, title='Twice')"
+        "html.write(out, page.report({path.name: path for path in arms}, 'Twice'))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "r.html"), *map(str, arms.values())]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "5", "TZ": "Asia/Tokyo"})
-    assert (tmp_path / "r.html").read_bytes() == render_runs(arms, title="Twice").encode()
+    assert (tmp_path / "r.html").read_bytes() == html.render(pages.report(arms, "Twice")).encode()
 
 
 def test_figures_follow_the_page_colours(compared: tuple[dict[str, Path], dict[str, Any], str]) -> None:
@@ -342,21 +347,21 @@ def test_figures_follow_the_page_colours(compared: tuple[dict[str, Path], dict[s
 def test_spread_of_lengths_is_computed_from_the_runs(compared: tuple[dict[str, Path], dict[str, Any], str]) -> None:
     arms, _, page = compared
     runs = [load_run(name, path) for name, path in arms.items()]
-    wide, narrow = lengths.spreads(runs)
+    section = beside.lengths(runs)
+    assert section is not None
+    wide, narrow = zip(*(column.cells for column in section.tables[0].columns), strict=True)
     outputs = drawn_lengths(120, "lognormal")
     longest = [max(outputs[i : i + 8]) for i in range(0, 120, 8)]
-    assert wide.mean_output_tokens == pytest.approx(np.mean(outputs))
-    assert wide.mean_longest_output_tokens == pytest.approx(np.mean(longest))
-    assert wide.ratio is not None
-    assert narrow.ratio is not None
-    assert wide.ratio > narrow.ratio
-    assert f"{wide.ratio:.2f}x" in page
-    assert lengths.spreads(runs[:2]) == []
+    assert wide[3] == plain(float(np.mean(outputs)))
+    assert wide[5] == plain(float(np.mean(longest)))
+    assert float(wide[0].removesuffix("x")) > float(narrow[0].removesuffix("x"))
+    assert f"<td>{wide[0]}</td>" in page
+    assert beside.lengths(runs[:2]) is None
 
 
 def test_eight_requests_show_everything(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "eight", EIGHT, batching="static")
-    page = render_runs({"eight-requests": run_dir}, title="Eight requests")
+    page = html.render(pages.report({"eight-requests": run_dir}, "Eight requests"))
     assert_well_formed(page)
     assert "all 4 slots that were ever held (max_num_seqs 4), the whole run" in page
     assert "8 of 8 requests finished" in page
@@ -389,7 +394,7 @@ def test_eight_requests_show_everything(tmp_path: Path) -> None:
     ],
 )
 def test_empty_corners(tmp_path: Path, outputs: Sequence[int], options: dict[str, Any], expected: list[str]) -> None:
-    page = render_runs({"only": make_run(tmp_path / "only", outputs, **options)}, title="Corner")
+    page = html.render(pages.report({"only": make_run(tmp_path / "only", outputs, **options)}, "Corner"))
     assert_well_formed(page)
     for text in expected:
         assert text in page
@@ -409,7 +414,7 @@ def test_labels_before_any_number(tmp_path: Path) -> None:
 def test_a_profile_that_covers_too_little_says_what_it_does_not(tmp_path: Path) -> None:
     known = {"summary.latency_source": "profile a100", "summary.not_simulated": [], "manifest.not_simulated": []}
 
-    def badges(**parts: float) -> list[headline.Badge]:
+    def badges(**parts: float) -> list[Badge]:
         found = {"share": sum(parts.values()), "parts": {**parts, "lm_head_ci95": None}}
         changes = known | {"summary.gpu": {"busy": 1.0, "mfu": 0.5, "mbu": 0.5, "extrapolated": found}}
         name = f"run{len(list(tmp_path.iterdir()))}"
@@ -423,13 +428,13 @@ def test_a_profile_that_covers_too_little_says_what_it_does_not(tmp_path: Path) 
 
 def test_null_metrics_have_a_reason(tmp_path: Path) -> None:
     run = load_run("a", make_run(tmp_path / "a", EIGHT, batching="dynamic"))
-    assert run.value("gpu", "mfu") is None
-    assert arm_table.why_missing(run, ("tpot_ms", "p99")).startswith("not streamed")
-    assert arm_table.why_missing(run, ("gpu", "mfu")) == "the latency model has no hardware behind it"
-    assert arm_table.why_missing(run, ("goodput_per_s",)) == "the scenario states no SLO"
-    table = arm_table.arm_table([run])
-    marks = {cell.mark for group in table.groups for row in group.rows for cell in row.cells if cell.text == "-"}
-    assert marks == set(table.notes)
+    assert run.value("gpu.mfu") is None
+    assert beside.reason(run, "tpot_ms.p99").startswith("not streamed")
+    assert beside.reason(run, "gpu.mfu") == "the latency model has no hardware behind it"
+    assert beside.reason(run, "goodput_per_s") == "the scenario states no SLO"
+    grid = beside.grid([run], "")
+    marks = {cell.mark for _, rows in grid.groups for row in rows for cell in row.cells if cell.text == "-"}
+    assert marks == {note.about for note in grid.notes}
     assert "" not in marks
 
 
@@ -441,14 +446,14 @@ def test_paired_differences_carry_their_interval(tmp_path: Path) -> None:
             "makespan_s": {"difference": 3, "ci95": None},
         }
     }
-    table = arm_table.paired_table(runs, {"baseline": "base", "paired": paired})
-    assert table is not None
-    (group,) = table.groups
-    assert [(row.label, row.cells[0].text, row.cells[0].interval) for row in group.rows] == [
+    grid = beside.paired_grid(runs, {"baseline": "base", "paired": paired}, "")
+    assert grid is not None
+    ((_, rows),) = grid.groups
+    assert [(row.label, row.cells[0].text, row.cells[0].interval) for row in rows] == [
         ("Slot utilisation", "-12.5 pp", "± 2.00 pp"),
         ("Makespan", "+3", ""),
     ]
-    assert arm_table.paired_table(runs, {"baseline": "base", "paired": {}}) is None
+    assert beside.paired_grid(runs, {"baseline": "base", "paired": {}}, "") is None
 
 
 def test_headline_compares_with_the_baseline_and_survives_zero(tmp_path: Path) -> None:
@@ -456,7 +461,7 @@ def test_headline_compares_with_the_baseline_and_survives_zero(tmp_path: Path) -
         return load_run(name, make_run(tmp_path / name, EIGHT, **options))
 
     slow, fast, none = run("slow", batching="static"), run("fast"), run("none", finish=False)
-    ratio = fast.value("throughput", "requests_per_s") / slow.value("throughput", "requests_per_s")
+    ratio = fast.value("throughput.requests_per_s") / slow.value("throughput.requests_per_s")
     assert f"fast delivers 2.67 req/s, {ratio:.1f}x slow" in headline.sentence([slow, fast, none], None)
     assert "none finished no request" in headline.sentence([none, fast], {"baseline": "none"})
     assert "none of 8 requests finished" in headline.sentence([fast, none], {"baseline": "fast"})
@@ -466,7 +471,7 @@ def test_means_over_replications_read_as_counts(tmp_path: Path) -> None:
     counts = {"arrived": 8.0, "arrived_ci95": 0.0, "finished": 7.5, "finished_ci95": 0.4, "rejected": 0.5}
     run = load_run("run", make_run(tmp_path / "run", EIGHT, changes={"summary.num_requests": counts}))
     assert headline.sentence([run], None).endswith("7.50 of 8 requests finished.")
-    rows = {row.label: row.cells[0] for group in arm_table.arm_table([run]).groups for row in group.rows}
+    rows = {row.label: row.cells[0] for _, group in beside.grid([run], "").groups for row in group}
     assert (rows["Finished"].text, rows["Finished"].interval) == ("7.50", "± 0.4")
 
 
@@ -559,6 +564,21 @@ def test_a_damaged_run_directory_is_one_clear_line(
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", (5, 6), finish=False)
     with pytest.raises(InputError, match="cannot be written"):
-        write_report(tmp_path / "no" / "such" / "r.html", {"run": run_dir}, title="t")
+        html.write(tmp_path / "no" / "such" / "r.html", pages.report({"run": run_dir}, "t"))
     with pytest.raises(InputError, match="at least one"):
-        write_report(tmp_path / "r.html", {}, title="t")
+        pages.report({}, "t")
+
+
+def test_markdown_and_terminal_say_what_the_page_says(compared: tuple[dict[str, Path], dict[str, Any], str]) -> None:
+    arms, comparison, page = compared
+    report = pages.report(arms, "Three generations", comparison)
+    console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
+    for part in terminal.render(report, 200):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    for text in (markdown.render(report, report.title), console.file.getvalue()):
+        for section in report.sections:
+            assert section.title in text
+            for row in (row for grid in section.grids for _, rows in grid.groups for row in rows):
+                assert row.label in text
+                assert all(cell.text in text and f"<td>{cell.text}" in page for cell in row.cells)

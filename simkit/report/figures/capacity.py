@@ -16,8 +16,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from simkit.report.document import Figure
 from simkit.report.figures import style
-from simkit.report.read.plan import Content, combinations, ends, known, several_gpus
+from simkit.report.read.plan import Content, combinations, ends, several_gpus
 from simkit.report.sections.plan_choice import variation_name
+from simkit.report.words import known
 
 MAX_LINES = 4
 """Combinations of further settings that share axes; more get a panel each."""

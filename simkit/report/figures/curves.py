@@ -23,7 +23,6 @@ from simkit.report.read.plan import (
     Content,
     Row,
     ci_of,
-    known,
     mean_of,
     means_text,
     metrics_shown,
@@ -31,6 +30,7 @@ from simkit.report.read.plan import (
     stat_label,
     targets,
 )
+from simkit.report.words import known
 
 WIDE = 6.0
 """Largest over smallest tried rate, as a multiple of the capacity, beyond which the axis of rates is logarithmic."""

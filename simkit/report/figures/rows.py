@@ -18,8 +18,7 @@ from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.read import rows as rows_data
 from simkit.report.read.rows import ROLES, Content, Row, metric_name, metric_unit
-from simkit.report.read.validation import known
-from simkit.report.words import count
+from simkit.report.words import count, known
 
 MAX_METRICS = 4
 """Metrics that are drawn; the tables have all."""

@@ -26,13 +26,11 @@ from simkit.report.read.validation import (
     Content,
     counts,
     effect_name,
-    error,
     error_of,
     key_name,
-    known,
     things,
 )
-from simkit.report.words import count
+from simkit.report.words import count, error, known
 from simkit.types import Floats, Ints
 
 MAX_DOTS = 1_500

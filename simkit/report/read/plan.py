@@ -5,11 +5,10 @@ Knows the keys of plan.json and no planner.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from simkit.report.words import MISSING, plain, plain_down
+from simkit.report.words import MISSING, known, plain, plain_down
 
 Content = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -17,11 +16,6 @@ SLOTS = "engine.max_num_seqs"
 STATS = ("p50", "p95", "p99")
 METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "itl_ms": "ITL", "queue_ms": "Queue"}
 TOO_FEW = "too few"
-
-
-def known(value: Any) -> float | None:
-    """A finite number, or None."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def mean_of(row: Row, key: str) -> float | None:

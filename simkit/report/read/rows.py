@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simkit.report.read.validation import known
-from simkit.report.words import MISSING
+from simkit.report.words import MISSING, known
 
 Content = Mapping[str, Any]
 Row = Mapping[str, Any]

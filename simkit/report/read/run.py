@@ -12,6 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit.errors import InputError
+from simkit.metrics.catalogue import value
+
+Json = Mapping[str, Any]
+"""An object of a JSON file as it was read."""
 
 Column = npt.NDArray[Any]
 Table = Mapping[str, Column]
@@ -80,24 +84,24 @@ class Run:
     """
 
     name: str
-    manifest: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    manifest: Json
+    summary: Json
     requests: Table
     steps: Table
     slots: Table
-    measured: Mapping[str, Any] | None = None
+    measured: Json | None = None
     """What a log measured beside this run, where it did."""
 
     @property
-    def scenario(self) -> Mapping[str, Any]:
+    def scenario(self) -> Json:
         """The resolved scenario, every default written out."""
-        found: Mapping[str, Any] = self.manifest.get("scenario") or {}
+        found: Json = self.manifest.get("scenario") or {}
         return found
 
     @property
-    def engine(self) -> Mapping[str, Any]:
+    def engine(self) -> Json:
         """The scenario's engine settings."""
-        found: Mapping[str, Any] = self.scenario.get("engine") or {}
+        found: Json = self.scenario.get("engine") or {}
         return found
 
     @property
@@ -110,9 +114,7 @@ class Run:
 
     def value(self, *path: str) -> Any:
         """A value of the summary by path; None where any part of the path is missing, null, or not a number's home."""
-        found: Any = self.summary
-        for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
+        found = value(self.summary, ".".join(path))
         if isinstance(found, float) and not np.isfinite(found):
             return None
         return found
@@ -150,7 +152,7 @@ def num_rows(table: Table) -> int:
     return len(next(iter(table.values())))
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Json:
     """A JSON file of a run directory. Raises InputError when it is missing, broken or no object."""
     try:
         found = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
@@ -163,7 +165,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _check_key(data: Mapping[str, Any], key: str, path: Path) -> None:
+def _check_key(data: Json, key: str, path: Path) -> None:
     here: Any = data
     for part in key.split("."):
         if here is None:
@@ -173,7 +175,7 @@ def _check_key(data: Mapping[str, Any], key: str, path: Path) -> None:
         here = here[part]
 
 
-def _check_requests(requests: Table, manifest: Mapping[str, Any], summary: Mapping[str, Any], path: Path) -> None:
+def _check_requests(requests: Table, manifest: Json, summary: Json, path: Path) -> None:
     """Every request that arrived has one row; `arrived` of the summary is the mean over replications."""
     arrived, replications = summary["num_requests"]["arrived"], manifest.get("replications", 1)
     for number, key in ((arrived, "summary.json: num_requests.arrived"), (replications, "manifest.json: replications")):

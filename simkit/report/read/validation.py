@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simkit.report.words import MISSING, count
+from simkit.report.words import count, known
 
 Content = Mapping[str, Any]
 
@@ -47,19 +46,6 @@ EFFECTS = {
     "prefix_rehits": "prefix hits after preemption",
 }
 """Effects as a reader meets them; those that are not here keep their name."""
-
-
-def known(value: Any) -> float | None:
-    """A finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def error(value: Any) -> str:
-    """An error in per cent with its sign."""
-    found = known(value)
-    return MISSING if found is None else f"{found:+.1f} %"
 
 
 def key_name(key: str) -> str:

@@ -19,10 +19,12 @@ def render(report: Report, title: str) -> str:
             lines += ["", f"## {escaped(section.title)}", *_blocks(section)]
     lines += ["", "## What the words mean", ""]
     lines += [f"- **{escaped(name)}**: {escaped(text)}" for name, text in report.definitions]
-    lines += ["", "## Provenance", "", "| fact | value |", "| --- | --- |", *map(_line, report.provenance.facts)]
-    if report.provenance.scenario is not None:
+    lines += ["", "## Provenance"]
+    for facts in report.provenance.facts:
+        lines += ["", "| fact | value |", "| --- | --- |", *map(_line, facts.pairs)]
+    for _, text in report.provenance.scenarios:
         lines += ["", "<details>", "<summary>Scenario, every default written out</summary>", ""]
-        lines += [*fenced(report.provenance.scenario[1], "yaml"), "", "</details>"]
+        lines += [*fenced(text, "yaml"), "", "</details>"]
     return "\n".join(lines) + "\n"
 
 
@@ -43,12 +45,15 @@ def _blocks(section: Section) -> Iterator[str]:
     if section.items:
         yield ""
         yield from (f"- {escaped(item)}" for item in section.items)
-    for table in section.tables:
-        if len(section.tables) > 1:
+    tables = section.plain_tables
+    for table in tables:
+        if len(tables) > 1:
             yield from ("", f"### {escaped(table.title)}")
         yield from _table(table)
     if section.code is not None:
         yield from ("", *fenced(section.code, "sh"))
+    for part in section.parts:
+        yield from ("", f"### {escaped(part.title)}", *_blocks(part))
 
 
 def _table(table: Table) -> Iterator[str]:

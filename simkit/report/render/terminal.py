@@ -34,7 +34,7 @@ def render(report: Report, width: int = 100, *, titled: bool = True) -> list[Ren
 
 def _section(section: Section, width: int) -> Iterator[RenderableType]:
     """Title, paragraphs, items, tables that are not folded, the line to paste; or what is shown in their place."""
-    if section.brief == () or (section.is_empty and section.figure is not None):
+    if section.brief == ():
         return
     yield Text(f"\n{section.title}", style="bold")
     if section.brief is not None:
@@ -42,12 +42,14 @@ def _section(section: Section, width: int) -> Iterator[RenderableType]:
         return
     yield from map(Text, section.says)
     yield from (Text(f"- {item}") for item in section.items)
-    for table in section.tables:
+    for table in section.plain_tables:
         if not table.folded:
             yield from fit(table.head, table.names, [g for g in table.groups if any(c.cells for c in g)], width)
             yield from map(Text, table.notes)
     if section.code is not None:
         yield Text("\n".join(continued(section.code, width)))
+    for part in section.parts:
+        yield from _section(part, width)
 
 
 def fit(

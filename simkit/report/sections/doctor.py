@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.padding import Padding
 from rich.text import Text
 
 from simkit.diagnosis.facts import gather
-from simkit.diagnosis.findings import Evidence, Finding, Threshold
+from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.report import words
-from simkit.report.document import Column
+from simkit.report.document import Badge, Column, Section, Table, column
 from simkit.report.read.run import Run
 from simkit.report.render.terminal import fit
 from simkit.report.words import count, percent
@@ -25,33 +24,24 @@ if TYPE_CHECKING:
 UNITS = {"per s": "/s", "x": "x"}
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A finding in words. `evidence` are (name, value, what the rule looks for); `advice` (text, settings to try)."""
-
-    rule: str
-    severity: str
-    diagnosis: str
-    evidence: tuple[tuple[str, str, str], ...]
-    advice: tuple[tuple[str, tuple[str, ...]], ...]
+INTRO = (
+    "Rules of thumb, each with the numbers of the run and the threshold that it looks for. Whether an advice helps is "
+    "for a re-run to say: `simkit doctor RUN_DIR` serves the same customers again with each setting and prints before "
+    "and after; `simkit doctor --rules` lists all thresholds."
+)
+KINDS = {"serious": "bad", "warning": "warn"}
+"""What kind of label a severity is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What the doctor says of one arm; `line` sums it up."""
-
-    arm: str
-    line: str
-    findings: tuple[Told, ...]
-
-
-def diagnoses(runs: Sequence[Run]) -> list[Diagnosis]:
-    """The diagnosis of every arm."""
-    found = []
+def section(runs: Sequence[Run]) -> Section:
+    """The diagnosis of every arm, without any re-run: a part a finding, and around them one an arm if it has others."""
+    parts: list[Section] = []
     for run in runs:
         findings = diagnose(gather(run.manifest, run.summary, run.requests, run.steps))
-        found.append(Diagnosis(run.name, _line(findings), tuple(map(_told, findings))))
-    return found
+        line = _line(findings)
+        told = tuple(map(_finding, findings)) or (Section("", "", (f"{line.capitalize()}.",)),)
+        parts += told if len(runs) == 1 else [Section("", f"{run.name}: {line}", parts=told)]
+    return Section("doctor", "Doctor", (INTRO,), parts=tuple(parts))
 
 
 def shown(value: float | None, unit: str) -> str:
@@ -85,22 +75,32 @@ def _line(findings: list[Finding]) -> str:
     return "; ".join(parts) if parts else f"nothing found by {len(RULES)} rules"
 
 
-def _told(finding: Finding) -> Told:
-    return Told(
+def _finding(finding: Finding) -> Section:
+    """A finding: its evidence with what the rule looks for, and its advice with the settings to try."""
+    rows = [_evidence(item) for item in finding.evidence]
+    return Section(
+        "",
         finding.rule,
-        finding.severity,
-        finding.diagnosis,
-        tuple(map(_evidence, finding.evidence)),
-        tuple(
-            (advice.text, tuple(settings_text(candidate) for candidate in advice.candidates))
-            for advice in finding.advice
-        ),
+        (finding.diagnosis,),
+        (_evidence_table(rows),),
+        tuple(map(_advice, finding.advice)),
+        badge=Badge(finding.severity, "", KINDS.get(finding.severity, "")),
     )
 
 
+def _advice(advice: Advice) -> str:
+    settings = " or ".join(f"`{settings_text(candidate)}`" for candidate in advice.candidates)
+    return f"{advice.text} Try {settings}." if settings else advice.text
+
+
 def _evidence(item: Evidence) -> tuple[str, str, str]:
-    plain = item.to_json()
-    return item.name, shown(item.value, item.unit), looked_for(plain["threshold"], item.unit)
+    return item.name, shown(item.value, item.unit), looked_for(item.to_json()["threshold"], item.unit)
+
+
+def _evidence_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """(name, value, what the rule looks for) a row."""
+    columns = (column("this run", (row[1] for row in rows)), column("looked for", (row[2] for row in rows)))
+    return Table("Evidence", "evidence", tuple(row[0] for row in rows), (columns,))
 
 
 # --- what `simkit doctor` prints, and its Markdown --------------------------------------------------------------------
@@ -114,9 +114,8 @@ def doctor_tables(found: Mapping[str, Any], labels: Mapping[str, str], width: in
     for number, finding in enumerate(found["findings"], start=1):
         parts.append(Text(f"\n{number}. {finding['rule']} ({finding['severity']})", style="bold"))
         parts.append(Padding(Text(finding["diagnosis"]), (0, 0, 0, 3)))
-        rows = evidence_rows(finding)
-        columns = [(Column("this run", tuple(row[1] for row in rows)), Column("looked for", tuple(r[2] for r in rows)))]
-        parts += fit("evidence", [row[0] for row in rows], columns, width)
+        table = _evidence_table(evidence_rows(finding))
+        parts += fit(table.head, table.names, table.groups, width)
         entries = entries_of(finding)
         parts += [Padding(Text(line), (0, 0, 0, 3)) for line in _advice_lines(entries)]
         proven = proven_of(finding)
@@ -143,9 +142,11 @@ def entries_of(finding: Mapping[str, Any]) -> list[Entry]:
 
 
 def proven_of(finding: Mapping[str, Any]) -> list[Entry]:
-    """The advice of a finding that could be tried."""
+    """The advice of a finding that could be tried: what could not be run has no numbers."""
     return [
-        entry for entry in entries_of(finding) if entry["proof"] and "cannot be run" not in entry["proof"]["verdict"]
+        entry
+        for entry in entries_of(finding)
+        if entry["proof"] and any(value is not None for value in entry["proof"]["after"].values())
     ]
 
 

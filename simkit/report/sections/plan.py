@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simkit.report.document import Figure, Provenance, Report, Section, Table, column, present
+from simkit.report.document import Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read.plan import METRICS, Content, rates_text, word
 from simkit.report.sections import doctor, plan_choice, plan_grid, plan_words
 from simkit.report.sections import plan_choice as plan_confirm
@@ -32,7 +32,7 @@ def report(content: Content) -> Report:
     )
 
 
-def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
+def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
     """The figure of a section, drawn when it is called for."""
 
     def draw() -> Figure | None:
@@ -49,7 +49,7 @@ def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
         }
         return figures[key](content)
 
-    return draw
+    return (Drawing(draw),)
 
 
 def _capacity(content: Content) -> Section:
@@ -62,7 +62,7 @@ def _capacity(content: Content) -> Section:
         "Capacity against max_num_seqs",
         tuple(text),
         (plan_grid.points(content),),
-        figure=_drawn(content, "capacity"),
+        figures=_drawn(content, "capacity"),
     )
 
 
@@ -89,7 +89,7 @@ def _around(content: Content) -> list[Section]:
     falls = f"Above {', '.join(f'{rate}/s: {share}' for rate, share in steps)}."
     brief = says if chance is None else (*says, falls)
     sections = [
-        Section("chance", "Chance to pass", says, present(chance), figure=_drawn(content, "chance"), brief=brief)
+        Section("chance", "Chance to pass", says, present(chance), figures=_drawn(content, "chance"), brief=brief)
     ]
     if content.get("curve"):
         curve = present(plan_choice.curve(content))
@@ -105,7 +105,7 @@ def _around(content: Content) -> list[Section]:
 def _picture(
     content: Content, key: str, title: str, says: tuple[str, ...] = (), tables: tuple[Table, ...] = ()
 ) -> Section:
-    return Section(key, title, says, tables, figure=_drawn(content, key), brief=())
+    return Section(key, title, says, tables, figures=_drawn(content, key), brief=())
 
 
 def _limits(content: Content) -> list[Section]:
@@ -148,7 +148,7 @@ def _decisions(content: Content) -> list[Section]:
             "that point with as few replications as they have; the narrowest interval is that of the grid of rates."
         )
         found.append(
-            Section("sensitivity", "Sensitivity", (text,), (sensitivity,), figure=_drawn(content, "sensitivity"))
+            Section("sensitivity", "Sensitivity", (text,), (sensitivity,), figures=_drawn(content, "sensitivity"))
         )
     notes = tuple(f"{note}." for note in content.get("command_notes") or ())
     command = content.get("command")
@@ -227,8 +227,8 @@ def _provenance(content: Content) -> Provenance:
     )
     return Provenance(
         "Every number of this page comes from this scenario, profile, seed and version.",
-        tuple((name, value if isinstance(value, str) else count(value)) for name, value in facts if value is not None),
-        ("The file that the plan was made from", scenario_yaml(content["scenario"])),
+        (Facts(tuple((name, v if isinstance(v, str) else count(v)) for name, v in facts if v is not None)),),
+        (("The file that the plan was made from", scenario_yaml(content["scenario"])),),
     )
 
 

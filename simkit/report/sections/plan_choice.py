@@ -12,7 +12,6 @@ from simkit.report.read.plan import (
     Content,
     Row,
     ci_of,
-    known,
     mean_of,
     means_text,
     metrics_shown,
@@ -22,7 +21,7 @@ from simkit.report.read.plan import (
     word,
 )
 from simkit.report.sections.plan_grid import Show, money
-from simkit.report.words import MISSING, count, percent, plain, plain_down
+from simkit.report.words import MISSING, count, known, percent, plain, plain_down
 
 SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
 

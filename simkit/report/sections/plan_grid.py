@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simkit.report.document import Column, Table, column
-from simkit.report.read.plan import Content, ends, has_axes, known, label, several_gpus
-from simkit.report.words import MISSING, count, percent, plain, plain_down
+from simkit.report.read.plan import Content, ends, has_axes, label, several_gpus
+from simkit.report.words import MISSING, count, known, percent, plain, plain_down
 
 Show = Callable[[Any], str]
 EVIDENCE: dict[str, tuple[str, Show]] = {

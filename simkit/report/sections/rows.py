@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simkit.report.document import Column, Figure, Provenance, Report, Section, Table, column, present
+from simkit.report.document import Column, Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read import rows as rows_data
 from simkit.report.read.rows import GROUPS, ROLES, RUNNING, Content, Errors, Row, metric_name, metric_unit, text
-from simkit.report.read.validation import error, known
 from simkit.report.sections.validation import SIGN, WORDS, band_badges, band_table
-from simkit.report.words import MISSING, count, plain
+from simkit.report.words import MISSING, count, error, known, plain
 
 ZERO = "at 0"
 MAX_RUNNING = 40
@@ -46,9 +45,13 @@ def report(content: Content) -> Report:
     sections = (
         _errors(content),
         _fit(content),
-        Section("agreement", "Row by row", (_AGREEMENT,), figure=_drawn(content, "agreement"), brief=()),
+        Section("agreement", "Row by row", (_AGREEMENT,), figures=_drawn(content, "agreement"), brief=()),
         Section(
-            "concurrency", "Error against concurrency", (_CONCURRENCY,), figure=_drawn(content, "concurrency"), brief=()
+            "concurrency",
+            "Error against concurrency",
+            (_CONCURRENCY,),
+            figures=_drawn(content, "concurrency"),
+            brief=(),
         ),
         *_groups(content),
         _skipped(content),
@@ -66,7 +69,7 @@ def report(content: Content) -> Report:
     )
 
 
-def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
+def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
     """The figure of a section, drawn when it is called for."""
 
     def draw() -> Figure | None:
@@ -74,7 +77,7 @@ def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
 
         return {"agreement": figures.scatter, "concurrency": figures.concurrency}[key](content)
 
-    return draw
+    return (Drawing(draw),)
 
 
 def _answer(content: Content) -> str:
@@ -300,11 +303,15 @@ def _provenance(content: Content) -> Provenance:
     return Provenance(
         "Every number of this page comes from rows.json beside it: from these rows and this study.",
         (
-            ("name", str(content["name"])),
-            ("rows from", str(content["source"])),
-            ("rows read", count(number["read"])),
-            ("rows simulated", count(number["simulated"])),
-            ("rows left out", count(number["skipped"])),
-            ("numbers fitted", count(sum(len(fit["fitted"]) for fit in rows_data.fits(content)))),
+            Facts(
+                (
+                    ("name", str(content["name"])),
+                    ("rows from", str(content["source"])),
+                    ("rows read", count(number["read"])),
+                    ("rows simulated", count(number["simulated"])),
+                    ("rows left out", count(number["skipped"])),
+                    ("numbers fitted", count(sum(len(fit["fitted"]) for fit in rows_data.fits(content)))),
+                )
+            ),
         ),
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.metrics.glossary import DEFINITIONS
-from simkit.report.document import Badge, Figure, Provenance, Report, Section, Table, column, present
+from simkit.report.document import Badge, Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read.validation import (
     HEADLINE,
     LATENCIES,
@@ -19,18 +19,16 @@ from simkit.report.read.validation import (
     Content,
     counts,
     effect_name,
-    error,
     error_of,
     has_enough,
     key_name,
-    known,
     latencies,
     left_out,
     missed,
     things,
     whole_run,
 )
-from simkit.report.words import count, plain, scenario_yaml
+from simkit.report.words import count, error, known, plain, scenario_yaml
 
 OUTSIDE = " *"
 SIGN = (
@@ -57,8 +55,10 @@ def report(content: Content) -> Report:
     """Everything there is something to say of, in order."""
     sections = (
         _errors(content),
-        Section("distributions", "Distributions", (_DISTRIBUTIONS,), figure=_drawn(content, "distributions"), brief=()),
-        Section("requests", "Request by request", (_REQUESTS,), figure=_drawn(content, "requests"), brief=()),
+        Section(
+            "distributions", "Distributions", (_DISTRIBUTIONS,), figures=_drawn(content, "distributions"), brief=()
+        ),
+        Section("requests", "Request by request", (_REQUESTS,), figures=_drawn(content, "requests"), brief=()),
         _series(content),
         _ablation(content),
         _effects(content),
@@ -75,7 +75,7 @@ def report(content: Content) -> Report:
     )
 
 
-def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
+def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
     """The figure of a section, drawn when it is called for."""
 
     def draw() -> Figure | None:
@@ -88,7 +88,7 @@ def _drawn(content: Content, key: str) -> Callable[[], Figure | None]:
             "ablation": figures.ablation,
         }[key](content)
 
-    return draw
+    return (Drawing(draw),)
 
 
 def _answer(content: Content) -> str:
@@ -229,7 +229,7 @@ def _series(content: Content) -> Section | None:
     if not content.get("series"):
         return None
     text = "The real engine at the moments at which it was sampled, and the simulated one at the same moments."
-    return Section("series", "Over time", (text,), figure=_drawn(content, "series"), brief=())
+    return Section("series", "Over time", (text,), figures=_drawn(content, "series"), brief=())
 
 
 def _ablation(content: Content) -> Section | None:
@@ -248,7 +248,7 @@ def _ablation(content: Content) -> Section | None:
         "points it moves. An effect that moves nothing does not occur in this run, or costs nothing in it."
     )
     table = Table("Ablation", "switched off", names, tuple(groups))
-    return Section("ablation", "What each effect contributes", (text,), (table,), figure=_drawn(content, "ablation"))
+    return Section("ablation", "What each effect contributes", (text,), (table,), figures=_drawn(content, "ablation"))
 
 
 def _changed(value: Any, base: float | None) -> str:
@@ -315,6 +315,6 @@ def _provenance(content: Content) -> Provenance:
     ]
     return Provenance(
         "Every number of this page comes from validation.json beside it: from this log and this scenario.",
-        tuple((name, str(value)) for name, value in facts),
-        ("The engine that was simulated", scenario_yaml(scenario)) if isinstance(scenario, Mapping) else None,
+        (Facts(tuple((name, str(value)) for name, value in facts)),),
+        (("The engine that was simulated", scenario_yaml(scenario)),) if isinstance(scenario, Mapping) else (),
     )

@@ -1,244 +1,184 @@
-"""The table of arms: which rows it has, and why a cell is empty. Numbers are those of summary.json."""
+"""The arms of a report beside each other: every metric, paired differences, and why output lengths matter.
+
+Numbers are those of summary.json; an empty cell has a mark, and under the table the reason.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from simkit.metrics.catalogue import COUNT, HTML, SHARE, Metric, find, shown
 from simkit.report import words
-from simkit.report.read.run import Run
-from simkit.report.read.summary import EACH, FULLEST, SCOPES, TOGETHER, are_several
+from simkit.report.document import Cell, Column, Grid, Note, Row, Section, Table
+from simkit.report.read.run import Json, Run, num_rows, select
+from simkit.report.read.summary import NOT_STREAMED, OF, are_several, show_of, why_missing
 
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A number as text, its 95 % interval (may be empty), and the mark of the note that says why it is ``-``."""
-
-    text: str
-    interval: str = ""
-    mark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A metric over all arms."""
-
-    label: str
-    unit: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows under one heading."""
-
-    title: str
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ArmTable:
-    """A table with an arm a column; `notes` maps a mark to its reason."""
-
-    arms: tuple[str, ...]
-    groups: tuple[Group, ...]
-    notes: Mapping[str, str]
-
-
-def _latency(name: str, key: str) -> list[tuple[str, str, Path, Callable[[Any], str]]]:
-    return [(f"{name} {p}", "ms", (key, p), words.plain) for p in ("p50", "p95", "p99")]
-
-
-def _waste(kind: str) -> tuple[str, str, Path, Callable[[Any], str]]:
-    return (f"KV {kind}", "of allocated", ("kv", kind, "share_of_allocated"), words.percent)
-
-
-REQUEUED: Path = ("num_requeued",)
-"""A row only where replicas fail."""
-
-ROWS: tuple[tuple[str, list[tuple[str, str, Path, Callable[[Any], str]]]], ...] = (
-    (
-        "Throughput",
-        [
-            ("Throughput", "req/s", ("throughput", "requests_per_s"), words.plain),
-            ("Output tokens", "tok/s", ("throughput", "output_tokens_per_s"), words.plain),
-            ("All tokens", "tok/s", ("throughput", "total_tokens_per_s"), words.plain),
-            ("Concurrency, mean", "requests", ("concurrency_mean",), words.plain),
-            ("Goodput", "req/s", ("goodput_per_s",), words.plain),
-            ("Cost", "per million output tokens", ("cost_per_million_output_tokens",), words.plain),
-            ("Measured window", "s", ("window_s",), words.plain),
-            ("Makespan", "s", ("makespan_s",), words.plain),
-            ("Throughput of the makespan", "req/s", ("makespan_throughput", "requests_per_s"), words.plain),
-            ("Output tokens of the makespan", "tok/s", ("makespan_throughput", "output_tokens_per_s"), words.plain),
-            ("All tokens of the makespan", "tok/s", ("makespan_throughput", "total_tokens_per_s"), words.plain),
-        ],
-    ),
-    (
-        "Latency",
-        [
-            *_latency("TTFT", "ttft_ms"),
-            *_latency("TPOT", "tpot_ms"),
-            *_latency("ITL", "itl_ms"),
-            *_latency("E2E", "e2e_ms"),
-            *_latency("Queue", "queue_ms"),
-        ],
-    ),
-    (
-        "Slots",
-        [
-            ("Slot utilisation", "", ("slot_utilization",), words.percent),
-            ("Slot occupancy", "", ("slot_occupancy",), words.percent),
-        ],
-    ),
-    (
-        "KV memory",
-        [
-            _waste("used"),
-            _waste("reserved"),
-            _waste("internal"),
-            _waste("external"),
-            ("KV utilisation", "of the pool", ("kv", "utilization"), words.percent),
-            ("KV peak", "tokens", ("kv", "peak_tokens"), words.count),
-        ],
-    ),
-    (
-        "Work and events",
-        [
-            ("Preemptions", "", ("num_preemptions",), words.count),
-            ("Requeued", "requests", REQUEUED, words.count),
-            ("Prefix cache hits", "of prompt tokens", ("prefix_cache_hit_rate",), words.percent),
-            ("Steps", "", ("num_steps",), words.count),
-            ("GPU busy", "", ("gpu", "busy"), words.percent),
-            ("MFU", "", ("gpu", "mfu"), words.percent),
-            ("MBU", "", ("gpu", "mbu"), words.percent),
-        ],
-    ),
-    (
-        "Requests",
-        [
-            (kind.capitalize(), "", ("num_requests", kind), words.count)
-            for kind in ("arrived", "finished", "rejected", "refused", "aborted", "unfinished")
-        ]
-        + [("Saturated", "", ("saturated",), words.plain)],
-    ),
-)
-
-
-def arm_table(runs: Sequence[Run]) -> ArmTable:
-    """Every metric of every arm."""
-    notes: dict[str, str] = {}
-    groups = []
-    several = are_several(run.manifest for run in runs)
-    for title, rows in ROWS:
-        shown = [row for row in rows if row[2] != REQUEUED or any(run.scenario.get("failures") for run in runs)]
-        cells = (
-            Row(label, _unit(unit, path, several), _cells(runs, path, show, notes)) for label, unit, path, show in shown
-        )
-        groups.append(Group(title, tuple(cells)))
-    return ArmTable(tuple(run.name for run in runs), tuple(groups), {mark: reason for reason, mark in notes.items()})
-
-
-_OF = {TOGETHER: "all replicas", EACH: "each replica", FULLEST: "fullest replica"}
-
-
-def _unit(unit: str, path: Path, several: bool) -> str:
-    """The unit of a row, and what its numbers are of where there are several replicas."""
-    scope = SCOPES.get(".".join(path))
-    return ", ".join(filter(None, (unit, _OF[scope] if several and scope else "")))
-
-
-# What the summary says in two words, in a sentence.
-_WORDS = {
-    "not streamed": "not streamed: every token is delivered when the batch ends",
+_REASONS = {
+    NOT_STREAMED: "not streamed: every token is delivered when the batch ends",
     "no slo": "the scenario states no SLO",
 }
+"""What the summary says in two words, in a sentence."""
 
 
-def why_missing(run: Run, path: Path) -> str:
+def grid(runs: Sequence[Run], caption: str) -> Grid:
+    """Every metric of every arm."""
+    marks: dict[str, str] = {}
+    several = are_several(run.manifest for run in runs)
+    fail = any(run.scenario.get("failures") for run in runs)
+    groups: dict[str, list[Row]] = {}
+    for metric in shown(HTML):
+        if fail or not metric.rare:
+            unit = metric.unit
+            if several and metric.scope:
+                unit = f"{unit}, {OF[metric.scope]}".removeprefix(", ")
+            row = Row(metric.label, unit, tuple(_cell(run, metric, marks) for run in runs))
+            groups.setdefault(metric.heading, []).append(row)
+    notes = tuple(Note(reason, mark) for reason, mark in marks.items())
+    return Grid(caption, tuple(run.name for run in runs), _grouped(groups), notes)
+
+
+def _grouped(groups: Mapping[str, Sequence[Row]]) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+    return tuple((title, tuple(rows)) for title, rows in groups.items())
+
+
+def reason(run: Run, key: str) -> str:
     """Why a number of the summary is null, in words."""
-    given = run.value(path[0], "reason") or run.value(f"{path[0].removesuffix('_per_s')}_reason")
-    if isinstance(given, str):
-        return _WORDS.get(given, given)
-    if path[0] in ("tpot_ms", "itl_ms") and not run.streams:
-        return _WORDS["not streamed"]
-    if path[0] == "goodput_per_s":
-        if not run.scenario.get("slo"):
-            return _WORDS["no slo"]
-        return "not streamed, so a TPOT target cannot be judged"
-    if path[0] == "cost_per_million_output_tokens" and not (run.scenario.get("hardware") or {}).get(
-        "price_per_gpu_hour"
-    ):
-        return "no hardware.price_per_gpu_hour"
-    if path[0] == "prefix_cache_hit_rate":
-        return "no prefix caching"
-    if path == REQUEUED:
-        return "no replica fails"
-    if path[0] == "gpu":
-        return "the latency model has no hardware behind it"
-    if not run.value("num_requests", "finished"):
-        return "no request finished"
-    if path[0] in ("tpot_ms", "itl_ms"):
-        return "no finished request has two or more output tokens"
-    return "undefined in this run"
+    found = why_missing(run.summary, run.manifest, key)
+    return _REASONS.get(found, found)
 
 
-def _cells(runs: Sequence[Run], path: Path, show: Callable[[Any], str], notes: dict[str, str]) -> tuple[Cell, ...]:
-    cells = []
-    for run in runs:
-        value = run.value(*path)
-        if value is None:
-            mark = notes.setdefault(why_missing(run, path), _mark(len(notes)))
-            cells.append(Cell(words.MISSING, mark=mark))
-            continue
-        half = run.value(*path[:-1], f"{path[-1]}_ci95")
-        cells.append(Cell(show(value), "" if half is None else f"± {show(half)}"))
-    return tuple(cells)
+def _cell(run: Run, metric: Metric, marks: dict[str, str]) -> Cell:
+    show: Callable[[Any], str] = words.count if metric.kind is COUNT else show_of(metric.kind)
+    found, half = run.value(metric.key), run.value(f"{metric.key}_ci95")
+    if found is None:
+        return Cell(words.MISSING, mark=marks.setdefault(reason(run, metric.key), _mark(len(marks))))
+    return Cell(show(found), "" if half is None else f"± {show(half)}")
 
 
 def _mark(position: int) -> str:
     return chr(ord("a") + position) if position < 26 else f"n{position}"
 
 
-def paired_table(runs: Sequence[Run], comparison: Mapping[str, Any]) -> ArmTable | None:
+def paired_grid(runs: Sequence[Run], comparison: Json, caption: str) -> Grid | None:
     """Paired differences to the baseline; None when the comparison holds none."""
     paired: Mapping[str, Mapping[str, Any]] = comparison.get("paired") or {}
     names = [run.name for run in runs if run.name in paired]
-    metrics: dict[str, None] = {}
-    for name in names:
-        metrics.update(dict.fromkeys(paired[name]))
-    if not names or not metrics:
+    keys = dict.fromkeys(key for name in names for key in paired[name])
+    if not keys:
         return None
-    rows = tuple(
-        Row(label, unit, tuple(_difference(paired[name].get(metric), share) for name in names))
-        for metric, (label, unit, share) in ((metric, _metric_name(metric)) for metric in metrics)
-    )
+    rows = []
+    for key in keys:
+        metric = find(key)
+        share = metric is not None and metric.kind is SHARE
+        label, unit = (key, "") if metric is None else (metric.label, metric.unit)
+        rows.append(Row(label, unit, tuple(_difference(paired[name].get(key), share) for name in names)))
     gaps = any(cell.mark for row in rows for cell in row.cells)
-    notes = {"a": "the arm or the baseline has no such number; the table above says why"} if gaps else {}
-    return ArmTable(tuple(names), (Group("Difference to the baseline", rows),), notes)
+    notes = (Note("the arm or the baseline has no such number; the table above says why", "a"),) if gaps else ()
+    return Grid(caption, tuple(names), (("Difference to the baseline", tuple(rows)),), notes)
 
 
-def _difference(found: Mapping[str, Any] | None, share: bool) -> Cell:
+def _difference(found: Json | None, share: bool) -> Cell:
     if not found or found.get("difference") is None:
         return Cell(words.MISSING, mark="a")
-    half = found.get("ci95")
-    if isinstance(half, (list, tuple)):
-        interval = f"[{words.signed(half[0], share)}, {words.signed(half[1], share)}]"
-    elif half is None:
-        interval = ""
-    else:
-        interval = f"± {words.signed(half, share).lstrip('+')}"
-    return Cell(words.signed(found["difference"], share), interval)
+    return Cell(*words.difference(found, share))
 
 
-def _metric_name(metric: str) -> tuple[str, str, bool]:
-    """(label, unit, is a share) of a dotted summary key."""
-    path = tuple(metric.split("."))
-    for _, rows in ROWS:
-        for label, unit, row_path, show in rows:
-            if path == row_path or (len(path) == 1 and path[0] == row_path[-1]):
-                return label, unit, show is words.percent
-    unit = next((unit for end, unit in (("_ms", "ms"), ("_per_s", "1/s"), ("_s", "s")) if path[0].endswith(end)), "")
-    return metric, unit, path[-1].startswith("share_of")
+# --- why the ratio depends on output lengths --------------------------------------------------------------------------
+_WHY = (
+    "A static batch lasts as long as its longest answer, and every member keeps its slot until then. The share of the "
+    "held slots that does useful work is therefore close to the mean output divided by the mean longest output of a "
+    "batch (above it where the prefill, in which everybody works, takes a good part of the time). Continuous batching "
+    "hands a slot on in the step after its request ends and pays nothing for the spread. So the wider the lengths, the "
+    "larger its gain. The ratio also holds what paging adds: without room reserved for the longest possible answer, "
+    "more sequences run at once."
+)
+
+
+def lengths(runs: Sequence[Run]) -> Section | None:
+    """A row an output-length setting that has a static+contiguous and a continuous+paged arm; None unless they differ.
+
+    Of several such arms those with the slots of the first static+contiguous arm count, so that lengths alone differ.
+    """
+    pairs = _pairs(runs)
+    if len(pairs) < 2:
+        return None
+    names, rows = zip(*(_spread(static, continuous) for static, continuous in pairs), strict=True)
+    heads = (
+        "continuous / static, req/s", "slot utilisation, static", "useful share of held slots, static",
+        "mean output [tokens]", "std of outputs [tokens]", "mean longest of a batch [tokens]", "mean / longest", "arms",
+    )  # fmt: skip
+    columns = [Column(head, cells, head == "arms") for head, cells in zip(heads, zip(*rows, strict=True), strict=True)]
+    table = Table("Computed from the run directories, first replication.", "output tokens", names, (tuple(columns),))
+    title = "Why the ratio depends on the spread of output lengths"
+    return Section("lengths", title, (_WHY,), (table,), short="Output lengths")
+
+
+def _pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """The static and the continuous arm of each setting."""
+    static = [run for run in runs if _kind(run) == ("static", "contiguous")]
+    if not static:
+        return []
+    slots = static[0].engine.get("max_num_seqs")
+    continuous: dict[str, Run] = {}
+    for run in runs:
+        if _kind(run) == ("continuous", "paged") and run.engine.get("max_num_seqs") == slots:
+            continuous.setdefault(_setting(run), run)
+    pairs: dict[str, tuple[Run, Run]] = {}
+    for run in static:
+        setting = _setting(run)
+        if run.engine.get("max_num_seqs") == slots and setting in continuous:
+            pairs.setdefault(setting, (run, continuous[setting]))
+    return list(pairs.values())
+
+
+def describe_setting(output_tokens: Json) -> str:
+    """A distribution in words, e.g. ``lognormal, mean 256, cv 1``."""
+    rest = ", ".join(
+        f"{key} {words.plain(value)}" for key, value in output_tokens.items() if key != "dist" and value is not None
+    )
+    return f"{output_tokens.get('dist', '?')}{', ' if rest else ''}{rest}"
+
+
+def _kind(run: Run) -> tuple[Any, Any]:
+    return run.engine.get("batching"), run.engine.get("kv_allocator")
+
+
+def _setting(run: Run) -> str:
+    return json.dumps((run.scenario.get("workload") or {}).get("output_tokens"), sort_keys=True)
+
+
+def _spread(static: Run, continuous: Run) -> tuple[str, tuple[str, ...]]:
+    """The setting in words, and its row."""
+    low, high = (run.value("throughput.requests_per_s") for run in (static, continuous))
+    used, held = static.value("slot_utilization"), static.value("slot_occupancy")
+    done = select(static.requests, (static.requests["replication"] == 0) & (static.requests["status"] == "finished"))
+    outputs = done["output_tokens"].astype(float)
+    mean, std = (float(outputs.mean()), float(outputs.std())) if len(outputs) else (None, None)
+    longest = _mean_longest(static, dict(zip(done["id"].tolist(), outputs.tolist(), strict=True)))
+    return describe_setting((static.scenario.get("workload") or {}).get("output_tokens") or {}), (
+        f"{words.plain(high / low)}x" if low and high is not None else words.MISSING,
+        words.percent(used),
+        words.percent(used / held if held and used is not None else None),
+        words.plain(mean),
+        words.plain(std),
+        words.plain(longest),
+        words.percent(mean / longest if mean is not None and longest else None),
+        f"{continuous.name} over {static.name}",
+    )
+
+
+def _mean_longest(static: Run, output_of: Mapping[int, float]) -> float | None:
+    """Mean over batches of the longest output of a batch; a batch is who was admitted at one instant on one replica."""
+    if not num_rows(static.slots):
+        return None
+    longest: dict[tuple[int, int], float] = {}
+    slots = (static.slots[name].tolist() for name in ("replica", "admitted_ns", "id"))
+    for replica, admitted, request in zip(*slots, strict=True):
+        if request in output_of:
+            key = (replica, admitted)
+            longest[key] = max(longest.get(key, 0.0), output_of[request])
+    return float(np.mean(list(longest.values()))) if longest else None

@@ -3,61 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from simkit.report import words
+from simkit.report.document import Facts, Note, Provenance, Table, column
 from simkit.report.read.run import Run
 from simkit.report.read.summary import are_several, gpus_text
 
 IDENTITY = ("run_id", "seed", "replications", "latency_source")
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A titled list of (name, value) pairs of one arm, or of all arms that share them."""
-
-    title: str
-    arms: tuple[str, ...]
-    pairs: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """`identity`: header and a row per arm; `facts`: model, GPU, memory, profile and effects, once per distinct
-    content; `scenarios`: (arm, settings that differ from the first arm, YAML)."""
-
-    name: str
-    header: tuple[str, ...]
-    identity: tuple[tuple[str, ...], ...]
-    facts: tuple[Facts, ...]
-    scenarios: tuple[tuple[str, tuple[str, ...], str], ...]
-    warmups: tuple[tuple[str, str], ...]
-    notes: tuple[tuple[str, str], ...]
+FACTS = (
+    ("Model", "model"),
+    ("GPU", "gpu"),
+    ("Memory budget", "memory"),
+    ("Step times", "profile"),
+    ("Effects in the latency, and their sources", "latency_effects"),
+)
+"""Titles of lists of facts, and where they stand in the manifest; each is shown once for every distinct content."""
 
 
 def provenance(runs: Sequence[Run]) -> Provenance:
     """The provenance block of a report."""
     first = flatten(runs[0].scenario)
+    columns = (column(key.replace("_", " "), (_identity(run.manifest.get(key)) for run in runs)) for key in IDENTITY)
     return Provenance(
-        name=_identity(runs[0].manifest.get("name")),
-        header=("arm", *(key.replace("_", " ") for key in IDENTITY)),
-        identity=tuple((run.name, *(_identity(run.manifest.get(key)) for key in IDENTITY)) for run in runs),
-        facts=tuple(
-            facts
-            for title, key in (
-                ("Model", "model"),
-                ("GPU", "gpu"),
-                ("Memory budget", "memory"),
-                ("Step times", "profile"),
-                ("Effects in the latency, and their sources", "latency_effects"),
-            )
-            for facts in _distinct(runs, title, key)
+        origin=(
+            f"Scenario {_identity(runs[0].manifest.get('name'))}, written by simkit {runs[0].manifest.get('version')}. "
+            "The run id is a hash of scenario, profile, seed and version: equal ids mean equal numbers."
         ),
-        scenarios=tuple((run.name, _differences(first, flatten(run.scenario)), _yaml(run)) for run in runs),
-        warmups=tuple((run.name, _length(run) + describe_warmup(run.manifest.get("warmup"))) for run in runs),
+        facts=tuple(facts for title, key in FACTS for facts in _distinct(runs, title, key)),
+        scenarios=tuple((_heading(run.name, first, flatten(run.scenario)), _yaml(run)) for run in runs),
+        runs=Table("Runs", "arm", tuple(run.name for run in runs), (tuple(columns),)),
+        warmups=tuple(f"{run.name}: {_length(run)}{describe_warmup(run.manifest.get('warmup'))}" for run in runs),
         notes=_notes(runs),
     )
 
@@ -119,24 +97,26 @@ def _distinct(runs: Sequence[Run], title: str, key: str) -> list[Facts]:
             if key == "gpu" and are_several([run.manifest]):
                 pairs = (("GPUs of the run", gpus_text(run.manifest)), *pairs)
             groups.setdefault(pairs, []).append(run.name)
-    return [Facts(title, tuple(names) if len(groups) > 1 else (), pairs) for pairs, names in groups.items()]
+    return [Facts(pairs, title, tuple(names) if len(groups) > 1 else ()) for pairs, names in groups.items()]
 
 
-def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+def _heading(name: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """An arm, and its settings that differ from the first one's."""
     keys = dict.fromkeys((*first, *other))
-    return tuple(
+    differences = "; ".join(
         f"{key} = {_text(other.get(key))}" for key in keys if key != "variants" and first.get(key) != other.get(key)
     )
+    return f"{name}: {differences}" if differences else name
 
 
 def _yaml(run: Run) -> str:
     return yaml.safe_dump(dict(run.scenario), sort_keys=False, allow_unicode=True, width=100)
 
 
-def _notes(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
-    """(note, who) with each note once."""
+def _notes(runs: Sequence[Run]) -> tuple[Note, ...]:
+    """Each note once, and whose it is unless it is of all."""
     found: dict[str, list[str]] = {}
     for run in runs:
         for note in run.manifest.get("notes") or ():
             found.setdefault(str(note), []).append(run.name)
-    return tuple((note, "" if len(names) == len(runs) else ", ".join(names)) for note, names in found.items())
+    return tuple(Note(note, "" if len(names) == len(runs) else ", ".join(names)) for note, names in found.items())

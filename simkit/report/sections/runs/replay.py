@@ -5,89 +5,68 @@ Reads `measured` and `even_workload` of a summary; for the terminal and for the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simkit.report.words import MISSING, plain
+from rich.text import Text
+
+from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
+from simkit.report.document import Table, column
+from simkit.report.read.run import Json
+from simkit.report.render.terminal import fit
+from simkit.report.words import error, plain, times
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STATS = ("mean", "p50", "p90", "p95", "p99")
-NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A small table of ready text, its first column the name of a row, with a remark under it."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    remark: str
-
-
-def sheets(summary: Mapping[str, Any], measured: Mapping[str, Any] | None) -> list[Sheet]:
+def tables(summary: Json, measured: Json | None, arm: str = "") -> list[Table]:
     """Those that a run has; none for most."""
-    found = [_measured_sheet(measured)] if measured else []
+    found = [_measured(measured, arm)] if measured else []
     even = summary.get("even_workload")
-    return [*found, _even_sheet(summary, even)] if even else found
+    return [*found, _even(summary, even, arm)] if even else found
 
 
-def terminal(summary: Mapping[str, Any], width: int = 100) -> list[RenderableType]:
-    """The sheets as tables of the terminal."""
-    from rich.text import Text
-
-    from simkit.report.document import Column
-    from simkit.report.render.terminal import fit
-
+def terminal(summary: Json, width: int = 100) -> list[RenderableType]:
+    """They as a terminal shows them."""
     parts: list[RenderableType] = []
-    for sheet in sheets(summary, summary.get("measured")):
-        names, *cells = zip(*sheet.rows, strict=True)
-        columns = [(Column(head, tuple(column)),) for head, column in zip(sheet.head[1:], cells, strict=True)]
-        parts += [*fit(sheet.head[0], names, columns, width, sheet.title), Text(sheet.remark)]
+    for table in tables(summary, summary.get("measured")):
+        parts += [*fit(table.head, table.names, table.groups, width, table.title), *map(Text, table.notes)]
     return parts
 
 
-def _measured_sheet(measured: Mapping[str, Any]) -> Sheet:
-    rows = []
+def _table(title: str, rows: dict[str, tuple[str, ...]], note: str, arm: str) -> Table:
+    """A row a number of a latency, with its statistics."""
+    groups = tuple((column(stat, (cells[at] for cells in rows.values())),) for at, stat in enumerate(STATS))
+    return Table(title, "", tuple(rows), groups, (note,), arm=arm)
+
+
+def _measured(measured: Json, arm: str) -> Table:
+    rows: dict[str, tuple[str, ...]] = {}
     for metric, values in measured.items():
-        name = NAMES[metric]
-        rows += [
-            (f"{name} measured [ms]", *(plain(values[stat]["measured"]) for stat in STATS)),
-            (f"{name} predicted [ms]", *(plain(values[stat]["predicted"]) for stat in STATS)),
-            (f"{name} error", *(_error(values[stat]["error_pct"]) for stat in STATS)),
-        ]
-    counts = ", ".join(f"{NAMES[metric]} {plain(values['num_requests'])}" for metric, values in measured.items())
-    remark = f"requests that finished in both: {counts}; a positive error: the prediction is too slow"
-    return Sheet("Predicted against measured", ("", *STATS), tuple(rows), remark)
+        name = MEASURED_LATENCIES[metric]
+        rows[f"{name} measured [ms]"] = tuple(plain(values[stat]["measured"]) for stat in STATS)
+        rows[f"{name} predicted [ms]"] = tuple(plain(values[stat]["predicted"]) for stat in STATS)
+        rows[f"{name} error"] = tuple(error(values[stat]["error_pct"]) for stat in STATS)
+    counts = ", ".join(f"{MEASURED_LATENCIES[key]} {plain(values['num_requests'])}" for key, values in measured.items())
+    note = f"requests that finished in both: {counts}; a positive error: the prediction is too slow"
+    return _table("Predicted against measured", rows, note, arm)
 
 
-def _even_sheet(summary: Mapping[str, Any], even: Mapping[str, Any]) -> Sheet:
-    rows = []
+def _even(summary: Json, even: Json, arm: str) -> Table:
+    rows: dict[str, tuple[str, ...]] = {}
     for metric in ("ttft_ms", "tpot_ms"):
-        log, smooth = summary.get(metric) or {}, even.get(metric) or {}
-        name = NAMES[metric]
-        rows += [
-            (f"{name} of the log [ms]", *(plain(log.get(stat)) for stat in STATS)),
-            (f"{name} of the even one [ms]", *(plain(smooth.get(stat)) for stat in STATS)),
-            (f"{name} log / even", *(_times(log.get(stat), smooth.get(stat)) for stat in STATS)),
-        ]
+        log: dict[str, Any] = summary.get(metric) or {}
+        smooth: dict[str, Any] = even.get(metric) or {}
+        name = MEASURED_LATENCIES[metric]
+        rows[f"{name} of the log [ms]"] = tuple(plain(log.get(stat)) for stat in STATS)
+        rows[f"{name} of the even one [ms]"] = tuple(plain(smooth.get(stat)) for stat in STATS)
+        rows[f"{name} log / even"] = tuple(times(log.get(stat), smooth.get(stat)) for stat in STATS)
     made = even["workload"]
     count, rate, prompt, output = (
         plain(made[key]) for key in ("num_requests", "rate_per_s", "prompt_tokens", "output_tokens")
     )
-    remark = (
+    note = (
         f"even workload: {count} requests, Poisson arrivals at {rate} a second, each of {prompt} prompt and {output} "
         "output tokens"
     )
-    return Sheet("The log beside an even workload with equal means", ("", *STATS), tuple(rows), remark)
-
-
-def _error(percent: float | None) -> str:
-    return MISSING if percent is None else f"{percent:+.1f} %"
-
-
-def _times(log: float | None, even: float | None) -> str:
-    return f"{log / even:.3g}x" if log is not None and even else MISSING
+    return _table("The log beside an even workload with equal means", rows, note, arm)
