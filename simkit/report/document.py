@@ -55,6 +55,11 @@ def column(header: str, cells: Iterable[str], *, words: bool = False) -> Column:
     return Column(header, tuple(cells), words)
 
 
+def single(*columns: Column) -> tuple[tuple[Column, ...], ...]:
+    """Groups of one column each: none must stay beside another."""
+    return tuple((column,) for column in columns)
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """A remark, and what it is about: a mark in a table or the names of some arms; empty where it is about all."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
+from simkit.plain import Json
 
 MISSING = "-"
 
@@ -74,7 +75,7 @@ def times(value: float | None, of: float | None) -> str:
     return f"{value / of:.3g}x" if value is not None and of else MISSING
 
 
-def difference(found: Mapping[str, Any], share: bool) -> tuple[str, str]:
+def difference(found: Json, share: bool) -> tuple[str, str]:
     """A paired difference that is known, and its 95 % interval, which may be empty."""
     text, interval = signed(found["difference"], share), found.get("ci95")
     if isinstance(interval, list | tuple):
@@ -82,6 +83,6 @@ def difference(found: Mapping[str, Any], share: bool) -> tuple[str, str]:
     return text, "" if interval is None else f"± {signed(interval, share).lstrip('+')}"
 
 
-def scenario_yaml(scenario: Mapping[str, Any]) -> str:
+def scenario_yaml(scenario: Json) -> str:
     """A scenario as its file would say it, every default written out."""
     return yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True, width=100).rstrip("\n")

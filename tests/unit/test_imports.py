@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Rules from the numbers of a run to findings; shared by report, planner and the command line.
     "diagnosis": {"units", *WORDS},
     # Reads a run directory; knows specs as values to tabulate, and no engine.
-    "report": {"units", "types", "errors", "diagnosis", *WORDS, *SPECS},
+    "report": {"units", "types", "errors", "plain", "diagnosis", *WORDS, *SPECS},
     # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
     "runs": {"files", "units", "types", "errors", "plain", "engine", "metrics", "scenario", "simkit"},
     # The report to write one; the result of a study only as a type.

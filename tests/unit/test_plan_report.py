@@ -22,7 +22,6 @@ from simkit.report.figures import front
 from simkit.report.render import html, markdown, terminal
 from simkit.report.sections import plan as plan_sections
 from simkit.report.sections import plan_choice, plan_words
-from simkit.report.sections import plan_choice as plan_confirm
 from simkit.runs import run_length
 from simkit.studies import offered_load
 from tests.unit.test_report import assert_well_formed
@@ -494,8 +493,8 @@ def test_an_answer_that_moved_says_from_where_and_ends_with_the_rate_that_it_res
         assert HELD.format("4.00") in text
     assert labels(plan)["moved"].kind == "warn"
     assert labels(plan)["sustained"].text == HELD.format("5.00")
-    assert plan_confirm.confirm_texts(plan["recommended"])[-1] == HELD.format("5.00")
-    assert len(plan_confirm.confirm_texts(plan["recommended"])) == 7
+    assert plan_choice.confirm_texts(plan["recommended"])[-1] == HELD.format("5.00")
+    assert len(plan_choice.confirm_texts(plan["recommended"])) == 7
 
 
 def test_a_load_with_an_end_is_never_called_sustained() -> None:
@@ -512,13 +511,13 @@ def test_a_load_with_an_end_is_never_called_sustained() -> None:
 
 
 def test_a_system_that_still_fills_is_never_called_sustained() -> None:
-    for name, words in plan_confirm.FILLS.items():
+    for name, words in plan_choice.FILLS.items():
         plan = content()
         plan["recommended"] |= {"sustained": False, "rising": name}
         for text in everywhere(plan):
             assert f"{words} still rose at the end of the longest runs" in text
         assert {"sustained", "finite load"}.isdisjoint(labels(plan))
-    assert set(plan_confirm.FILLS) == set(run_length.SERIES)
+    assert set(plan_choice.FILLS) == set(run_length.SERIES)
 
 
 def test_an_interval_from_parts_of_a_run_is_not_one_of_replications() -> None:

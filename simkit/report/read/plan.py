@@ -5,13 +5,14 @@ Knows the keys of plan.json and no planner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from simkit.plain import Json
 from simkit.report.words import MISSING, known, plain, plain_down
 
-Content = Mapping[str, Any]
-Row = Mapping[str, Any]
+Content = Json
+Row = Json
 SLOTS = "engine.max_num_seqs"
 STATS = ("p50", "p95", "p99")
 METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "itl_ms": "ITL", "queue_ms": "Queue"}
@@ -38,12 +39,12 @@ def means_text(rows: Sequence[Row], drawn: bool = False) -> str:
     return f"Means over {number} replications {how}."
 
 
-def further(point: Mapping[str, Any]) -> dict[str, Any]:
+def further(point: Json) -> dict[str, object]:
     """The settings of a point besides max_num_seqs."""
     return {key: value for key, value in point["settings"].items() if key != SLOTS}
 
 
-def setting_text(settings: Mapping[str, Any]) -> str:
+def setting_text(settings: Json) -> str:
     """Settings in one line, without the section that they stand in."""
     return ", ".join(f"{key.rpartition('.')[2]} {word(value)}" for key, value in settings.items())
 
@@ -55,9 +56,9 @@ def word(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def combinations(content: Content) -> dict[str, list[Mapping[str, Any]]]:
+def combinations(content: Content) -> dict[str, list[Json]]:
     """Points by their further settings, each by max_num_seqs; the name is empty when there are none."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    found: dict[str, list[Json]] = {}
     for point in content["points"]:
         found.setdefault(setting_text(further(point)), []).append(point)
     return {name: sorted(points, key=lambda point: point["max_num_seqs"]) for name, points in found.items()}
@@ -73,12 +74,12 @@ def several_gpus(content: Content) -> bool:
     return len({point["gpus"] for point in content["points"]}) > 1
 
 
-def label(content: Content, point: Mapping[str, Any]) -> str:
+def label(content: Content, point: Json) -> str:
     """A point as a row is named: its max_num_seqs, with its further settings where there are any."""
     return str(point["name"]) if has_axes(content) else str(point["max_num_seqs"])
 
 
-def rates_text(found: Mapping[str, Any] | None) -> str:
+def rates_text(found: Json | None) -> str:
     """A capacity with its interval, in requests/s."""
     if found is None:
         return MISSING
@@ -92,7 +93,7 @@ def rates_text(found: Mapping[str, Any] | None) -> str:
     return f"{text} (95 % interval {plain_down(low)} to {plain(high)}{of})"
 
 
-def ends(found: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+def ends(found: Json | None) -> tuple[float | None, float | None]:
     """The interval of a capacity, both ends or none."""
     if found is None or found.get("interval") == "none":
         return None, None

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simkit.plain import Json
 from simkit.report.words import MISSING, known
 
-Content = Mapping[str, Any]
-Row = Mapping[str, Any]
+Content = Json
+Row = Json
 
 GROUPS = {
     "engine": "engine",
@@ -75,7 +76,7 @@ def metrics(content: Content) -> list[str]:
     return [*(metric for metric in _FIRST if metric in seen), *(metric for metric in seen if metric not in _FIRST)]
 
 
-def fits(content: Content) -> Sequence[Mapping[str, Any]]:
+def fits(content: Content) -> Sequence[Json]:
     """The fits, one for each engine that has one."""
     found = content.get("fit") or ()
     return (found,) if isinstance(found, Mapping) else tuple(found)
@@ -133,7 +134,7 @@ def summary(values: Iterable[Any]) -> Errors:
     )
 
 
-def given(values: Mapping[str, Any] | None) -> Errors | None:
+def given(values: Json | None) -> Errors | None:
     """Errors as rows.json has them, None where it has none."""
     if values is None:
         return None

@@ -13,9 +13,7 @@ import numpy.typing as npt
 
 from simkit.errors import InputError
 from simkit.metrics.catalogue import value
-
-Json = Mapping[str, Any]
-"""An object of a JSON file as it was read."""
+from simkit.plain import Json
 
 Column = npt.NDArray[Any]
 Table = Mapping[str, Column]

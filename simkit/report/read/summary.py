@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simkit.metrics.catalogue import ALL, EACH, FULLEST, SHARE, Kind, Metric, Place, value
-from simkit.report.read.run import Json
+from simkit.plain import Json
 from simkit.report.words import percent, plain
 
 Show = Callable[[Any], str]

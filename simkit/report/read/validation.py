@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from simkit.plain import Json
 from simkit.report.words import count, known
 
-Content = Mapping[str, Any]
+Content = Json
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
@@ -61,12 +62,12 @@ def effect_name(effect: str) -> str:
     return EFFECTS.get(effect, effect)
 
 
-def latencies(content: Content) -> dict[str, Mapping[str, Any]]:
+def latencies(content: Content) -> dict[str, Json]:
     """Latency metrics that were compared, to their statistics."""
     return {metric: content["errors"][metric] for metric in LATENCIES if metric in content["errors"]}
 
 
-def whole_run(content: Content) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def whole_run(content: Content) -> Iterator[tuple[str, Json]]:
     """(key, numbers) of everything that is no latency: the known ones in order, then any others."""
     given = {
         f"{metric}.{stat}": values

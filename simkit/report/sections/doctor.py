@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.padding import Padding
 from rich.text import Text
@@ -12,6 +12,7 @@ from simkit.diagnosis.facts import gather
 from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 from simkit.diagnosis.thresholds import PROOF, TABLE
+from simkit.plain import Json
 from simkit.report import words
 from simkit.report.document import Badge, Column, Section, Table, column
 from simkit.report.read.run import Run
@@ -54,12 +55,12 @@ def shown(value: float | None, unit: str) -> str:
     return f"{text}{UNITS[unit]}" if unit in UNITS else f"{text} {unit}"
 
 
-def looked_for(threshold: Mapping[str, Any] | None, unit: str) -> str:
+def looked_for(threshold: Json | None, unit: str) -> str:
     """The side of a threshold that a rule looks for; empty for what is only context."""
     return "" if threshold is None else f"{threshold['relation']} {shown(float(threshold['value']), unit)}"
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Json) -> str:
     """Settings as the command line takes them."""
     import json
 
@@ -104,11 +105,10 @@ def _evidence_table(rows: Sequence[tuple[str, str, str]]) -> Table:
 
 
 # --- what `simkit doctor` prints, and its Markdown --------------------------------------------------------------------
-Entry = Mapping[str, Any]
 NO_PROOF = "not proven: no re-run was made"
 
 
-def doctor_tables(found: Mapping[str, Any], labels: Mapping[str, str], width: int = 100) -> list[RenderableType]:
+def doctor_tables(found: Json, labels: Mapping[str, str], width: int = 100) -> list[RenderableType]:
     """Everything an examination says; `labels` maps summary keys to words."""
     parts: list[RenderableType] = [Text(headline(found), style="bold")]
     for number, finding in enumerate(found["findings"], start=1):
@@ -124,7 +124,7 @@ def doctor_tables(found: Mapping[str, Any], labels: Mapping[str, str], width: in
     return parts
 
 
-def headline(found: Mapping[str, Any]) -> str:
+def headline(found: Json) -> str:
     """How many findings there are, and what was looked for."""
     checks = f"{len(found['checked'])} rules checked"
     rules = [finding["rule"] for finding in found["findings"]]
@@ -134,14 +134,14 @@ def headline(found: Mapping[str, Any]) -> str:
     return f"{found['name']}: {len(rules)} finding{'s' if len(rules) > 1 else ''} ({checks}{made})"
 
 
-def entries_of(finding: Mapping[str, Any]) -> list[Entry]:
+def entries_of(finding: Json) -> list[Json]:
     """All advice of a finding, the best first: ``{text, settings, proof}``."""
     if finding["advice"] is None:
         return []
     return [{**finding["advice"], "proof": finding["proof"]}, *finding["also_tried"]]
 
 
-def proven_of(finding: Mapping[str, Any]) -> list[Entry]:
+def proven_of(finding: Json) -> list[Json]:
     """The advice of a finding that could be tried: what could not be run has no numbers."""
     return [
         entry
@@ -150,7 +150,7 @@ def proven_of(finding: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-def evidence_rows(finding: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def evidence_rows(finding: Json) -> list[tuple[str, str, str]]:
     """(name, value, what the rule looks for) of every piece of evidence."""
     return [
         (item["name"], shown(item["value"], item["unit"]), looked_for(item["threshold"], item["unit"]))
@@ -158,7 +158,7 @@ def evidence_rows(finding: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _advice_lines(entries: Sequence[Entry]) -> Iterator[str]:
+def _advice_lines(entries: Sequence[Json]) -> Iterator[str]:
     """A line a sentence of advice, under it the settings and what came of them."""
     last = None
     for entry in entries:
@@ -170,9 +170,7 @@ def _advice_lines(entries: Sequence[Entry]) -> Iterator[str]:
             yield f"   {settings_text(entry['settings'])}: {verdict}"
 
 
-def _proof_tables(
-    finding: Mapping[str, Any], proven: Sequence[Entry], labels: Mapping[str, str], width: int
-) -> list[RenderableType]:
+def _proof_tables(finding: Json, proven: Sequence[Json], labels: Mapping[str, str], width: int) -> list[RenderableType]:
     keys = compared_keys(proven)
     names = [metric_name(finding, key, labels) for key in keys]
     before = proven[0]["proof"]["before"]
@@ -183,7 +181,7 @@ def _proof_tables(
     return list(fit("before and after", names, columns, width))
 
 
-def compared_keys(proven: Sequence[Entry]) -> list[str]:
+def compared_keys(proven: Sequence[Json]) -> list[str]:
     """Metrics that exist before or after."""
     return [
         key
@@ -192,7 +190,7 @@ def compared_keys(proven: Sequence[Entry]) -> list[str]:
     ]
 
 
-def metric_name(finding: Mapping[str, Any], key: str, labels: Mapping[str, str]) -> str:
+def metric_name(finding: Json, key: str, labels: Mapping[str, str]) -> str:
     """The name of a metric with its unit; a star for what the finding is judged by."""
     unit = ", ms" if key.partition(".")[0].endswith("_ms") else ""
     return labels[key] + unit + (" *" if key in finding["judged_by"] else "")
@@ -225,7 +223,7 @@ def _side(bound: Threshold) -> str:
     return looked_for({"relation": bound.relation, "value": bound.value}, bound.unit)
 
 
-def markdown(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+def markdown(found: Json, labels: Mapping[str, str]) -> str:
     """The examination as Markdown, for a pull request."""
     lines = [f"# simkit doctor: {found['name']}", "", f"{headline(found)}.", "", f"Run `{found['run_id']}`."]
     for number, finding in enumerate(found["findings"], start=1):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from simkit.report.document import Column
+from simkit.plain import Json
+from simkit.report.document import column, single
 from simkit.report.render.terminal import fit
-from simkit.report.words import percent, plain
+from simkit.report.words import error, percent, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 STATS = ("mean", "p50", "p95", "p99", "max")
 
 
-def trace_tables(info: Mapping[str, Any]) -> list[RenderableType]:
+def trace_tables(info: Json) -> list[RenderableType]:
     """What was read and why, arrivals, lengths, sharing, sessions, and all notes on what was decided and left out."""
     title = f"{info['title']}, by {info['why']}" if info["why"] != "as the format says" else f"{info['title']}, as told"
     parts: list[RenderableType] = [Text(title), Text(""), _spreads(info), Text(""), _facts(_lines(info))]
@@ -27,7 +28,7 @@ def trace_tables(info: Mapping[str, Any]) -> list[RenderableType]:
     return parts
 
 
-def _spreads(info: Mapping[str, Any]) -> Table:
+def _spreads(info: Json) -> Table:
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
     table.add_column("")
     for stat in STATS:
@@ -55,7 +56,7 @@ def _facts(lines: Iterator[tuple[str, str]]) -> Table:
     return table
 
 
-def _lines(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(info: Json) -> Iterator[tuple[str, str]]:
     clock = info["clock"]
     start = f", from {clock['start_utc']}" if clock["start_utc"] else ""
     yield "requests", f"{plain(info['num_requests'])} of {plain(info['num_rows'])} rows"
@@ -79,7 +80,7 @@ def _lines(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "models", ", ".join(f"{name} ({plain(count)})" for name, count in info["models"].items())
 
 
-def _prefix(prefix: Mapping[str, Any] | None) -> str:
+def _prefix(prefix: Json | None) -> str:
     if prefix is None:
         return "unknown: the log has no identities of prompt blocks"
     return (
@@ -88,7 +89,7 @@ def _prefix(prefix: Mapping[str, Any] | None) -> str:
     )
 
 
-def _sessions(sessions: Mapping[str, Any] | None) -> str:
+def _sessions(sessions: Json | None) -> str:
     if sessions is None:
         return "none"
     return (
@@ -97,7 +98,7 @@ def _sessions(sessions: Mapping[str, Any] | None) -> str:
     )
 
 
-def _clock(info: Mapping[str, Any]) -> str:
+def _clock(info: Json) -> str:
     clock = info["clock"]
     if clock["tick_s"] is not None:
         return f"ticks every {clock['tick_s']:g} s; {percent(clock['tied_share'])} have the time of the one before"
@@ -119,7 +120,7 @@ def _rate(rate_per_s: float) -> str:
 
 
 # --- a workload fitted to a log ---------------------------------------------------------------------------------------
-def fit_tables(check: Mapping[str, Any], width: int = 100) -> list[RenderableType]:
+def fit_tables(check: Json, width: int = 100) -> list[RenderableType]:
     """A row a metric and statistic, then the hit rates and how the log was played."""
     rows = [
         (f"{metric.removesuffix('_ms').upper()} {stat}", values)
@@ -128,28 +129,24 @@ def fit_tables(check: Mapping[str, Any], width: int = 100) -> list[RenderableTyp
     ]
     names = (*(name for name, _ in rows), "prefix cache hit rate")
     rates = check["prefix_cache_hit_rate"]
-    groups = tuple(
-        (Column(header, (*(show(values[key]) for _, values in rows), percent(rates[key]) if key in rates else "")),)
+    columns = (
+        column(header, (*(show(values[key]) for _, values in rows), percent(rates[key]) if key in rates else ""))
         for header, key, show in (
             ("original", "original", plain),
             ("fitted", "fitted", plain),
-            ("difference", "fitted_difference_pct", _difference),
+            ("difference", "fitted_difference_pct", error),
             ("even", "even", plain),
-            ("difference", "even_difference_pct", _difference),
+            ("difference", "even_difference_pct", error),
         )
     )
     speed = check["speed"]
     played = "as it was recorded" if speed == 1 else f"at {speed:.3g} of its speed, 70 % of what the engine sustains"
     requests = check["requests"]["original"]
     return [
-        *fit("latency, ms", names, groups, width),
+        *fit("latency, ms", names, single(*columns), width),
         Text(
             f"{check['model']} on {check['gpu']}; the log is played {played}: {requests['arrived']:,} requests, "
             f"{requests['rejected']:,} rejected. Fitted and even are means over 3 seeds; even has Poisson arrivals "
             "and the mean lengths for all."
         ),
     ]
-
-
-def _difference(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1f} %"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from simkit.plain import Json
 from simkit.report.words import percent
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _RULE_NAMES = {
 _LENGTH_NAMES = {"max_model_len": "max_model_len", "mean": "mean request", "p95": "p95 request"}
 
 
-def memory_tables(memory: Mapping[str, Any], width: int = 100) -> list[RenderableType]:
+def memory_tables(memory: Json, width: int = 100) -> list[RenderableType]:
     """What was asked, where the memory of a GPU goes, the KV pool, concurrency, how sure it is, and notes."""
     parts: list[RenderableType] = [_title(memory), _split_table(memory), _pool_table(memory), _concurrency(memory)]
     parts.append(Text("\nHow sure (rows of kv_capacity.csv, public start-up logs):"))
@@ -46,7 +47,7 @@ def memory_tables(memory: Mapping[str, Any], width: int = 100) -> list[Renderabl
     return parts
 
 
-def split_rows(memory: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
+def split_rows(memory: Json) -> Iterator[tuple[str, float, int]]:
     """(name, GiB, depth) of everything on a GPU; what has depth 0 adds up to its memory."""
     in_budget = memory["cuda_graph_in_budget"]
     yield "weights", memory["weights_gib"], 0
@@ -65,7 +66,7 @@ def split_rows(memory: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
     yield "unused, outside the budget" if outside >= 0 else "missing outside the budget", outside, 0
 
 
-def _title(memory: Mapping[str, Any]) -> Text:
+def _title(memory: Json) -> Text:
     asked = memory["settings"]
     gpus = "1 GPU" if memory["num_gpus"] == 1 else f"each of {memory['num_gpus']} GPUs"
     ranks = [
@@ -87,7 +88,7 @@ def _title(memory: Mapping[str, Any]) -> Text:
     return Text(f"{head}\n{', '.join(flags)}\n")
 
 
-def _split_table(memory: Mapping[str, Any]) -> Table:
+def _split_table(memory: Json) -> Table:
     table = _table("memory of a GPU", "GiB", "share")
     for name, gib, depth in split_rows(memory):
         table.add_row("  " * depth + name, f"{gib:.2f}", percent(gib / memory["total_gib"]))
@@ -97,7 +98,7 @@ def _split_table(memory: Mapping[str, Any]) -> Table:
     return table
 
 
-def _pool_table(memory: Mapping[str, Any]) -> Table:
+def _pool_table(memory: Json) -> Table:
     table = _table("\nKV pool of a replica", "")
     table.add_row("bytes a token, each GPU", f"{memory['kv_bytes_per_token']:,}")
     if memory["num_gpus"] > 1:
@@ -108,7 +109,7 @@ def _pool_table(memory: Mapping[str, Any]) -> Table:
     return table
 
 
-def _concurrency(memory: Mapping[str, Any]) -> Table:
+def _concurrency(memory: Json) -> Table:
     table = _table("\nsequences that fit at full length", "tokens", "blocks", "at once")
     table.add_row("as many as max_num_seqs allows", "", "", f"{memory['settings']['max_num_seqs']:,}")
     for name, at in memory["concurrency"].items():

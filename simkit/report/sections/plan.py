@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from simkit.plain import Json
 from simkit.report.document import Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read.plan import METRICS, Content, rates_text, word
 from simkit.report.sections import doctor, plan_choice, plan_grid, plan_words
-from simkit.report.sections import plan_choice as plan_confirm
 from simkit.report.sections.doctor import settings_text
 from simkit.report.words import count, plain, scenario_yaml
 
@@ -81,7 +80,7 @@ def _around(content: Content) -> list[Section]:
     verdict = "this is a soft limit" if found["soft"] else "not a soft limit (that takes more than 20 %)"
     says = (
         f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
-        *plan_confirm.confirm_texts(content["recommended"]),
+        *plan_choice.confirm_texts(content["recommended"]),
     )
     chance = plan_grid.chance(content)
     steps = [] if chance is None else zip(chance.names, chance.columns[0].cells, strict=True)
@@ -169,7 +168,7 @@ def _doctor(content: Content) -> list[Section]:
 
 
 def _failed(content: Content) -> list[Section]:
-    failed: Mapping[str, Mapping[str, Any]] = content["failed"]
+    failed: Mapping[str, Json] = content["failed"]
     if not failed:
         return []
     items = tuple(f"{name}: {failure['message']}" for name, failure in failed.items())
@@ -236,7 +235,7 @@ def _provenance(content: Content) -> Provenance:
 _NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished requests"}
 
 
-def _examined(found: Mapping[str, Any]) -> str:
+def _examined(found: Json) -> str:
     """What was examined, and how much was found."""
     load = "" if found.get("rate_per_s") is None else f" at {plain(float(found['rate_per_s']))} requests/s"
     what = f"One run of the recommended point{load}, the rate that it is sure to carry, by rules of thumb"
@@ -246,7 +245,7 @@ def _examined(found: Mapping[str, Any]) -> str:
     return f"{what}: {count} finding{'s' if count > 1 else ''}."
 
 
-def _advised(found: Mapping[str, Any]) -> tuple[str, ...]:
+def _advised(found: Json) -> tuple[str, ...]:
     """A line a finding, and one a sentence of advice with the settings that were tried and what came of them."""
     lines = []
     for finding in found["findings"]:
@@ -263,7 +262,7 @@ def _advised(found: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _evidence(findings: Sequence[Mapping[str, Any]]) -> tuple[Table, ...]:
+def _evidence(findings: Sequence[Json]) -> tuple[Table, ...]:
     """The evidence of every finding, and what its metrics were before and after."""
     tables = []
     for finding in findings:
@@ -279,11 +278,11 @@ def _evidence(findings: Sequence[Mapping[str, Any]]) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _title(finding: Mapping[str, Any]) -> str:
+def _title(finding: Json) -> str:
     return f"{finding['rule']} ({finding['severity']})"
 
 
-def _before_and_after(finding: Mapping[str, Any]) -> Table:
+def _before_and_after(finding: Json) -> Table:
     proven = doctor.proven_of(finding)
     keys = doctor.compared_keys(proven)
     labels = {key: _label(key) for key in keys}

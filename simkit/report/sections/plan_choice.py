@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from simkit.plain import Json
 from simkit.report.document import Badge, Column, Table, column
 from simkit.report.read.plan import (
     METRICS,
@@ -144,7 +144,7 @@ def _size(row: Row) -> str:
 
 def cost(content: Content) -> Table | None:
     """Money per million tokens; None without a price."""
-    rows: list[tuple[str, Mapping[str, Any]]] = []
+    rows: list[tuple[str, Json]] = []
     if content.get("cost"):
         rows.append(("recommended point at capacity", content["cost"]))
     found = content.get("fleet")
@@ -161,13 +161,13 @@ def cost(content: Content) -> Table | None:
     return Table("Cost", "for", tuple(name for name, _ in rows), (columns,))
 
 
-def variation_name(item: Mapping[str, Any]) -> str:
+def variation_name(item: Json) -> str:
     """A neighbouring setting, and what it stands instead of."""
     key = item["key"].rpartition(".")[2]
     return f"{key} {word(item['value'])} (not {word(item['instead_of'])})"
 
 
-def differs(item: Mapping[str, Any]) -> str:
+def differs(item: Json) -> str:
     """What the interval of a ratio says."""
     found = item["ratio"]
     if found is None or known(found["low"]) is None or known(found["high"]) is None:
@@ -198,7 +198,7 @@ def sensitivity(content: Content) -> Table | None:
 
 
 # --- how long the answer holds ----------------------------------------------------------------------------------------
-def holding_badges(chosen: Mapping[str, Any]) -> list[Badge]:
+def holding_badges(chosen: Json) -> list[Badge]:
     """Whether the answer holds for as long as one likes, and what had to be done for that."""
     confirmed = chosen.get("confirmation")
     if chosen["sustained"] and confirmed:
@@ -220,7 +220,7 @@ FILLS = {
 """What fills, by its name in plan.json."""
 
 
-def finite_text(length: Mapping[str, Any]) -> str:
+def finite_text(length: Json) -> str:
     """What the load is, where it has an end of its own."""
     if length.get("finite"):
         if length.get("num_requests"):
@@ -231,7 +231,7 @@ def finite_text(length: Mapping[str, Any]) -> str:
     return "The course of arrivals has an end of its own"
 
 
-def moved_text(confirmed: Mapping[str, Any]) -> str:
+def moved_text(confirmed: Json) -> str:
     """What the first answer was, and what became of it."""
     first = confirmed["served"][0]
     return (
@@ -240,7 +240,7 @@ def moved_text(confirmed: Mapping[str, Any]) -> str:
     )
 
 
-def confirm_texts(point: Mapping[str, Any]) -> tuple[str, ...]:
+def confirm_texts(point: Json) -> tuple[str, ...]:
     """What came of serving the answer again, a sentence a rate, the last of them that of the answer."""
     confirmed = point.get("confirmation")
     if not confirmed:

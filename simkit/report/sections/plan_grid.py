@@ -5,9 +5,10 @@ Owns columns and how numbers read in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from simkit.plain import Json
 from simkit.report.document import Column, Table, column
 from simkit.report.read.plan import Content, ends, has_axes, label, several_gpus
 from simkit.report.words import MISSING, count, known, percent, plain, plain_down
@@ -33,7 +34,7 @@ EVIDENCE: dict[str, tuple[str, Show]] = {
 
 def points(content: Content) -> Table:
     """A row a point: its capacity, what binds, what it costs."""
-    rows: Sequence[Mapping[str, Any]] = content["points"]
+    rows: Sequence[Json] = content["points"]
     chosen, knee = (content.get("recommended") or {}).get("name"), (content.get("knee") or {}).get("name")
     marks = [
         " and ".join(text for text, name in (("recommended", chosen), ("knee", knee)) if name == row["name"])
@@ -91,7 +92,7 @@ def _priced(content: Content) -> bool:
     return bool(content.get("cost")) or any(point["cost"] for point in content["points"])
 
 
-def money(cost: Mapping[str, Any] | None, kind: str) -> str:
+def money(cost: Json | None, kind: str) -> str:
     """Cost of a million output or total tokens."""
     found = None if cost is None else known(cost[f"per_million_{kind}_tokens"])
     return MISSING if found is None else f"{found:.3g}"

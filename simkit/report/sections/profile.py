@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from simkit.report.document import Column
+from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
+from simkit.plain import Json
+from simkit.report.document import column, single
 from simkit.report.render.terminal import fit
-from simkit.report.words import MISSING, plain
+from simkit.report.words import MISSING, error, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-Described = Mapping[str, Any]
+Described = Json
 """A profile as `simkit.latency.profile.describe` gives it."""
 
 MAIN_OPS = ("gemm", "attention_decode", "attention_prefill")
@@ -47,18 +49,18 @@ def profile_tables(profile: Described, width: int = 100) -> list[RenderableType]
     names = tuple(f"{row['op']} {row['dtype']}" for row in ops)
     reports = [row["report"] for row in ops]
     errors = [report.get("errors") or {} for report in reports]
-    inside = [error.get("held_out_inside") or {} for error in errors]
-    outside = [error.get("held_out_outside") or {} for error in errors]
-    groups = (
-        _column("rows", (_count(report.get("rows")) for report in reports)),
-        _column("refused", (_count((report.get("refused") or {}).get("count")) for report in reports)),
-        _column("merged", (_count(report.get("merged")) for report in reports)),
-        _column("spikes", (_count((report.get("outliers") or {}).get("count")) for report in reports)),
-        _column("inside\nMAPE", (_percent(error.get("mape_pct")) for error in inside)),
-        _column("\nmedian", (_percent(error.get("median_pct")) for error in inside)),
-        _column("\np95", (_percent(error.get("p95_pct")) for error in inside)),
-        _column("outside\nMAPE", (_percent(error.get("mape_pct")) for error in outside)),
-        _column("\np95", (_percent(error.get("p95_pct")) for error in outside)),
+    inside = [found.get("held_out_inside") or {} for found in errors]
+    outside = [found.get("held_out_outside") or {} for found in errors]
+    groups = single(
+        column("rows", (plain(report.get("rows")) for report in reports)),
+        column("refused", (plain((report.get("refused") or {}).get("count")) for report in reports)),
+        column("merged", (plain(report.get("merged")) for report in reports)),
+        column("spikes", (plain((report.get("outliers") or {}).get("count")) for report in reports)),
+        column("inside\nMAPE", (_percent(found.get("mape_pct")) for found in inside)),
+        column("\nmedian", (_percent(found.get("median_pct")) for found in inside)),
+        column("\np95", (_percent(found.get("p95_pct")) for found in inside)),
+        column("outside\nMAPE", (_percent(found.get("mape_pct")) for found in outside)),
+        column("\np95", (_percent(found.get("p95_pct")) for found in outside)),
     )
     title = Text(f"{profile['name']}  ", style="bold")
     title.append(_origin(profile), style="not bold")
@@ -99,9 +101,9 @@ def _launches(profile: Described) -> list[str]:
         few = f"only {mixed['rows']} launches measured" if mixed.get("rows") else "not measured"
         lines = [f"a chunk beside decodes: {few}, priced {how}"]
     if skew and skew.get("measured"):
-        error, at_mean = skew["held_out"]["mape_pct"], skew["held_out_at_the_mean"]["mape_pct"]
+        off, at_mean = skew["held_out"]["mape_pct"], skew["held_out_at_the_mean"]["mape_pct"]
         lines.append(
-            f"decodes of unequal length: {skew['rows']:,} launches fitted, held out {error:.1f} % MAPE (at the mean "
+            f"decodes of unequal length: {skew['rows']:,} launches fitted, held out {off:.1f} % MAPE (at the mean "
             f"length: {at_mean:.1f} %)"
         )
     host = profile.get("host")
@@ -120,12 +122,12 @@ def _valid(profile: Described) -> list[str]:
     return lines
 
 
-def _extrapolated(ops: Sequence[Mapping[str, Any]]) -> list[str]:
+def _extrapolated(ops: Sequence[Json]) -> list[str]:
     """The split of each axis, and their mean over the main ops."""
     parts, main = [], []
     for row in ops:
         found = (row["report"].get("errors") or {}).get("beyond_half_of") or {}
-        errors = {axis: error["mape_pct"] for axis, error in found.items() if error["mape_pct"] is not None}
+        errors = {axis: one["mape_pct"] for axis, one in found.items() if one["mape_pct"] is not None}
         if errors:
             parts.append(f"{row['op']} {row['dtype']} " + ", ".join(f"{axis} {e:.1f}" for axis, e in errors.items()))
         if row["op"] in MAIN_OPS and row["dtype"] != "fp8":
@@ -135,21 +137,11 @@ def _extrapolated(ops: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"extrapolated, MAPE: {'; '.join(parts)}; mean of the main ops' splits {sum(main) / len(main):.1f}"]
 
 
-def _column(header: str, cells: Iterable[str]) -> tuple[Column, ...]:
-    return (Column(header, tuple(cells)),)
-
-
-def _count(value: int | None) -> str:
-    return MISSING if value is None else f"{value:,}"
-
-
 def _percent(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f}"
 
 
 # --- host terms fitted to a real run ----------------------------------------------------------------------------------
-STATS = ("mean", "p50", "p90", "p95", "p99")
-METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 TERMS = {
     "fixed_us": "a step, us",
     "per_seq_us": "a step and sequence, us",
@@ -157,9 +149,9 @@ TERMS = {
 }
 
 
-def fit_tables(facts: Mapping[str, Any], width: int = 100) -> list[RenderableType]:
+def fit_tables(facts: Json, width: int = 100) -> list[RenderableType]:
     """Terms before and after, then the errors on the run they were fitted to."""
-    counts = ", ".join(f"{METRICS[metric]} of {count:,}" for metric, count in facts["num_requests"].items())
+    counts = ", ".join(f"{MEASURED_LATENCIES[metric]} of {count:,}" for metric, count in facts["num_requests"].items())
     met = [row["requests_met"] for row in facts["numbers"]]
     rms, where = facts["rms_pct"], facts["scenario"]
     lines = [
@@ -178,7 +170,7 @@ def fit_tables(facts: Mapping[str, Any], width: int = 100) -> list[RenderableTyp
     ]
 
 
-def hosts_lines(hosts: Mapping[str, Any]) -> list[str]:
+def hosts_lines(hosts: Json) -> list[str]:
     """A line an engine version that a profile has host terms of."""
     lines = []
     for version, host in hosts.items():
@@ -197,36 +189,32 @@ def hosts_lines(hosts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _terms(facts: Mapping[str, Any], width: int) -> list[Table]:
+def _terms(facts: Json, width: int) -> list[Table]:
     terms = facts["terms"]
     names = tuple(TERMS[name] for name in terms)
     rows = list(terms.values())
-    groups = (
-        (Column("before", tuple(f"{row['before']:,.1f}" for row in rows)),),
-        (Column("after", tuple(f"{row['after']:,.1f}" for row in rows)),),
-        (Column("+/-", tuple(_uncertain(row["standard_error"]) for row in rows)),),
-        (Column("", tuple("fitted" if row["state"] == "fitted" else "left" for row in rows)),),
-        (Column("before from", tuple(row["source"] for row in rows)),),
+    groups = single(
+        column("before", (f"{row['before']:,.1f}" for row in rows)),
+        column("after", (f"{row['after']:,.1f}" for row in rows)),
+        column("+/-", (_uncertain(row["standard_error"]) for row in rows)),
+        column("", ("fitted" if row["state"] == "fitted" else "left" for row in rows)),
+        column("before from", (row["source"] for row in rows)),
     )
     return fit(f"host of vLLM {facts['version']}", names, groups, width, f"{facts['name']}")
 
 
-def _errors(errors: Mapping[str, Any], width: int) -> list[Table]:
+def _errors(errors: Json, width: int) -> list[Table]:
     rows: list[tuple[str, list[str]]] = []
     for metric, stats in errors.items():
-        name = METRICS[metric]
+        name = MEASURED_LATENCIES[metric]
         rows += [
             (f"{name} measured [ms]", [plain(stats[stat]["measured"]) for stat in STATS]),
-            (f"{name} error before", [_error(stats[stat]["before_pct"]) for stat in STATS]),
-            (f"{name} error after", [_error(stats[stat]["after_pct"]) for stat in STATS]),
+            (f"{name} error before", [error(stats[stat]["before_pct"]) for stat in STATS]),
+            (f"{name} error after", [error(stats[stat]["after_pct"]) for stat in STATS]),
         ]
-    groups = tuple((Column(stat, tuple(cells[i] for _, cells in rows)),) for i, stat in enumerate(STATS))
+    groups = single(*(column(stat, (cells[i] for _, cells in rows)) for i, stat in enumerate(STATS)))
     return fit("", tuple(name for name, _ in rows), groups, width)
 
 
 def _uncertain(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.1f}"
-
-
-def _error(percent: float | None) -> str:
-    return MISSING if percent is None else f"{percent:+.1f} %"

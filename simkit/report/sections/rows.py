@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simkit.plain import Json
 from simkit.report.document import Column, Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read import rows as rows_data
 from simkit.report.read.rows import GROUPS, ROLES, RUNNING, Content, Errors, Row, metric_name, metric_unit, text
@@ -138,7 +139,7 @@ def _given(content: Content, group: str, value: str, metric: str) -> Errors | No
     return rows_data.given(((content["errors"].get(group) or {}).get(value) or {}).get(metric))
 
 
-def _line(name: str, rows: Sequence[Row], metric: str, by_metric: Mapping[str, Any] | None = None) -> Line:
+def _line(name: str, rows: Sequence[Row], metric: str, by_metric: Json | None = None) -> Line:
     """Errors over `rows`; `by_metric`: what rows.json says of them, where it does."""
     zero = rows_data.errors_over(rows, metric, "error_zero_pct")
     found = rows_data.given((by_metric or {}).get(metric))
@@ -220,7 +221,7 @@ def _fit(content: Content) -> Section:
     return Section("fit", "What was fitted", (text_,), tuple(_terms(fit) for fit in fits if fit["fitted"]), items)
 
 
-def _terms(fit: Mapping[str, Any]) -> Table:
+def _terms(fit: Json) -> Table:
     """The host terms of an engine."""
     idle = fit.get("idle") or ()
     told = {**dict.fromkeys(fit["fitted"], "yes"), **dict.fromkeys(idle, "no: changes nothing")}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.metrics.glossary import DEFINITIONS
+from simkit.plain import Json
 from simkit.report.document import Badge, Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
 from simkit.report.read.validation import (
     HEADLINE,
@@ -111,9 +112,7 @@ def _badges(content: Content) -> list[Badge]:
     return [Badge("outside a band" if missed(content) else "too many left out", f"{found[0].text} {lost}", "bad")]
 
 
-def band_badges(
-    bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
-) -> list[Badge]:
+def band_badges(bands: Sequence[Json], name: Callable[[str], str], show: Callable[[Any], str] = error) -> list[Badge]:
     """One label for all bands; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return []
@@ -179,7 +178,7 @@ def _latencies(content: Content) -> Table | None:
     )
 
 
-def _cells(metrics: Mapping[str, Mapping[str, Any]], stat: str, outside: set[str]) -> list[str]:
+def _cells(metrics: Mapping[str, Json], stat: str, outside: set[str]) -> list[str]:
     cells = []
     for metric, stats in metrics.items():
         values = stats.get(stat) or {}
@@ -210,9 +209,7 @@ def _whole(content: Content) -> Table | None:
     return Table("The run as a whole", "run", names, (group,), _outside_note(any(key in outside for key, _ in rows)))
 
 
-def band_table(
-    bands: Sequence[Mapping[str, Any]], name: Callable[[str], str], show: Callable[[Any], str] = error
-) -> Table | None:
+def band_table(bands: Sequence[Json], name: Callable[[str], str], show: Callable[[Any], str] = error) -> Table | None:
     """The bands, a row each; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return None

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from simkit.metrics.catalogue import COUNT, HTML, SHARE, Metric, find, shown
+from simkit.plain import Json
 from simkit.report import words
 from simkit.report.document import Cell, Column, Grid, Note, Row, Section, Table
-from simkit.report.read.run import Json, Run, num_rows, select
+from simkit.report.read.run import Run, num_rows, select
 from simkit.report.read.summary import NOT_STREAMED, OF, are_several, show_of, why_missing
 
 _REASONS = {
@@ -65,7 +66,7 @@ def _mark(position: int) -> str:
 
 def paired_grid(runs: Sequence[Run], comparison: Json, caption: str) -> Grid | None:
     """Paired differences to the baseline; None when the comparison holds none."""
-    paired: Mapping[str, Mapping[str, Any]] = comparison.get("paired") or {}
+    paired: Mapping[str, Json] = comparison.get("paired") or {}
     names = [run.name for run in runs if run.name in paired]
     keys = dict.fromkeys(key for name in names for key in paired[name])
     if not keys:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from simkit.metrics.catalogue import ALL, COMPARE, SHARE, Metric, Place, find, shown, value
+from simkit.plain import Json
 from simkit.report.document import Column
-from simkit.report.read.run import Json
 from simkit.report.read.summary import are_several
 from simkit.report.render.terminal import fit
 from simkit.report.sections.runs.run import Cells, grouped

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from simkit.plain import Json
 from simkit.report import words
 from simkit.report.document import Badge
 from simkit.report.read.run import Run
@@ -18,7 +18,7 @@ TOLD_SHARE = 0.05
 TOLD_PARTS = 4
 
 
-def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:
+def sentence(runs: Sequence[Run], comparison: Json | None) -> str:
     """What came out, in one sentence."""
     if len(runs) == 1:
         return _single(runs[0])
@@ -38,7 +38,7 @@ def sentence(runs: Sequence[Run], comparison: Mapping[str, Any] | None) -> str:
     )
 
 
-def badges(runs: Sequence[Run], comparison: Mapping[str, Any] | None = None) -> list[Badge]:
+def badges(runs: Sequence[Run], comparison: Json | None = None) -> list[Badge]:
     """Labels: arms that failed, uncalibrated times, saturated arms, and what was asked for but not simulated."""
     found = []
     failed: Mapping[str, str] = (comparison or {}).get("failed") or {}

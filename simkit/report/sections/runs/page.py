@@ -7,8 +7,9 @@ from pathlib import Path
 
 from simkit.errors import InputError
 from simkit.metrics.glossary import DEFINITIONS
+from simkit.plain import Json
 from simkit.report.document import Drawing, Figure, Report, Section, Table
-from simkit.report.read.run import Json, Run, load_run
+from simkit.report.read.run import Run, load_run
 from simkit.report.read.summary import are_several, gpus_text
 from simkit.report.sections import doctor
 from simkit.report.sections.runs import arms, headline, provenance, replay

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from simkit.plain import Json
 from simkit.report import words
 from simkit.report.document import Facts, Note, Provenance, Table, column
 from simkit.report.read.run import Run
@@ -40,9 +41,9 @@ def provenance(runs: Sequence[Run]) -> Provenance:
     )
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested: Json, prefix: str = "") -> dict[str, object]:
     """Nested mappings as dotted keys, in order."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{prefix}{key}."))
@@ -100,7 +101,7 @@ def _distinct(runs: Sequence[Run], title: str, key: str) -> list[Facts]:
     return [Facts(pairs, title, tuple(names) if len(groups) > 1 else ()) for pairs, names in groups.items()]
 
 
-def _heading(name: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _heading(name: str, first: Json, other: Json) -> str:
     """An arm, and its settings that differ from the first one's."""
     keys = dict.fromkeys((*first, *other))
     differences = "; ".join(

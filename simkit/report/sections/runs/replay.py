@@ -5,13 +5,13 @@ Reads `measured` and `even_workload` of a summary; for the terminal and for the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
-from simkit.report.document import Table, column
-from simkit.report.read.run import Json
+from simkit.plain import Json
+from simkit.report.document import Table, column, single
 from simkit.report.render.terminal import fit
 from simkit.report.words import error, plain, times
 
@@ -36,7 +36,7 @@ def terminal(summary: Json, width: int = 100) -> list[RenderableType]:
 
 def _table(title: str, rows: dict[str, tuple[str, ...]], note: str, arm: str) -> Table:
     """A row a number of a latency, with its statistics."""
-    groups = tuple((column(stat, (cells[at] for cells in rows.values())),) for at, stat in enumerate(STATS))
+    groups = single(*(column(stat, (cells[at] for cells in rows.values())) for at, stat in enumerate(STATS)))
     return Table(title, "", tuple(rows), groups, (note,), arm=arm)
 
 
@@ -55,8 +55,8 @@ def _measured(measured: Json, arm: str) -> Table:
 def _even(summary: Json, even: Json, arm: str) -> Table:
     rows: dict[str, tuple[str, ...]] = {}
     for metric in ("ttft_ms", "tpot_ms"):
-        log: dict[str, Any] = summary.get(metric) or {}
-        smooth: dict[str, Any] = even.get(metric) or {}
+        log: Json = summary.get(metric) or {}
+        smooth: Json = even.get(metric) or {}
         name = MEASURED_LATENCIES[metric]
         rows[f"{name} of the log [ms]"] = tuple(plain(log.get(stat)) for stat in STATS)
         rows[f"{name} of the even one [ms]"] = tuple(plain(smooth.get(stat)) for stat in STATS)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from simkit.metrics.catalogue import LATENCIES, NUMBER, RUN, STATS, Kind, shown, value
+from simkit.plain import Json
 from simkit.report.document import Column
-from simkit.report.read.run import Json
 from simkit.report.read.summary import REMARK, are_several, gpus_text, marked, show_of, why_missing
 from simkit.report.render.terminal import EDGE, GAP, fit, new_table
 from simkit.report.words import MISSING, percent, plain
@@ -132,7 +132,7 @@ def _numbers(summary: Json, manifest: Json, cells: Cells) -> list[tuple[str, str
         pool = percent(value(summary, f"kv.{kind}.share_of_pool"))
         allocated = percent(value(summary, f"kv.{kind}.share_of_allocated"))
         rows.append((f"KV {kind}", f"{pool} pool, {allocated} alloc."))
-    counts: Mapping[str, Any] = summary.get("num_requests") or {}
+    counts: Json = summary.get("num_requests") or {}
     rows += [(f"requests {kind}", plain(count)) for kind, count in counts.items() if not kind.endswith("_ci95")]
     rows += [
         (metric.name(RUN), plain(summary[metric.key]))
