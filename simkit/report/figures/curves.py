@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from simkit.metrics.catalogue import LATENCIES
 from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH, band, band_handles
 from simkit.report.read.plan import (
-    METRICS,
     STATS,
     Content,
     Row,
@@ -161,7 +161,7 @@ def latency(content: Content) -> Figure | None:
         for ax in axes[len(metrics) :]:
             ax.set_visible(False)
         for ax, metric in zip(axes, metrics, strict=False):
-            name = METRICS[metric]
+            name = LATENCIES[metric]
             drawn = [
                 _line(ax, content, _number(f"{metric}.{stat}"), look) for stat, look in zip(STATS, LOOKS, strict=True)
             ]

@@ -12,11 +12,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from simkit.metrics.catalogue import LATENCIES
 from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.curves import FLAT, plain_log, rows_of
-from simkit.report.read.plan import METRICS, Content, Row, mean_of
+from simkit.report.read.plan import Content, Row, mean_of
 from simkit.report.words import plain
 
 
@@ -78,9 +79,9 @@ def _front_panel(ax: Axes, content: Content, metric: str) -> None:
         plain_log(ax, "y")
     _name_rates(ax, found)
     style.grid(ax)
-    ax.set_title(f"{METRICS[metric]} p95")
+    ax.set_title(f"{LATENCIES[metric]} p95")
     ax.set_xlabel("output tokens/s a GPU")
-    ax.set_ylabel(f"{METRICS[metric]} p95 [ms]")
+    ax.set_ylabel(f"{LATENCIES[metric]} p95 [ms]")
 
 
 NEAR = 0.09

@@ -15,21 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from simkit.metrics.catalogue import MEASURED_LATENCIES
 from simkit.report.document import Figure
 from simkit.report.figures import agreement, style
 from simkit.report.figures.capacity import WIDTH
 from simkit.report.figures.cdf import time_axis
-from simkit.report.read.validation import (
-    HEADLINE,
-    LATENCIES,
-    SERIES,
-    Content,
-    counts,
-    effect_name,
-    error_of,
-    key_name,
-    things,
-)
+from simkit.report.read.validation import HEADLINE, SERIES, Content, counts, effect_name, error_of, key_name, things
 from simkit.report.words import count, error, known
 from simkit.types import Floats, Ints
 
@@ -79,12 +70,12 @@ def _distribution(ax: Axes, content: Content, metric: str, curve: Mapping[str, S
     lines = {side: _floats(curve[side]) for side, _ in SIDES}
     share = _floats(curve["share"])
     finite = np.concatenate([line[np.isfinite(line)] for line in lines.values()])
-    ax.set_title(LATENCIES[metric])
+    ax.set_title(MEASURED_LATENCIES[metric])
     ax.set_ylim(0, 1.02)
     style.grid(ax)
     if not len(finite):
         return
-    scale = time_axis(ax, LATENCIES[metric], float(finite.min()), float(finite.max()))
+    scale = time_axis(ax, MEASURED_LATENCIES[metric], float(finite.min()), float(finite.max()))
     for side, look in SIDES:
         ax.plot(lines[side] / scale, share, zorder=2, **look)
         for stat, at, mark in PERCENTILES:
@@ -107,9 +98,9 @@ def requests(content: Content) -> Figure | None:
         for ax, (metric, found) in zip(axes, pairs.items(), strict=True):
             scale, unit = (1000.0, "s") if found.max() >= 10_000 else (1.0, "ms")
             drawn = found[_thinned(len(found), MAX_DOTS)] / scale
-            agreement.square(ax, drawn.ravel().tolist(), f"{LATENCIES[metric]} [{unit}]")
+            agreement.square(ax, drawn.ravel().tolist(), f"{MEASURED_LATENCIES[metric]} [{unit}]")
             ax.plot(drawn[:, 0], drawn[:, 1], zorder=3, **_DOTS)
-            ax.set_title(LATENCIES[metric])
+            ax.set_title(MEASURED_LATENCIES[metric])
         dot = Line2D([], [], label="request", **(_DOTS | {"alpha": 1.0, "markersize": 4}))
         style.legend_below(fig, [dot, *agreement.handles()], 3)
         svg = style.to_svg(fig, "requests", "Predicted against measured latency of each request")
@@ -133,7 +124,7 @@ def _drawn_text(content: Content, pairs: Mapping[str, Floats]) -> str:
         drawn, total = min(len(found), MAX_DOTS), max(len(found), by_metric.get(metric, 0))
         near = np.abs(found[:, 1] - found[:, 0]) <= agreement.NEAR_PCT / 100 * found[:, 0]
         of = f"{count(drawn)} of {count(total)} drawn, evenly thinned" if drawn < total else f"{count(total)} drawn"
-        said.append(f"{LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {agreement.NEAR_PCT:g} %")
+        said.append(f"{MEASURED_LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {agreement.NEAR_PCT:g} %")
     return f"{'. '.join(said)}."
 
 
@@ -239,7 +230,7 @@ def _bars(ax: Axes, errors: Sequence[float | None], limit: float | None) -> None
 # --- values -----------------------------------------------------------------------------------------------------------
 def _by_latency(content: Content, key: str) -> dict[str, Any]:
     found = content.get(key) or {}
-    return {metric: found[metric] for metric in LATENCIES if found.get(metric)}
+    return {metric: found[metric] for metric in MEASURED_LATENCIES if found.get(metric)}
 
 
 def _floats(values: Sequence[Any]) -> Floats:

@@ -15,7 +15,6 @@ Content = Json
 Row = Json
 SLOTS = "engine.max_num_seqs"
 STATS = ("p50", "p95", "p99")
-METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "itl_ms": "ITL", "queue_ms": "Queue"}
 TOO_FEW = "too few"
 
 

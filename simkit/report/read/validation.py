@@ -5,31 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from simkit.metrics.catalogue import MEASURED_LATENCIES, WHOLE_RUN
 from simkit.plain import Json
 from simkit.report.words import count, known
 
 Content = Json
 
-STATS = ("mean", "p50", "p90", "p95", "p99")
-LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
-"""Latencies that are compared, in the order of a table."""
-
 HEADLINE = ("e2e_ms.mean", "tpot_ms.mean", "ttft_ms.mean", "makespan_s.value")
 """What the first sentence says, and what an effect is judged by."""
-
-WHOLE_RUN = {
-    "makespan_s.value": "makespan [s]",
-    "throughput.requests_per_s": "requests/s",
-    "throughput.output_tokens_per_s": "output tokens/s",
-    "concurrency.mean": "requests in the system, mean",
-    "running.mean": "running, mean",
-    "running.max": "running, peak",
-    "waiting.mean": "waiting, mean",
-    "waiting.max": "waiting, peak",
-    "kv_pct.mean": "KV in use [%], mean",
-    "kv_pct.max": "KV in use [%], peak",
-}
-"""Numbers of the run as a whole, by metric and statistic."""
 
 SERIES = {"running": "running [requests]", "waiting": "waiting [requests]", "kv_pct": "KV in use [%]"}
 """What is shown over time."""
@@ -52,8 +35,8 @@ EFFECTS = {
 def key_name(key: str) -> str:
     """``tpot_ms.mean`` as TPOT mean, and so on; an unknown key as it is."""
     metric, _, stat = key.partition(".")
-    if metric in LATENCIES:
-        return f"{LATENCIES[metric]} {stat}"
+    if metric in MEASURED_LATENCIES:
+        return f"{MEASURED_LATENCIES[metric]} {stat}"
     return WHOLE_RUN.get(key, key).partition(" [")[0]
 
 
@@ -64,7 +47,7 @@ def effect_name(effect: str) -> str:
 
 def latencies(content: Content) -> dict[str, Json]:
     """Latency metrics that were compared, to their statistics."""
-    return {metric: content["errors"][metric] for metric in LATENCIES if metric in content["errors"]}
+    return {metric: content["errors"][metric] for metric in MEASURED_LATENCIES if metric in content["errors"]}
 
 
 def whole_run(content: Content) -> Iterator[tuple[str, Json]]:
@@ -72,7 +55,7 @@ def whole_run(content: Content) -> Iterator[tuple[str, Json]]:
     given = {
         f"{metric}.{stat}": values
         for metric, stats in content["errors"].items()
-        if metric not in LATENCIES
+        if metric not in MEASURED_LATENCIES
         for stat, values in stats.items()
     }
     for key in (*(key for key in WHOLE_RUN if key in given), *(key for key in given if key not in WHOLE_RUN)):
@@ -114,4 +97,4 @@ def missed(content: Content) -> set[str]:
 def counts(content: Content) -> tuple[int, dict[str, int]]:
     """(requests compared, those of them that each latency is over)."""
     found = content["num_requests"]
-    return found["compared"], {metric: found[metric] for metric in LATENCIES if metric in found}
+    return found["compared"], {metric: found[metric] for metric in MEASURED_LATENCIES if metric in found}

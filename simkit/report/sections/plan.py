@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from simkit.metrics.catalogue import LATENCIES
 from simkit.plain import Json
 from simkit.report.document import Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
-from simkit.report.read.plan import METRICS, Content, rates_text, word
+from simkit.report.read.plan import Content, rates_text, word
 from simkit.report.sections import doctor, plan_choice, plan_grid, plan_words
 from simkit.report.sections.doctor import settings_text
 from simkit.report.words import count, plain, scenario_yaml
@@ -68,7 +69,7 @@ def _capacity(content: Content) -> Section:
 def _slo(content: Content) -> str:
     """What must hold."""
     terms = [
-        f"{METRICS.get(term['metric'], term['metric'])} {term['stat']} ≤ {term['target_ms']:,g} ms"
+        f"{LATENCIES.get(term['metric'], term['metric'])} {term['stat']} ≤ {term['target_ms']:,g} ms"
         for term in content["slo"]
     ]
     return f"SLO: {' and '.join(terms)}."
@@ -300,4 +301,4 @@ def _before_and_after(finding: Json) -> Table:
 
 def _label(key: str) -> str:
     metric, _, stat = key.partition(".")
-    return f"{METRICS[metric]} {stat}" if metric in METRICS else _NAMES.get(key, (stat or metric).replace("_", " "))
+    return f"{LATENCIES[metric]} {stat}" if metric in LATENCIES else _NAMES.get(key, (stat or metric).replace("_", " "))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simkit.metrics.catalogue import LATENCIES
 from simkit.plain import Json
 from simkit.report.document import Badge, Column, Table, column
 from simkit.report.read.plan import (
-    METRICS,
     STATS,
     Content,
     Row,
@@ -49,7 +49,7 @@ def _rates(content: Content, rows: Sequence[Row]) -> list[tuple[Column, ...]]:
     """What is told of every rate."""
     latencies = [
         tuple(
-            column(f"{METRICS[metric]} [ms]\n{stat_label(content, stat)}", _cells(rows, f"{metric}.{stat}"))
+            column(f"{LATENCIES[metric]} [ms]\n{stat_label(content, stat)}", _cells(rows, f"{metric}.{stat}"))
             for stat in STATS
         )
         for metric in metrics_shown(content)

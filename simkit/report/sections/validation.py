@@ -9,14 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS, WHOLE_RUN
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.plain import Json
-from simkit.report.document import Badge, Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
+from simkit.report.document import (
+    Badge,
+    Drawing,
+    Facts,
+    Figure,
+    Provenance,
+    Report,
+    Section,
+    Table,
+    column,
+    present,
+    single,
+)
 from simkit.report.read.validation import (
     HEADLINE,
-    LATENCIES,
-    STATS,
-    WHOLE_RUN,
     Content,
     counts,
     effect_name,
@@ -138,7 +148,7 @@ _REQUESTS = (
 # --- numbers ----------------------------------------------------------------------------------------------------------
 def _errors(content: Content) -> Section:
     compared, by_metric = counts(content)
-    over = ", ".join(f"{LATENCIES[metric]} {count(number)}" for metric, number in by_metric.items())
+    over = ", ".join(f"{MEASURED_LATENCIES[metric]} {count(number)}" for metric, number in by_metric.items())
     text = (
         f"The requests of {content['log']} arrive at the simulated engine at the times at which they arrived at the "
         f"real one, with the prompts and answers that they had. {things(compared, 'request')} "
@@ -165,17 +175,14 @@ def _latencies(content: Content) -> Table | None:
         return None
     stats = [stat for stat in STATS if any(stat in values for values in metrics.values())]
     names = [
-        f"{LATENCIES[metric]} {what}" for metric in metrics for what in ("measured [ms]", "predicted [ms]", "error")
+        f"{MEASURED_LATENCIES[metric]} {what}"
+        for metric in metrics
+        for what in ("measured [ms]", "predicted [ms]", "error")
     ]
     outside = missed(content)
-    groups = tuple((column(stat, _cells(metrics, stat, outside)),) for stat in stats)
-    return Table(
-        "Latencies",
-        "latency",
-        tuple(names),
-        groups,
-        _outside_note(any(k.partition(".")[0] in metrics for k in outside)),
-    )
+    columns = (column(stat, _cells(metrics, stat, outside)) for stat in stats)
+    notes = _outside_note(any(key.partition(".")[0] in metrics for key in outside))
+    return Table("Latencies", "latency", tuple(names), single(*columns), notes)
 
 
 def _cells(metrics: Mapping[str, Json], stat: str, outside: set[str]) -> list[str]:
@@ -278,11 +285,11 @@ def _left_out(content: Content) -> Section:
     compared, by_metric = counts(content)
     items = [
         f"{count(compared - number)} of {things(compared, 'request')} "
-        f"{'has' if compared - number == 1 else 'have'} no {LATENCIES[metric]} in both."
+        f"{'has' if compared - number == 1 else 'have'} no {MEASURED_LATENCIES[metric]} in both."
         for metric, number in by_metric.items()
         if number < compared
     ]
-    absent = [name for metric, name in LATENCIES.items() if metric not in content["errors"]]
+    absent = [name for metric, name in MEASURED_LATENCIES.items() if metric not in content["errors"]]
     if absent:
         items.append(f"{', '.join(absent)}: not in the log, or undefined for this run.")
     if not content.get("series"):
