@@ -1,6 +1,6 @@
 """From delimited rows to columns by a table: which column holds which field, and how its cells are read.
 
-Blocks of rows are read a column at a time; only rows in which something is odd are read one by one, with the same
+Blocks of rows are read a column at a time; only columns in which a cell is odd are read cell by cell, with the same
 result.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from simkit.errors import InputError, nearest
-from simkit.logs.read.cells import WALL, Column, Parse, number
+from simkit.logs.read.cells import WALL, Parse, number
 from simkit.logs.read.csv import Block, CsvRows
 from simkit.logs.read.format import Source
 from simkit.logs.read.log import BadCell, RowLog, listed
@@ -45,7 +45,7 @@ class Reader(NamedTuple):
 class Field:
     """One field: its name in `Columns`, or one of the format's own; the column that holds it; how its cells are read.
 
-    A `required` column must be there. `parse` None: a stamp whose form and unit the first readable cell tells, a wall
+    A `required` column must be there. `parse` None: a time whose form and unit the first readable cell tells, a wall
     clock or a number of `unit`; without one, of the unit that its size names, else of that of its `hint`.
     """
 
@@ -126,7 +126,7 @@ def _blocks(rows: Iterator[tuple[int, Any]]) -> Iterator[Block]:
 
 
 def _settled(field: Field, at: int, block: Block, log: RowLog) -> Parse:
-    """How the stamps of a column are read, by the first that can be read at all."""
+    """How the timestamps of a column are read, by the first that can be read at all."""
     cells = [cells[at].strip() for cells in block.rows if at < len(cells)]
     for cell in cells:
         try:
@@ -155,11 +155,11 @@ def _settled(field: Field, at: int, block: Block, log: RowLog) -> Parse:
             "expected time_unit (--time-unit)"
         )
     begin = repr(cells[0][:60]) if cells else "nothing"
-    expected = "a time that even in ns is within 146 years of 0" if cells and _is_number(cells[0]) else _STAMP
+    expected = "a time that even in ns is within 146 years of 0" if cells and _is_number(cells[0]) else _TIMESTAMP
     raise InputError(f"{log.where}: column {listed([field.column])!r} begins with {begin}, expected {expected}")
 
 
-_STAMP = "a wall clock or a number"
+_TIMESTAMP = "a wall clock or a number"
 
 
 def _is_number(cell: str) -> bool:
@@ -180,16 +180,12 @@ def _of_size(unit: Unit) -> Parse:
             raise ValueError(cell)
         return found
 
-    def many(cells: Sequence[str]) -> Column:
-        column = parse.many(cells)
-        values = column.values
-        assert isinstance(values, np.ndarray)
-        known = set(column.odd)
-        low, high = int(values.min()) / NS_PER[unit], int(values.max()) / NS_PER[unit]
-        if epoch_unit(low) == epoch_unit(high) == unit:
-            return column
-        other = [at for at, value in enumerate(values.tolist()) if epoch_unit(value / NS_PER[unit]) != unit]
-        return column._replace(odd=sorted({*known, *other}))
+    def many(cells: Sequence[str]) -> Ints | None:
+        values = parse.many(cells)
+        if not isinstance(values, np.ndarray):
+            return None
+        ends = {epoch_unit(int(end) / NS_PER[unit]) for end in (values.min(), values.max())}
+        return values if ends == {unit} else None
 
     return Parse(f"a time in {unit} since 1970, as in the rows before", one, many)
 
@@ -199,59 +195,54 @@ def _read(block: Block, width: int, readers: Sequence[Reader], log: RowLog) -> V
     log.num_rows += len(block.rows)
     # Whoever makes the blocks may have read on, to a line that is no row.
     log.line = max(log.line, int(block.lines[-1]))
-    rows = block.rows
-    at_of: Sequence[int] = range(len(rows))
+    rows, kept = block.rows, np.arange(len(block.rows))
     problems: dict[int, str] = {}
     if set(map(len, rows)) != {width}:
         problems = {at: f"{len(cells)} cells, expected {width}" for at, cells in enumerate(rows) if len(cells) != width}
-        at_of = [at for at in at_of if at not in problems]
-        rows = [rows[at] for at in at_of]
+        kept = np.array([at for at in range(len(rows)) if at not in problems], dtype=np.int64)
+        rows = [rows[at] for at in kept.tolist()]
     found: Values = {reader.name: np.zeros(0, dtype=np.int64) for reader in readers}
-    lost: dict[int, str] = {}
     if rows:
         cells_of = list(zip(*rows, strict=True))
-        read = [(reader.name, reader.parse.many(cells_of[reader.at])) for reader in readers]
-        found = {name: column.values for name, column in read}
-        odd = sorted(set().union(*(column.odd for _, column in read)))
-        lost = _read_exactly(rows, odd, readers, found, log)
-        # The cells of a column that are not odd are all of one form: one of them tells of all.
-        were_odd = set(odd)
+        usual = {reader.name: reader.parse.many(cells_of[reader.at]) for reader in readers}
+        lost: dict[int, str] = {}
         for reader in readers:
-            if reader.parse.remark is not None:
-                usual = (cell for row, cell in enumerate(cells_of[reader.at]) if row not in were_odd and cell)
-                _remark(reader, next(usual, ""), log)
-    kept = np.array([row for row in range(len(rows)) if row not in lost], dtype=np.int64) if lost else None
-    found["line"] = block.lines if len(at_of) == len(block.rows) else block.lines[np.array(at_of, dtype=np.int64)]
-    if kept is not None:
-        found = {name: _take(values, kept) for name, values in found.items()}
-    problems |= {at_of[row]: problem for row, problem in lost.items()}
+            values = usual[reader.name]
+            found[reader.name] = _read_exactly(reader, cells_of[reader.at], lost) if values is None else values
+        for reader in readers:
+            readable = (cell for row, cell in enumerate(cells_of[reader.at]) if cell and row not in lost)
+            # Usual cells are all of one form: one of them tells of all.
+            _remark(reader, readable if usual[reader.name] is None else itertools.islice(readable, 1), log)
+        if lost:
+            good = np.array([row for row in range(len(rows)) if row not in lost], dtype=np.int64)
+            problems |= {int(kept[row]): problem for row, problem in lost.items()}
+            kept = kept[good]
+            found = {name: _take(values, good) for name, values in found.items()}
+    found["line"] = block.lines[kept]
     _log_problems(block, problems, width, log)
     return found
 
 
-def _read_exactly(
-    rows: Sequence[Sequence[str]], odd: Sequence[int], readers: Sequence[Reader], found: Values, log: RowLog
-) -> dict[int, str]:
-    """Read the odd rows into `found`; gives what is wrong with those that cannot be read."""
-    lost: dict[int, str] = {}
-    for row in odd:
-        for name, at, column, parse in readers:
-            try:
-                value = parse.one(rows[row][at])
-            except ValueError:
-                lost[row] = str(BadCell(column, rows[row][at], parse.expected))
-                break
-            found[name][row] = UNKNOWN if value is None and isinstance(found[name], np.ndarray) else value
-        else:
-            for reader in readers:
-                _remark(reader, rows[row][reader.at], log)
-    return lost
+def _read_exactly(reader: Reader, cells: Sequence[str], lost: dict[int, str]) -> Ints:
+    """A column cell by cell; what is wrong with rows that cannot be read goes to `lost`."""
+    values: list[Any] = []
+    for row, cell in enumerate(cells):
+        try:
+            value = reader.parse.one(cell)
+        except ValueError:
+            lost.setdefault(row, str(BadCell(reader.column, cell, reader.parse.expected)))
+            value = None
+        values.append(UNKNOWN if value is None else value)
+    return np.array(values, dtype=np.int64)
 
 
-def _remark(reader: Reader, cell: str, log: RowLog) -> None:
-    """What a readable cell tells of how all are read."""
-    if reader.parse.remark is not None and cell and (remark := reader.parse.remark(cell)) is not None:
-        log.add_remark(remark)
+def _remark(reader: Reader, cells: Iterable[str], log: RowLog) -> None:
+    """What readable cells tell of how all are read."""
+    if reader.parse.remark is None:
+        return
+    for cell in cells:
+        if (remark := reader.parse.remark(cell)) is not None:
+            log.add_remark(remark)
 
 
 def _log_problems(block: Block, problems: dict[int, str], width: int, log: RowLog) -> None:
