@@ -178,7 +178,7 @@ def _on_one_clock(shared: Path, found: Comparison) -> Line:
 def _engine_span(shared: Path) -> tuple[int, int, int]:
     """(first queued_ts, last last_token_ts, number of requests) of the log, ns."""
     path = _log(shared)
-    with opened(path, RowLog(path.name)) as (_, rows):
+    with opened(path, RowLog(path.name)) as (_, rows, _):
         times = [(number_ns(row["queued_ts"], "s"), number_ns(row["last_token_ts"], "s")) for _, row in rows]
     queued, last = zip(*times, strict=True)
     return min(queued), max(last), len(times)

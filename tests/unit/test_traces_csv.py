@@ -257,7 +257,8 @@ def test_rows_in_blocks_are_the_rows_of_the_csv_module(rows: list[list[str]], en
     before = csv_rows.BLOCK_CHARACTERS
     csv_rows.BLOCK_CHARACTERS = size
     try:
-        assert list(CsvRows(io.StringIO(text, newline=""))) == expected
+        blocks = list(CsvRows(io.StringIO(text, newline="")).blocks())
+        assert [row for block in blocks for row in zip(block.lines, block.rows, strict=True)] == expected
     finally:
         csv_rows.BLOCK_CHARACTERS = before
 

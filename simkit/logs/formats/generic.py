@@ -12,9 +12,9 @@ import numpy as np
 from simkit.errors import InputError, nearest
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, Parse, number, optional
 from simkit.logs.read.csv import Block
-from simkit.logs.read.format import Format, Head, Source
-from simkit.logs.read.layout import BLOCK_ROWS, Field, Layout, own_unit, read_blocks, read_layout
-from simkit.logs.read.log import RowLog, listed
+from simkit.logs.read.format import Format, Head, Json, Source
+from simkit.logs.read.layout import Field, Layout, own_unit, read_blocks, read_layout
+from simkit.logs.read.log import listed
 from simkit.logs.read.parquet import ParquetRows, plain_values
 from simkit.logs.read.record import Columns
 from simkit.logs.read.timestamps import Unit
@@ -38,6 +38,7 @@ FIELD_OF: dict[str, tuple[str, Parse | None]] = {
 
 _UNIT_AT_END = re.compile(r"(?:^|[^a-zA-Z0-9])(s|sec|secs|seconds|ms|us|ns)\)?$", re.IGNORECASE)
 _MAX_INT = 10**25
+BLOCK_ROWS = 4096
 
 
 def matches(head: Head) -> str | None:
@@ -57,9 +58,10 @@ def read(source: Source) -> Iterator[Columns]:
         return
     # Values become cells, so that all kinds of files are read by the same rules.
     header = list(column_of.values())
-    blocks = _parquet_blocks(source.rows, header) if isinstance(source.rows, ParquetRows) else None
-    if blocks is None:
-        blocks = _object_blocks(source.rows, [_getter(path) for path in header], log)
+    if isinstance(source.table, ParquetRows):
+        blocks = _parquet_blocks(source.table, header)
+    else:
+        blocks = _object_blocks(source.rows, [_getter(path) for path in header])
     yield from read_blocks(blocks, header, fields, None, log)
 
 
@@ -117,16 +119,10 @@ def _unit(text: str) -> Unit:
 
 
 # --- values of objects and parquet columns as cells -------------------------------------------------------------------
-def _object_blocks(
-    rows: Iterator[tuple[int, Any]], getters: Sequence[Callable[[Any], Any]], log: RowLog
-) -> Iterator[Block]:
+def _object_blocks(rows: Iterator[tuple[int, Json]], getters: Sequence[Callable[[Any], Any]]) -> Iterator[Block]:
     lines: list[int] = []
     cells: list[list[str]] = []
     for line, found in rows:
-        if not isinstance(found, dict):
-            log.num_rows += 1
-            log.add_bad(line, f"{type(found).__name__}, expected an object")
-            continue
         # Only what is mapped is kept: the rest of an object can be a long prompt.
         lines.append(line)
         cells.append([_cell(get(found)) for get in getters])

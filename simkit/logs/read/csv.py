@@ -42,7 +42,7 @@ class Block:
 
 
 class CsvRows:
-    """The rows after the header as (line, cells), or as blocks; `header` has the names without blanks around them.
+    """The rows after the header, taken once; `header` has the names without blanks around them.
 
     `looks_like_one`: the first line can be a header, or a row of values, rather than running text. Lines before the
     header that begin with `#`, a block of YAML and what Excel puts there (`sep=;`) are not part of the table.
@@ -56,15 +56,6 @@ class CsvRows:
         rows = self._quoted([first] if first else [])
         self.header = tuple(cell.strip() for cell in rows.rows[0]) if rows is not None else ()
         self.looks_like_one = bool(self.header) and _is_tabular(first, self.delimiter, self.header)
-        self._one_by_one = (
-            row for block in self.blocks() for row in zip(block.lines.tolist(), block.rows, strict=True)
-        )
-
-    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
-        return self
-
-    def __next__(self) -> tuple[int, list[str]]:
-        return next(self._one_by_one)
 
     def blocks(self) -> Iterator[Block]:
         """The rows in blocks; blank lines are left out."""

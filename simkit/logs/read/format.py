@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from simkit import scenario
+from simkit.logs.read.csv import CsvRows
 from simkit.logs.read.log import RowLog
+from simkit.logs.read.parquet import ParquetRows
 from simkit.logs.read.record import Columns
 
 Json = Mapping[str, object]
@@ -45,16 +47,17 @@ class Head:
 class Source:
     """An open file as a format reads it: where it is at, and its rows.
 
-    `rows` gives (line, cells) of a CSV file, header left out, or (line, object) of JSON. `spec` holds what the user
+    `rows` gives (line, object) of JSON, `table` is the rest of a CSV or parquet file. `spec` holds what the user
     decided (`time_unit`, `failed`, `map`); `log` takes what is left out. `path` is for formats that read the file in a
     way of their own.
     """
 
     head: Head
-    rows: Iterator[tuple[int, Any]]
+    rows: Iterator[tuple[int, Json]]
+    table: CsvRows | ParquetRows | None
     spec: scenario.Trace
     log: RowLog
-    path: Path = Path()
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,6 @@ from simkit.logs.read.record import REQUIRED, UNKNOWN, Columns
 from simkit.logs.read.timestamps import NS_PER, Unit, epoch_unit
 from simkit.types import Ints
 
-BLOCK_ROWS = 4096
-
 SKIPPED = "skipped"
 """Values of this name say why a row is no request of the engine, None for one that is."""
 
@@ -69,7 +67,7 @@ class Layout:
 def read_layout(source: Source, layout: Layout, format_name: str) -> Iterator[Columns]:
     """The requests of a file in file order. InputError when a required column is missing or there twice."""
     log, header = source.log, source.head.columns
-    if source.head.kind != "csv":
+    if not isinstance(source.table, CsvRows):
         raise InputError(f"{log.where}: format {format_name} is CSV; this is {source.head.kind}")
     present = _present(layout, header, log.where, format_name)
     used = {field.column for field in present}
@@ -77,7 +75,7 @@ def read_layout(source: Source, layout: Layout, format_name: str) -> Iterator[Co
         log.remark(f"columns not used: {listed(unused)}")
     if source.spec.time_unit != "auto" and any(field.name == "time_ns" and field.parse is WALL for field in present):
         log.remark(f"time_unit {source.spec.time_unit} is not used: times are wall clocks")
-    yield from read_blocks(_blocks(source.rows), header, present, layout.derive, log)
+    yield from read_blocks(source.table.blocks(), header, present, layout.derive, log)
 
 
 def own_unit(source: Source, unit: Unit) -> Unit:
@@ -115,14 +113,6 @@ def _present(layout: Layout, header: Sequence[str], where: str, format_name: str
         if header.count(field.column) > 1:
             raise InputError(f"{where}: column {field.column!r} appears more than once in the header")
     return [field for field in layout.fields if field.column in header]
-
-
-def _blocks(rows: Iterator[tuple[int, Any]]) -> Iterator[Block]:
-    if isinstance(rows, CsvRows):
-        yield from rows.blocks()
-        return
-    while chunk := list(itertools.islice(rows, BLOCK_ROWS)):
-        yield Block(np.array([line for line, _ in chunk]), [cells for _, cells in chunk])
 
 
 def _settled(field: Field, at: int, block: Block, log: RowLog) -> Parse:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -19,36 +19,33 @@ from simkit.logs.files import check_regular, open_text, reading, resolve
 from simkit.logs.formats import FORMATS
 from simkit.logs.formats.canonical import meta_of
 from simkit.logs.read.csv import CsvRows
-from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.format import Format, Head, Json, Source
 from simkit.logs.read.json import begins_json, head_and_objects
 from simkit.logs.read.log import RowLog, listed
-from simkit.logs.read.parquet import PARQUET_MAGIC, open_parquet
+from simkit.logs.read.parquet import PARQUET_MAGIC, ParquetRows, open_parquet
 from simkit.logs.read.record import Columns
 
 HEAD_CHARACTERS = 4096
 
 
 @contextmanager
-def opened(path: Path, log: RowLog) -> Iterator[tuple[Head, Iterator[tuple[int, Any]]]]:
-    """(beginning, rows) of a file; rows that cannot be told apart go to `log`, whose `line` follows them.
-
-    Rows are (line, cells) of CSV, (line, object) of JSON, (number, object) of parquet, and none of running text.
-    """
+def opened(path: Path, log: RowLog) -> Iterator[Opened]:
+    """A file and what is in it; rows that cannot be told apart go to `log`, whose `line` follows them."""
     with reading(f"trace {path}"):
         check_regular(path)
         with path.open("rb") as file:
             is_parquet = file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
         if is_parquet:
-            with open_parquet(path, log) as (columns, rows):
+            with open_parquet(path) as rows:
                 meta = meta_of(path)
                 block_tokens = None if meta is None else meta.hash_block_tokens
-                yield Head("parquet", columns=columns, hash_block_tokens=block_tokens), rows
+                yield Opened(Head("parquet", columns=rows.names, hash_block_tokens=block_tokens), table=rows)
             return
         with open_text(path) as text:
-            yield _head_and_rows(text, log)
+            yield _opened(text, log)
 
 
-def _head_and_rows(text: IO[str], log: RowLog) -> tuple[Head, Iterator[tuple[int, Any]]]:
+def _opened(text: IO[str], log: RowLog) -> Opened:
     first = _first_text(text)
     if not first:
         raise log.nothing(())
@@ -56,11 +53,11 @@ def _head_and_rows(text: IO[str], log: RowLog) -> tuple[Head, Iterator[tuple[int
         found, objects = head_and_objects(text, log)
         if not found:
             raise log.nothing(log.finish())
-        return Head("json", objects=found, text=first), objects
+        return Opened(Head("json", objects=found, text=first), objects)
     rows = CsvRows(text)
     if not rows.looks_like_one:
-        return Head("text", text=first), iter(())
-    return Head("csv", columns=rows.header, text=first), rows
+        return Opened(Head("text", text=first))
+    return Opened(Head("csv", columns=rows.header, text=first), table=rows)
 
 
 def _first_text(text: IO[str]) -> str:
@@ -73,6 +70,14 @@ def _first_text(text: IO[str]) -> str:
 
 
 GENERIC = "generic"
+
+
+class Opened(NamedTuple):
+    """An open file: its beginning, and its rows, (line, object) of JSON or a table of CSV or parquet."""
+
+    head: Head
+    rows: Iterator[tuple[int, Json]] = iter(())
+    table: CsvRows | ParquetRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +104,15 @@ def scanning(spec: scenario.Trace, base_dir: Path | None = None) -> Iterator[Sca
     path = resolve(spec.path, base_dir)
     # As the scenario writes it: notes end in the manifest, which must not depend on where the scenario lies.
     log = RowLog(f"trace {spec.path}", spec.allow_bad)
-    with opened(path, log) as (head, rows):
+    with opened(path, log) as file:
+        head = file.head
         found, why = recognise(head, spec.format, log.where, mapped=bool(spec.map))
         if found.read is None:
             raise InputError(f"{log.where}: {found.title}: {found.advice}")
         if head.hash_block_tokens is not None:
             found = replace(found, hash_block_tokens=head.hash_block_tokens)
         assert found.read is not None
-        parts = found.read(Source(head, rows, spec, log, path))
+        parts = found.read(Source(*file, spec, log, path))
         yield Scan(found, why, log, (_served(part, spec.failed, log) for part in parts))
 
 

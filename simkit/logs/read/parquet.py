@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from simkit.logs.files import BOMB_BYTES, BOMB_RATIO, Refusal
-from simkit.logs.read.log import RowLog
 
 PARQUET_MAGIC = b"PAR1"
 BATCH_ROWS = 8192
 
 
 @contextmanager
-def open_parquet(path: Path, log: RowLog) -> Iterator[tuple[tuple[str, ...], ParquetRows]]:
-    """(column names, rows) of a file. Refusal when it is no complete parquet file."""
+def open_parquet(path: Path) -> Iterator[ParquetRows]:
+    """The rows of a file. Refusal when it is no complete parquet file."""
     import pyarrow.parquet
 
     with path.open("rb") as raw:
@@ -31,7 +30,7 @@ def open_parquet(path: Path, log: RowLog) -> Iterator[tuple[tuple[str, ...], Par
             columns = tuple(file.schema_arrow.names)
             _check_size(file.metadata, path.stat().st_size)
         with file:
-            yield columns, ParquetRows(file, columns, log)
+            yield ParquetRows(file, columns)
 
 
 def _texts(metadata: Any) -> list[str]:
@@ -49,22 +48,11 @@ def _check_size(metadata: Any, num_bytes: int) -> None:
 
 
 class ParquetRows:
-    """The rows as (number from 1, values by column name), or as record batches; taken once.
+    """The rows as record batches, taken once; `names` are those of the columns."""
 
-    `names` are those of the columns. Values are what Python makes of them, except stamps, which are int ns since 1970.
-    """
-
-    def __init__(self, file: Any, names: tuple[str, ...], log: RowLog) -> None:
+    def __init__(self, file: Any, names: tuple[str, ...]) -> None:
         self.names = names
         self._file = file
-        self._log = log
-        self._one_by_one = self._rows()
-
-    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        return self
-
-    def __next__(self) -> tuple[int, dict[str, Any]]:
-        return next(self._one_by_one)
 
     def batches(self, columns: list[str] | None = None) -> Iterator[Any]:
         """Record batches of up to BATCH_ROWS rows, of all columns or of some."""
@@ -77,18 +65,9 @@ class ParquetRows:
                 return
             yield batch
 
-    def _rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        number = 0
-        for batch in self.batches():
-            values = [plain_values(column) for column in batch.columns]
-            for cells in zip(*values, strict=True):
-                number += 1
-                self._log.line = number
-                yield number, dict(zip(batch.schema.names, cells, strict=True))
-
 
 def plain_values(column: Any) -> list[Any]:
-    """A column of a batch as Python values; stamps, of any unit and zone, as int ns since 1970 UTC."""
+    """A column of a batch as Python values; timestamps, of any unit and zone, as int ns since 1970 UTC."""
     import pyarrow
 
     with _refused():
