@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from simkit.logs.read.open import scanning
 from simkit.logs.read.record import EPOCH_NS, NO_TIME, Columns
 from simkit.logs.running_stats import ArrivalStats, too_fast
 from simkit.logs.stats import Stats, session_stats, unlimited_hits
+from simkit.plain import Json
 from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s
 
@@ -39,8 +39,8 @@ class Survey:
 class Description:
     """`info` is the content of info.json; `curves` are the arrays that its picture draws."""
 
-    info: dict[str, Any]
-    curves: dict[str, Any]
+    info: Json
+    curves: Json
 
 
 def survey(
@@ -120,7 +120,7 @@ def describe(spec: scenario.Trace, base_dir: Path | None = None, report: OnProgr
     return Description(info, _curves(stats))
 
 
-def _clock(own: Stats, ordered: Stats) -> dict[str, Any]:
+def _clock(own: Stats, ordered: Stats) -> Json:
     """`own` has the times as the log has them, `ordered` the same in order and from 0."""
     first, clock = own.least_ns, ordered.times.clock
     return {
@@ -157,7 +157,7 @@ def _warnings(stats: Stats) -> list[str]:
     return notes
 
 
-def _curves(stats: Stats) -> dict[str, Any]:
+def _curves(stats: Stats) -> Json:
     times: ArrivalStats = stats.times
     num_bins = 0 if not times.count else (times.last_ns - times.first_ns) // times.bins.width_ns + 1
     gap_s, share = times.gap_curve()

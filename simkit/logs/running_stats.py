@@ -6,7 +6,6 @@ Pure numpy.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class Counts:
         )
         return here + (rank - low) * (after - here)
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> dict[str, float] | None:
         """mean, p50, p95, p99 and max; None when nothing was counted."""
         self.settle()
         if not len(self.values):
@@ -222,7 +221,7 @@ class ArrivalStats:
         """The largest step of which all gaps are multiples; None without gaps."""
         return ns_to_s(self._resolution_ns) if self._resolution_ns else None
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, float | None]:
         """span_s, rate_per_s, interarrival_cv, dispersion_10s, num_same_time."""
         return {
             "span_s": self.span_s,

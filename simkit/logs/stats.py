@@ -7,13 +7,13 @@ Pure numpy.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from simkit.logs.read.blocks import walk
 from simkit.logs.read.record import NO_TIME, Columns
 from simkit.logs.running_stats import PERCENTILES, ArrivalStats, Counts
+from simkit.plain import Json
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S
 
@@ -129,9 +129,9 @@ class Stats:
             named["others"] = sum(count for _, count in ranked[MAX_NAMED_MODELS:])
         return named
 
-    def measured(self) -> dict[str, Any] | None:
+    def measured(self) -> dict[str, float | dict[str, float]] | None:
         """Latencies in ms and the share of the prompt tokens found in a cache, as logged; None when nothing is."""
-        found: dict[str, Any] = {}
+        found: dict[str, float | dict[str, float]] = {}
         for name, parts in self._measured.items():
             values = np.concatenate(parts) / NS_PER_MS if parts else np.zeros(0)
             if values.size:
@@ -141,7 +141,7 @@ class Stats:
         return found or None
 
 
-def session_stats(columns: Columns, after: Ints, session: Ints | None) -> dict[str, Any] | None:
+def session_stats(columns: Columns, after: Ints, session: Ints | None) -> Json | None:
     """Number of sessions, their turns, logged think times and the time from turn to turn; None without sessions.
 
     `after` is the row of a request's predecessor, -1 for the first of a session; `session` its number, -1 for none: it

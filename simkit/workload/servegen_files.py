@@ -10,9 +10,10 @@ import csv
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -120,7 +121,7 @@ def _read_client(folder: Path, number: int, spec: scenario.ServeGen) -> Client:
     return Client(str(number), tuple(windows), tuple(notes))
 
 
-def _lines(text: Any) -> Any:
+def _lines(text: IO[str]) -> Iterator[tuple[int, list[str]]]:
     rows = csv.reader(text)
     for cells in rows:
         if cells:
@@ -193,7 +194,7 @@ class _Periods:
             )
         return self._known[start]
 
-    def _parse(self, period: dict[str, Any], start: float, key: str) -> Histogram:
+    def _parse(self, period: Mapping[str, object], start: float, key: str) -> Histogram:
         where = f"{self._where}: period {start:g}: {key}"
         text = period.get(key)
         if not isinstance(text, str) or len(text) > MAX_HISTOGRAM_CHARACTERS:

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kv": VALUES,
     "latency": {"units", "types", "errors", *SPECS},
     # Logs of others become columns, and those become arrivals; the scenario only for how a log is to be replayed.
-    "logs": {"files", "units", "types", "errors", "streams", "scenario"},
+    "logs": {"files", "plain", "units", "types", "errors", "streams", "scenario"},
     "workload": {"units", "types", "errors", "streams", "scenario", "logs"},
     "metrics": {"units", "types", "errors", "plain"},
     "engine": {*VALUES, "scenario", "memory", "metrics", *SPECS, *PARTS, *LOADS},

@@ -13,6 +13,7 @@ import numpy as np
 
 from simkit.logs.fit.lengths import LEAST, significant
 from simkit.logs.play.clock_resolution import clock_of
+from simkit.plain import Json
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, ns_to_s
 
@@ -24,7 +25,7 @@ FALSE_ALARMS = 0.05
 """Chance that a step is seen in a steady stream, as the penalty is set."""
 
 
-def fit_arrivals(time_ns: Ints) -> tuple[dict[str, Any], list[str]]:
+def fit_arrivals(time_ns: Ints) -> tuple[Json, list[str]]:
     """(the `arrivals` section, remarks) of rising times that start at 0."""
     clock = clock_of(time_ns)
     tick_s = None if clock is None or clock.tick_ns is None else significant(ns_to_s(clock.tick_ns), 3)

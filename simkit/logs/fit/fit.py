@@ -20,6 +20,7 @@ from simkit.logs.fit.lengths import DIGITS, FEW, LEAST, LEAST_IN_TAIL, fit_drift
 from simkit.logs.fit.reuse import fit_reuse
 from simkit.logs.play.load import Log
 from simkit.logs.play.window import cut
+from simkit.plain import Json
 from simkit.streams import Streams
 from simkit.units import NS_PER_S, ns_to_s
 
@@ -33,7 +34,7 @@ MIN_SPAN_S = 0.01
 class Fit:
     """A workload section as plain data, what it was fitted on, and what it leaves out, in words."""
 
-    workload: dict[str, Any]
+    workload: Json
     num_requests: int
     span_s: float
     mean_prompt_tokens: float
@@ -93,7 +94,7 @@ def fit(log: Log, spec: scenario.Trace) -> Fit:
     )
 
 
-def _check(workload: dict[str, Any], path: str) -> None:
+def _check(workload: Json, path: str) -> None:
     """Refuse a workload that a scenario would refuse: of a log with times or lengths beyond what simkit plays."""
     try:
         scenario.Workload.model_validate(workload)

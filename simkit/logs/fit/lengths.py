@@ -6,10 +6,10 @@ Owns how coarse a published quantile must be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from simkit.plain import Json
 from simkit.types import Floats, Ints
 
 LEAST = 50
@@ -34,12 +34,12 @@ TOLERANCE = 0.004
 Points = list[list[float]]
 
 
-def fit_prompts(prompts: Ints) -> dict[str, Any]:
+def fit_prompts(prompts: Ints) -> Json:
     """The `prompt_tokens` section."""
     return {"dist": "empirical", "quantiles": quantiles_of(prompts)}
 
 
-def fit_outputs(prompts: Ints, outputs: Ints) -> dict[str, Any]:
+def fit_outputs(prompts: Ints, outputs: Ints) -> Json:
     """The `output_tokens` section: for each bin of prompts, how outputs rank among all, as quantiles.
 
     Ranks first: the outputs of all bins together then are distributed as the log's, however few points a bin has.
@@ -93,7 +93,7 @@ def binned(values: Ints) -> list[tuple[int | None, Ints]]:
     return [(end, np.flatnonzero(at == index)) for index, end in enumerate([*ends, None])]
 
 
-def bin_of(upto_tokens: int | None, quantiles: Points) -> dict[str, Any]:
+def bin_of(upto_tokens: int | None, quantiles: Points) -> Json:
     """A bin as the schema has it."""
     return ({} if upto_tokens is None else {"upto_tokens": upto_tokens}) | {"quantiles": quantiles}
 
@@ -251,7 +251,7 @@ SURE = 1.95
 (Kolmogorov-Smirnov)."""
 
 
-def fit_drift(times_s: Floats, prompts: Ints, outputs: Ints) -> list[dict[str, Any]]:
+def fit_drift(times_s: Floats, prompts: Ints, outputs: Ints) -> list[Json]:
     """The `drift` section: periods of as many requests each; empty when no period differs from the whole."""
     count = min(MAX_PERIODS, len(times_s) // MIN_A_PERIOD)
     ends_s = np.unique(np.rint([mean_around(times_s, k / count) for k in range(1, count)]))

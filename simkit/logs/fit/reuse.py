@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from simkit.logs.fit.lengths import FEW, LEAST, Points, bin_of, binned, probabilities_of, rising, simplified, smoothed
 from simkit.logs.read.record import Blocks
+from simkit.plain import Json
 from simkit.types import Floats, Ints
 
 MAX_BACK = 1_000_000
 """Requests; as far back as the schema lets a workload look."""
 
 
-def fit_reuse(blocks: Blocks, prompts: Ints, block_tokens: int) -> tuple[dict[str, Any] | None, float]:
+def fit_reuse(blocks: Blocks, prompts: Ints, block_tokens: int) -> tuple[Json | None, float]:
     """(the `reuse` section, token hit rate of an unlimited cache); None when hardly any prompt begins as another."""
     shared, back = shared_tokens(blocks, prompts, block_tokens)
     hit_rate = float(shared.sum() / prompts.sum())

@@ -12,7 +12,8 @@ import numpy as np
 from simkit.errors import InputError, nearest
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, Parse, number, optional
 from simkit.logs.read.csv import Block
-from simkit.logs.read.format import Format, Head, Json, Source
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.json import JsonRow
 from simkit.logs.read.layout import Field, Layout, own_unit, read_blocks, read_layout
 from simkit.logs.read.log import listed
 from simkit.logs.read.parquet import ParquetRows, plain_values
@@ -119,7 +120,7 @@ def _unit(text: str) -> Unit:
 
 
 # --- values of objects and parquet columns as cells -------------------------------------------------------------------
-def _object_blocks(rows: Iterator[tuple[int, Json]], getters: Sequence[Callable[[Any], Any]]) -> Iterator[Block]:
+def _object_blocks(rows: Iterator[tuple[int, JsonRow]], getters: Sequence[Callable[[Any], Any]]) -> Iterator[Block]:
     lines: list[int] = []
     cells: list[list[str]] = []
     for line, found in rows:

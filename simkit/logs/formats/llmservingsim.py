@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from simkit.logs.read.fields import Row, note_unit, note_unused, read_objects, require
-from simkit.logs.read.format import Format, Head, Json, Source
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import BadCell
 from simkit.logs.read.record import Columns, Record
 
@@ -47,7 +48,7 @@ def record(row: Row) -> Record:
     )
 
 
-def _requests(source: Source) -> Iterator[tuple[int, Json]]:
+def _requests(source: Source) -> Iterator[tuple[int, JsonRow]]:
     """The requests of all lines: sessions taken apart."""
     for line, row in source.rows:
         if "sub_requests" in row:
@@ -56,7 +57,7 @@ def _requests(source: Source) -> Iterator[tuple[int, Json]]:
             yield line, {name: row.get(name) for name in ("arrival_time_ns", "input_toks", "output_toks")}
 
 
-def _turns(row: Row) -> Iterator[tuple[int, Json]]:
+def _turns(row: Row) -> Iterator[tuple[int, JsonRow]]:
     turns, log = row.get("sub_requests"), row.source.log
     if turns == []:
         log.num_rows += 1

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.logs.read.fields import Row, read_objects, require
-from simkit.logs.read.format import Format, Head, Json, Source
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import RowLog, shown
 from simkit.logs.read.record import Columns, Record
 
@@ -128,7 +129,7 @@ def attributes(span: Mapping[str, object]) -> dict[str, object]:
     return values
 
 
-def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[int, Json]]:
+def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[int, JsonRow]]:
     """(line, span) of OTLP exports, resourceSpans[].scopeSpans[].spans[]; what has another shape is logged as bad."""
     for line, export in rows:
         for resource in _items(export, ("resourceSpans",), line, log):
@@ -136,7 +137,7 @@ def otlp_spans(rows: Iterator[tuple[int, Any]], log: RowLog) -> Iterator[tuple[i
                 yield from ((line, span) for span in _items(scope, ("spans",), line, log))
 
 
-def _items(parent: Json, names: tuple[str, ...], line: int, log: RowLog) -> Iterator[Json]:
+def _items(parent: JsonRow, names: tuple[str, ...], line: int, log: RowLog) -> Iterator[JsonRow]:
     """The objects of the list that `parent` has under one of `names`; nothing where it has none."""
     for name in names:
         found = parent.get(name)

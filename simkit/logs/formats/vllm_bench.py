@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from simkit.errors import InputError
 from simkit.logs.read.fields import Row, note_unit, read_objects, require
-from simkit.logs.read.format import Format, Head, Json, Source
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import BadCell, shown
 from simkit.logs.read.record import Columns, Record
 from simkit.logs.read.timestamps import MAX_NS
@@ -44,7 +45,7 @@ def read(source: Source) -> Iterator[Columns]:
         yield from _requests(result, source)
 
 
-def _requests(result: Json, source: Source) -> Iterator[Columns]:
+def _requests(result: JsonRow, source: Source) -> Iterator[Columns]:
     arrays = _arrays(result, source.log.where)
     count = len(arrays["ttfts"])
     _check_arrivals(result, arrays, source)
@@ -53,7 +54,7 @@ def _requests(result: Json, source: Source) -> Iterator[Columns]:
     spans: list[tuple[int, int]] = []
     num_uneven = 0
 
-    def rows() -> Iterator[tuple[int, Json]]:
+    def rows() -> Iterator[tuple[int, JsonRow]]:
         for at in range(count):
             source.log.line = at + 1
             yield at + 1, {name: values[at] for name, values in arrays.items()}
@@ -75,7 +76,7 @@ def _requests(result: Json, source: Source) -> Iterator[Columns]:
         )
 
 
-def _arrays(result: Json, where: str) -> dict[str, list[object]]:
+def _arrays(result: JsonRow, where: str) -> dict[str, list[object]]:
     """The arrays by name, a value a request in each. InputError for what does not fit together."""
     found: dict[str, list[object]] = {}
     for name in ARRAYS:
@@ -92,7 +93,7 @@ def _arrays(result: Json, where: str) -> dict[str, list[object]]:
     return found
 
 
-def _check_arrivals(result: Json, arrays: Container[str], source: Source) -> None:
+def _check_arrivals(result: JsonRow, arrays: Container[str], source: Source) -> None:
     """Say when requests came, or that nobody can know: InputError."""
     limit, rate = result.get("max_concurrency"), result.get("request_rate")
     if "start_times" in arrays:
@@ -111,7 +112,7 @@ def _check_arrivals(result: Json, arrays: Container[str], source: Source) -> Non
     source.log.remark("no start_times; request_rate is inf: all requests come at once, at 0")
 
 
-def _check_duration(result: Json, spans: Sequence[tuple[int, int]], source: Source) -> None:
+def _check_duration(result: JsonRow, spans: Sequence[tuple[int, int]], source: Source) -> None:
     """Say when requests take far longer or shorter than the run, as they do with times in another unit."""
     given = result.get("duration")
     if not spans or isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= MAX_NS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from simkit.types import Ints
 
 
 def fitting_block_tokens(
-    rows: Iterable[Mapping[str, Any]], prompt: str, ids: str, wanted: int | None = None
+    rows: Iterable[Mapping[str, object]], prompt: str, ids: str, wanted: int | None = None
 ) -> int | None:
     """The block size that all rows fit exactly: `wanted` if it does, else a power of two, else the least.
 

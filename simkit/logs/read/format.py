@@ -5,19 +5,17 @@ A format is a module of `formats/` with one `FORMAT`, and one line in the table 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from simkit import scenario
 from simkit.logs.read.csv import CsvRows
+from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.parquet import ParquetRows
 from simkit.logs.read.record import Columns
-
-Json = Mapping[str, object]
-"""An object of a JSON file, as it stands there."""
 
 Kind = Literal["csv", "json", "parquet", "text"]
 
@@ -33,7 +31,7 @@ class Head:
 
     kind: Kind
     columns: tuple[str, ...] = ()
-    objects: tuple[Json, ...] = ()
+    objects: tuple[JsonRow, ...] = ()
     text: str = ""
     hash_block_tokens: int | None = None
 
@@ -53,7 +51,7 @@ class Source:
     """
 
     head: Head
-    rows: Iterator[tuple[int, Json]]
+    rows: Iterator[tuple[int, JsonRow]]
     table: CsvRows | ParquetRows | None
     spec: scenario.Trace
     log: RowLog

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from simkit.errors import InputError
@@ -31,7 +31,10 @@ _LONGEST_WORD = 16  # an escape or -Infinity: where text ends inside one, the er
 
 _BEGINNING = re.compile(r"\s*(?:\{|\[\s*(?:[\[{\]]|$))")
 
-Found = tuple[int, dict[str, Any]]
+JsonRow = Mapping[str, object]
+"""An object of a file, as it stands there."""
+
+Found = tuple[int, JsonRow]
 
 
 def begins_json(text: str) -> bool:
@@ -49,7 +52,7 @@ def objects(text: IO[str], log: RowLog) -> Iterator[Found]:
     return ((line, found) for line, found, _ in _sized_objects(text, log))
 
 
-def head_and_objects(text: IO[str], log: RowLog) -> tuple[tuple[dict[str, Any], ...], Iterator[Found]]:
+def head_and_objects(text: IO[str], log: RowLog) -> tuple[tuple[JsonRow, ...], Iterator[Found]]:
     """(first objects, all objects with their lines): some of the rows are read ahead, by number and by size."""
     rows = _sized_objects(text, log)
     peeked: list[Found] = []
@@ -63,7 +66,7 @@ def head_and_objects(text: IO[str], log: RowLog) -> tuple[tuple[dict[str, Any], 
     return tuple(found for _, found in peeked), itertools.chain(peeked, rest)
 
 
-def _sized_objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, dict[str, Any], int]]:
+def _sized_objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, JsonRow, int]]:
     """(line, object, characters it takes)."""
     for line, value, problem, size in _values(text, log):
         log.line = line
@@ -81,7 +84,7 @@ def _sized_objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, dict[str, 
             log.add_bad(line, problem, cut=problem == _CUT)
 
 
-def _wrapped(value: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _wrapped(value: JsonRow) -> list[JsonRow] | None:
     """The rows of an API's answer, which is no row itself: objects under `data`, and nothing but paging beside them."""
     rows = value.get("data")
     if not isinstance(rows, list) or not value.keys() <= {"data", *PAGING}:
@@ -138,7 +141,7 @@ class _Decoder:
         self.problem = None
         return self._json.raw_decode(text, at)
 
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _object(self, pairs: list[tuple[str, object]]) -> JsonRow:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]

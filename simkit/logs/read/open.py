@@ -19,8 +19,8 @@ from simkit.logs.files import check_regular, open_text, reading, resolve
 from simkit.logs.formats import FORMATS
 from simkit.logs.formats.canonical import meta_of
 from simkit.logs.read.csv import CsvRows
-from simkit.logs.read.format import Format, Head, Json, Source
-from simkit.logs.read.json import begins_json, head_and_objects
+from simkit.logs.read.format import Format, Head, Source
+from simkit.logs.read.json import JsonRow, begins_json, head_and_objects
 from simkit.logs.read.log import RowLog, listed
 from simkit.logs.read.parquet import PARQUET_MAGIC, ParquetRows, open_parquet
 from simkit.logs.read.record import Columns
@@ -76,7 +76,7 @@ class Opened(NamedTuple):
     """An open file: its beginning, and its rows, (line, object) of JSON or a table of CSV or parquet."""
 
     head: Head
-    rows: Iterator[tuple[int, Json]] = iter(())
+    rows: Iterator[tuple[int, JsonRow]] = iter(())
     table: CsvRows | ParquetRows | None = None
 
 
