@@ -17,12 +17,12 @@ from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs import PlayedLog, play_log
 from simkit.streams import Streams
-from simkit.types import Ints, Request
+from simkit.types import Bools, Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
-from simkit.workload.lengths import ConditionalLengths, Drift, Lengths, build_lengths, build_outputs
+from simkit.workload.lengths import Drift, Lengths, build_lengths, build_outputs
 from simkit.workload.prefixes import Labels, PromptReuse
-from simkit.workload.replay import Bools, Chunk, MeasuredTimes, Successors, caused, measured_times, played_chunks
+from simkit.workload.replay import Chunk, MeasuredTimes, Successors, caused, measured_times, played_chunks
 from simkit.workload.servegen import ServeGenClients
 
 COUNTERS = (
@@ -168,7 +168,7 @@ def _measured(workload: scenario.Workload, played: PlayedLog, max_model_len: int
 def _synthetic_chunks(
     arrivals: scenario.Arrivals,
     prompts: Lengths,
-    outputs: Lengths | ConditionalLengths,
+    outputs: Lengths,
     periods: Sequence[scenario.Period],
     streams: Streams,
 ) -> Iterator[Chunk]:
@@ -179,7 +179,7 @@ def _synthetic_chunks(
         n = len(arrival_ns)
         prompt, prompt_clipped = prompts.tokens(first, prompt_drift.draws(arrival_ns, prompt_stream.uniforms(n)))
         u = output_drift.draws(arrival_ns, output_stream.uniforms(n))
-        output, output_clipped = outputs.tokens(first, u) if isinstance(outputs, Lengths) else outputs.tokens(prompt, u)
+        output, output_clipped = outputs.tokens(first, u, prompt)
         flags = {"prompt_tokens_clipped": prompt_clipped, "output_tokens_clipped": output_clipped}
         yield Chunk(arrival_ns, prompt, output, flags)
         first += n

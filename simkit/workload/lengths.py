@@ -18,75 +18,79 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError, about, nearest
 from simkit.logs.files import open_text, reading, resolve
-from simkit.types import Floats, Ints
+from simkit.logs.read.record import MAX_TOKENS
+from simkit.types import Bools, Floats, Ints
 from simkit.units import s_to_ns
 
 Column = Literal["prompt_tokens", "output_tokens"]
 
-_MAX_TOKENS = 2**31 - 1
+NO_PROMPTS: Ints = np.zeros(0, dtype=np.int64)
+
+
+Transform = Callable[[int, Floats, Ints], Floats]
+"""(first request, draws, prompt tokens) to unrounded tokens of requests from the first on, one a draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A length distribution. `transform(first, u)` gives unrounded tokens of requests from `first` on, one a draw.
+    """A length distribution.
 
     `mean` and `cv` of a scenario are those of `transform`; rounding and clipping to `low`..`high` come after it.
     """
 
-    transform: Callable[[int, Floats], Floats]
+    transform: Transform
     low: int = 1
-    high: int = _MAX_TOKENS
+    high: int = MAX_TOKENS
 
-    def tokens(self, first: int, u: Floats) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-        """(tokens, which of them were clipped) of requests `first` to ``first + len(u) - 1``."""
-        raw = np.rint(self.transform(first, u))
+    def tokens(self, first: int, u: Floats, prompt_tokens: Ints = NO_PROMPTS) -> tuple[Ints, Bools]:
+        """(tokens, which of them were clipped) of requests `first` to ``first + len(u) - 1``, with these prompts."""
+        raw = np.rint(self.transform(first, u, prompt_tokens))
         clipped = np.clip(raw, self.low, self.high)
         return clipped.astype(np.int64), clipped != raw
+
+
+class BinnedQuantiles:
+    """Quantiles for each bin of a key: up to ``ends[0]``, ``ends[1]`` ..., and beyond; `side`: of `searchsorted`."""
+
+    def __init__(
+        self,
+        ends: Sequence[int | None],
+        points: Sequence[Sequence[tuple[float, float]]],
+        side: Literal["left", "right"] = "left",
+    ) -> None:
+        self._ends = np.array(ends, dtype=np.int64)
+        self._points = [np.array(pairs, dtype=np.float64) for pairs in points]
+        self._side = side
+
+    def values(self, keys: Ints, u: Floats) -> Floats:
+        """The value of each request, unrounded: a rising function of its draw."""
+        at = np.searchsorted(self._ends, keys, side=self._side)
+        found = np.empty(len(u))
+        for index, points in enumerate(self._points):
+            inside = at == index
+            found[inside] = np.interp(u[inside], points[:, 0], points[:, 1])
+        return found
 
 
 class Drift:
     """Which lengths come when: turns the draws of requests into those of the period in which they arrive."""
 
     def __init__(self, periods: Sequence[scenario.Period], column: Column) -> None:
-        self._ends_ns = np.array([s_to_ns(part.until_s) for part in periods[:-1]], dtype=np.int64)
-        found = [part.prompt_ranks if column == "prompt_tokens" else part.output_ranks for part in periods]
-        self._ranks = [np.array(points, dtype=np.float64) for points in found]
+        ranks = [part.prompt_ranks if column == "prompt_tokens" else part.output_ranks for part in periods]
+        ends_ns = [s_to_ns(part.until_s) for part in periods[:-1]]
+        self._ranks = BinnedQuantiles(ends_ns, ranks, "right") if ranks else None
 
     def draws(self, arrival_ns: Ints, u: Floats) -> Floats:
         """Draws with the distribution of each request's period; a rising function of `u`. As they are without one."""
-        if not self._ranks:
-            return u
-        found = np.empty(len(u))
-        at = np.searchsorted(self._ends_ns, arrival_ns, side="right")
-        for index, points in enumerate(self._ranks):
-            inside = at == index
-            found[inside] = np.interp(u[inside], points[:, 0], points[:, 1])
-        return np.clip(found, 2.0**-53, 1 - 2.0**-53)
+        return u if self._ranks is None else np.clip(self._ranks.values(arrival_ns, u), 2.0**-53, 1 - 2.0**-53)
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionalLengths:
-    """A length distribution for each bin of prompt lengths: up to ``ends[0]``, ``ends[1]`` ..., and beyond."""
-
-    ends: Ints
-    bins: tuple[Lengths, ...]
-
-    def tokens(self, prompt_tokens: Ints, u: Floats) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-        """(tokens, which of them were clipped) of requests with these prompts."""
-        found, clipped = np.empty(len(u), dtype=np.int64), np.empty(len(u), dtype=np.bool_)
-        at = np.searchsorted(self.ends, prompt_tokens, side="left")
-        for index, lengths in enumerate(self.bins):
-            inside = at == index
-            found[inside], clipped[inside] = lengths.tokens(0, u[inside])
-        return found, clipped
-
-
-def build_outputs(spec: scenario.OutputLength, base_dir: Path | None, notes: list[str]) -> Lengths | ConditionalLengths:
+def build_outputs(spec: scenario.OutputLength, base_dir: Path | None, notes: list[str]) -> Lengths:
     """The distribution of `workload.output_tokens`, as `build_lengths`."""
     if not isinstance(spec, scenario.ConditionalLength):
         return build_lengths(spec, "output_tokens", base_dir, notes)
-    ends = np.array([part.upto_tokens for part in spec.bins[:-1]], dtype=np.int64)
-    return ConditionalLengths(ends, tuple(Lengths(_quantiles(part.quantiles)) for part in spec.bins))
+    bins = BinnedQuantiles([part.upto_tokens for part in spec.bins[:-1]], [part.quantiles for part in spec.bins])
+    return Lengths(lambda first, u, prompt_tokens: bins.values(prompt_tokens, u))
 
 
 def build_lengths(spec: scenario.Length, column: Column, base_dir: Path | None, notes: list[str]) -> Lengths:
@@ -99,56 +103,54 @@ def build_lengths(spec: scenario.Length, column: Column, base_dir: Path | None, 
         case scenario.UniformLength():
             return Lengths(_uniform(spec.low, spec.high))
         case scenario.LognormalLength():
-            return Lengths(_lognormal(spec.mean, spec.cv), spec.min, spec.max or _MAX_TOKENS)
+            return Lengths(_lognormal(spec.mean, spec.cv), spec.min, spec.max or MAX_TOKENS)
         case scenario.ExponentialLength():
-            return Lengths(_exponential(spec.mean), spec.min, spec.max or _MAX_TOKENS)
+            return Lengths(_exponential(spec.mean), spec.min, spec.max or MAX_TOKENS)
         case scenario.EmpiricalLength():
             return Lengths(_empirical(spec, column, base_dir, notes))
 
 
-def _constant(value: int) -> Callable[[int, Floats], Floats]:
-    return lambda first, u: np.full(len(u), float(value))
+def _constant(value: int) -> Transform:
+    return lambda first, u, _: np.full(len(u), float(value))
 
 
-def _cycle(values: Iterable[int]) -> Callable[[int, Floats], Floats]:
+def _cycle(values: Iterable[int]) -> Transform:
     table = np.array(tuple(values), dtype=np.float64)
-    return lambda first, u: table[np.arange(first, first + len(u)) % len(table)]
+    return lambda first, u, _: table[np.arange(first, first + len(u)) % len(table)]
 
 
-def _uniform(low: int, high: int) -> Callable[[int, Floats], Floats]:
-    return lambda first, u: low + np.floor(u * (high - low + 1))
+def _uniform(low: int, high: int) -> Transform:
+    return lambda first, u, _: low + np.floor(u * (high - low + 1))
 
 
-def _lognormal(mean: float, cv: float) -> Callable[[int, Floats], Floats]:
+def _lognormal(mean: float, cv: float) -> Transform:
     """Parameters of log X from the moments of X: sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2."""
     from scipy.special import ndtri
 
     variance = math.log1p(cv * cv)
     mu, sigma = math.log(mean) - variance / 2, math.sqrt(variance)
-    return lambda first, u: np.exp(mu + sigma * np.asarray(ndtri(u), dtype=np.float64))
+    return lambda first, u, _: np.exp(mu + sigma * np.asarray(ndtri(u), dtype=np.float64))
 
 
-def _exponential(mean: float) -> Callable[[int, Floats], Floats]:
-    return lambda first, u: -mean * np.log1p(-u)
+def _exponential(mean: float) -> Transform:
+    return lambda first, u, _: -mean * np.log1p(-u)
 
 
-def _empirical(
-    spec: scenario.EmpiricalLength, column: Column, base_dir: Path | None, notes: list[str]
-) -> Callable[[int, Floats], Floats]:
+def _empirical(spec: scenario.EmpiricalLength, column: Column, base_dir: Path | None, notes: list[str]) -> Transform:
     if spec.path is not None and spec.column is not None:
         sample = _read_sample(resolve(spec.path, base_dir), spec.column, column, notes)
-        return lambda first, u: sample[(u * len(sample)).astype(np.int64)]
+        return lambda first, u, _: sample[(u * len(sample)).astype(np.int64)]
     if spec.preset is not None:
         probabilities, tokens = _read_preset(spec.preset, column)
     else:
         assert spec.quantiles is not None
         return _quantiles(spec.quantiles)
-    return lambda first, u: np.interp(u, probabilities, tokens)
+    return lambda first, u, _: np.interp(u, probabilities, tokens)
 
 
-def _quantiles(points: Sequence[tuple[float, float]]) -> Callable[[int, Floats], Floats]:
+def _quantiles(points: Sequence[tuple[float, float]]) -> Transform:
     pairs = np.array(points, dtype=np.float64)
-    return lambda first, u: np.interp(u, pairs[:, 0], pairs[:, 1])
+    return lambda first, u, _: np.interp(u, pairs[:, 0], pairs[:, 1])
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -224,6 +226,6 @@ def _number(cell: object, where: str) -> float:
         value = float(cell)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         value = math.nan
-    if not 0 <= value <= _MAX_TOKENS:
+    if not 0 <= value <= MAX_TOKENS:
         raise InputError(f"{where}: expected a number of tokens >= 0, got {cell!r}")
     return value

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from simkit import scenario
 from simkit.streams import Streams
-from simkit.types import Floats, Ints
+from simkit.types import Bools, Floats, Ints
+from simkit.workload.lengths import BinnedQuantiles
 
 
 def pick(u: Floats, weights: Sequence[float]) -> Ints:
@@ -70,7 +70,7 @@ class PromptReuse:
 
     def __init__(self, spec: scenario.Reuse, streams: Streams) -> None:
         self._share_stream, self._back_stream = streams("reuse_share"), streams("reuse_back")
-        self._shares, self._backs = _Binned(spec.prompt_shares), _Binned(spec.requests_back)
+        self._shares, self._backs = _binned(spec.prompt_shares), _binned(spec.requests_back)
         furthest = int(max(part.quantiles[-1][1] for part in spec.requests_back))
         # Rings of the last requests: the one with id i is at i modulo the size.
         self._size = furthest + MAX_STEPS
@@ -78,7 +78,7 @@ class PromptReuse:
         self._segments: list[Segments] = []
         self._next_id = 0
 
-    def segments(self, prompt_tokens: Ints) -> tuple[list[Segments], npt.NDArray[np.bool_]]:
+    def segments(self, prompt_tokens: Ints) -> tuple[list[Segments], Bools]:
         """What the next requests share, and which of them found no earlier prompt that is long enough."""
         n = len(prompt_tokens)
         shares = self._shares.values(prompt_tokens, self._share_stream.uniforms(n))
@@ -141,18 +141,5 @@ def inherited(owner: int, segments: Segments, tokens: int) -> Segments:
     return (*kept, (owner, tokens))
 
 
-class _Binned:
-    """Quantiles for each bin of token counts, the last one open."""
-
-    def __init__(self, bins: Sequence[scenario.ShareBin] | Sequence[scenario.BackBin]) -> None:
-        self._ends = np.array([part.upto_tokens for part in bins[:-1]], dtype=np.int64)
-        self._points = [np.array(part.quantiles, dtype=np.float64) for part in bins]
-
-    def values(self, tokens: Ints, u: Floats) -> Floats:
-        """The value of each request, unrounded."""
-        at = np.searchsorted(self._ends, tokens, side="left")
-        found = np.empty(len(u))
-        for index, points in enumerate(self._points):
-            inside = at == index
-            found[inside] = np.interp(u[inside], points[:, 0], points[:, 1])
-        return found
+def _binned(bins: Sequence[scenario.ShareBin] | Sequence[scenario.BackBin]) -> BinnedQuantiles:
+    return BinnedQuantiles([part.upto_tokens for part in bins[:-1]], [part.quantiles for part in bins])

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from simkit.logs import PlayedLog
 from simkit.logs.read.record import UNKNOWN
 from simkit.streams import CHUNK
-from simkit.types import Ints, Request
+from simkit.types import Bools, Ints, Request
 
-Bools = npt.NDArray[np.bool_]
 Segments = tuple[tuple[int, int], ...]
 
 Successors = Mapping[int, tuple[tuple[Request, int], ...]]

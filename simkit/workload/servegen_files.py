@@ -20,6 +20,7 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError, about
 from simkit.logs.files import open_text, reading, resolve
+from simkit.logs.read.record import MAX_TOKENS
 from simkit.types import Floats, Ints
 
 WINDOW_S = 600.0
@@ -27,7 +28,6 @@ MAX_JSON_BYTES = 64 << 20
 MAX_HISTOGRAM_CHARACTERS = 4 << 20
 MAX_CELL_CHARACTERS = 100
 MAX_WINDOWS = 1_000_000
-MAX_TOKENS = 2**31 - 1
 PATTERNS = ("Gamma", "Weibull")
 RANGES = {"cv": (0.01, 100.0), "shape": (0.05, 100.0)}
 

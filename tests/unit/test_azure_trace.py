@@ -15,6 +15,7 @@ import pytest
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
+from simkit.logs.read.csv import CsvRows
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.record import Columns, Record
 from simkit.logs.read.timestamps import wall_ns as parse_time_ns
@@ -229,7 +230,10 @@ def test_other_formats_and_unreadable_files(tmp_path: Path) -> None:
 
 def test_a_further_format_is_one_entry_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(source: Source) -> Iterator[Columns]:
-        yield Columns.of([Record(line, int(cells[0]), int(cells[1]), 1) for line, cells in source.rows])
+        assert isinstance(source.table, CsvRows)
+        for block in source.table.blocks():
+            rows = zip(block.lines.tolist(), block.rows, strict=True)
+            yield Columns.of([Record(line, int(cells[0]), int(cells[1]), 1) for line, cells in rows])
 
     def matches(head: Head) -> str | None:
         return "columns t and n" if head.columns == ("t", "n") else None

@@ -152,7 +152,7 @@ def test_outputs_come_from_the_bin_of_their_prompt_and_use_one_draw() -> None:
     pairs = [(a, b) for a, b in zip(made, plain, strict=True) if a.prompt_tokens <= 100]
     assert all(a.output_tokens == b.output_tokens for a, b in pairs)
     notes: list[str] = []
-    assert build_outputs(scenario.FixedLength(dist="fixed", value=3), None, notes).high > 0  # type: ignore[union-attr]
+    assert build_outputs(scenario.FixedLength(dist="fixed", value=3), None, notes).high > 0
 
 
 def test_periods_change_which_lengths_come() -> None:

@@ -20,10 +20,8 @@ from simkit.logs.read.log import RemarkKind, RowLog
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import NO_TIME, Columns, Ragged
 from simkit.logs.running_stats import too_fast
-from simkit.types import Ints
+from simkit.types import Bools, Ints
 from simkit.units import ns_to_s, s_to_ns
-
-Bools = npt.NDArray[np.bool_]
 
 KEEP_ALL_ROWS = 1 << 20
 """Rows that are kept wherever they lie; beyond them, those that `end_s` leaves out for certain are not."""

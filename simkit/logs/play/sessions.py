@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from simkit.logs.read.log import RowLog, numbers
 from simkit.logs.read.record import NO_TIME, UNKNOWN, Columns
 from simkit.logs.read.timestamps import MAX_NS
-from simkit.types import Ints
-
-Bools = npt.NDArray[np.bool_]
+from simkit.types import Bools, Ints
 
 
 def place_untimed(columns: Columns, time_ns: Ints, log: RowLog) -> tuple[Ints, Ints, Ints, Bools]:

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.read.log import MAX_BAD_SHARE, numbers
 from simkit.logs.read.record import MAX_TOKENS, Blocks, Columns, Ragged, offsets_of
-from simkit.types import Ints
+from simkit.types import Bools, Ints
 
 
 def fitting_block_tokens(
@@ -40,8 +39,6 @@ def fitting_block_tokens(
     power = 1 << (least - 1).bit_length()
     return power if power < below else least
 
-
-Bools = npt.NDArray[np.bool_]
 
 USUAL_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that are looked for where the format's own does not fit."""
