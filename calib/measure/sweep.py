@@ -1,14 +1,14 @@
 """`simkit calibrate --gpu 0` and `--device cpu`: runs a plan on a device and writes the kernel table.
 
 Owns the order of events (correctness, ceilings, grid), what is skipped and why, the time budget and going on after an
-interruption. Knows no shapes and no kernels.device` and the op modules do, when called.
+interruption. Knows no shapes and no kernels: `device` and the op modules do, when called.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from calib.measure import outcome
 from calib.measure.bench import Bench, Check, Compiled, Refused, measure_point
 from calib.measure.device import Device, Reading, find_device, import_torch, summary
 from calib.measure.gpu_ops import refused_ops
-from calib.measure.grid import Plan, Planned, default_models, make_plan
+from calib.measure.grid import Planned, default_models, make_plan
 from calib.measure.journal import Entry, Journal, open_journal
 from calib.measure.outcome import Info
 from calib.measure.shapes import ModelShapes, Point, parse_model
@@ -76,21 +76,6 @@ class Measured:
     notes: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _State:
-    """What has happened so far. `refused` maps an op to the reason why its kernel is not timed."""
-
-    entries: dict[Point, Entry]
-    num_resumed: int
-    skipped: list[Skipped] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
-    compiled: Compiled | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
-    out_of_time: bool = False
-    read_s: float = float("-inf")
-
-
 def measure(settings: SweepSettings, progress: Progress | None = None) -> Measured:
     """Measure on the device of the settings. Raises CalibrationError; an interrupt keeps what is finished."""
     device = find_device(settings.device, settings.gpu_spec)
@@ -120,8 +105,7 @@ def _bench(device: Device, step_model: ModelShapes) -> Bench:
 
     def compile_kernels() -> Compiled:
         compiled = importlib.import_module("calib.verify.compiled")
-        wanted = importlib.import_module("calib.verify.compiled").variants(device.capability, dtype)
-        reports = compiled.compile_all(wanted, device.capability)
+        reports = compiled.compile_all(compiled.variants(device.capability, dtype), device.capability)
         faults = tuple(f"{report.name}: {report.reason}" for report in reports if not report.ok)
         return Compiled(len(reports), max((report.shared_bytes or 0 for report in reports), default=0), faults)
 
@@ -136,139 +120,158 @@ def run(
     progress: Progress | None = None,
 ) -> Measured:
     """Run the plan of the models with the given bench. Everything but finding the device."""
-    start_s = bench.clock_s()
-    plan = make_plan(models, cpu=device.kind == "cpu", quick=settings.quick, cache_bytes=device.cache_bytes)
-    identity = {
-        **device.identity(),
-        "dtype": bench.ops.dtype,
-        "models": [f"{model.name}@{model.ranks}" for model in models],
-        "quick": settings.quick,
-    }
-    try:
-        settings.out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CalibrationError(f"{settings.out_dir}: {error.strerror or error}") from None
-    journal, entries = open_journal(settings.out_dir / JOURNAL_NAME, identity, resume=settings.resume)
-    state = _State(entries, len(entries))
-    before = device.monitor.read()
-    report = progress or (lambda done, label: None)
-    shapes = ", ".join(f"{model.name}@{model.ranks}" for model in models)
-    report(0.0, f"{plan.describe()}, shapes of {shapes}")
-    with journal, bench.ops.session():
-        left = [planned for planned in plan.points if planned.point not in entries]
-        if left and device.kind == "cuda":
-            report(0.0, "compiling the kernels")
-            state.compiled = bench.compile()
-            report(0.0, "checking the results of the kernels")
-            state.checks = list(bench.verify())
-            state.refused = refused_ops(state.checks)
-        end_s = start_s + (_BUDGET_S[device.kind, settings.quick] if settings.budget_s is None else settings.budget_s)
-        _run_points(left, plan, state, bench, device, end_s, journal, report)
-    report(1.0, "writing the table")
-    clocks = {"before": before, "after": device.monitor.read()}
-    info = _info(identity, device, plan, state, clocks) | {"elapsed_s": round(bench.clock_s() - start_s, 1)}
-    return _write(settings, device, state, info)
+    return _Sweep(settings, device, models, bench, progress).run()
 
 
-def _run_points(
-    left: Sequence[Planned],
-    plan: Plan,
-    state: _State,
-    bench: Bench,
-    device: Device,
-    end_s: float,
-    journal: Journal,
-    report: Progress,
-) -> None:
-    """Measure what is left of the plan, until time is up."""
-    total_s = plan.estimated_s
-    done_s = total_s - sum(planned.estimated_s for planned in left)
-    for planned in left:
-        state.out_of_time = state.out_of_time or bench.clock_s() > end_s
-        report(done_s / total_s, planned.point.label())
+class _Sweep:
+    """A measurement under way: what it is of, and what has happened so far.
+
+    `_refused` maps an op to the reason why its kernel is not timed.
+    """
+
+    def __init__(
+        self,
+        settings: SweepSettings,
+        device: Device,
+        models: tuple[ModelShapes, ...],
+        bench: Bench,
+        progress: Progress | None,
+    ) -> None:
+        self._settings, self._device, self._bench = settings, device, bench
+        self._report: Progress = progress or (lambda done, label: None)
+        self._start_s = bench.clock_s()
+        self._plan = make_plan(models, cpu=device.kind == "cpu", quick=settings.quick, cache_bytes=device.cache_bytes)
+        self._shapes = [f"{model.name}@{model.ranks}" for model in models]
+        own = {"dtype": bench.ops.dtype, "models": self._shapes, "quick": settings.quick}
+        self._identity: dict[str, object] = {**device.identity(), **own}
+        self._entries: dict[Point, Entry] = {}
+        self._num_resumed = 0
+        self._skipped: list[Skipped] = []
+        self._readings: list[Reading] = []
+        self._checks: list[Check] = []
+        self._compiled: Compiled | None = None
+        self._refused: Mapping[str, str] = {}
+        self._out_of_time = False
+        self._read_s = float("-inf")
+
+    def run(self) -> Measured:
+        """All that is left of the plan, as far as time reaches, and then the files."""
+        folder, device, bench = self._settings.out_dir, self._device, self._bench
         try:
-            if reason := OUT_OF_TIME if state.out_of_time else state.refused.get(planned.point.op):
-                raise Refused(reason)
-            entry = measure_point(planned, bench, device)
-        except Refused as refusal:
-            state.skipped.append(Skipped(planned.point, str(refusal)))
-        else:
-            state.entries[planned.point] = entry
-            journal.add(entry)
-        done_s += planned.estimated_s
-        _watch(state, device, bench)
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CalibrationError(f"{folder}: {error.strerror or error}") from None
+        journal, self._entries = open_journal(folder / JOURNAL_NAME, self._identity, resume=self._settings.resume)
+        self._num_resumed = len(self._entries)
+        clocks = {"before": device.monitor.read()}
+        self._report(0.0, f"{self._plan.describe()}, shapes of {', '.join(self._shapes)}")
+        with journal, bench.ops.session():
+            left = [planned for planned in self._plan.points if planned.point not in self._entries]
+            if left and device.kind == "cuda":
+                self._check_kernels()
+            self._measure(left, journal)
+        self._report(1.0, "writing the table")
+        info = self._info(clocks | {"after": device.monitor.read()})
+        return self._write(info | {"elapsed_s": round(bench.clock_s() - self._start_s, 1)})
 
+    def _check_kernels(self) -> None:
+        """Compile all kernels, then refuse to time those with wrong results."""
+        self._report(0.0, "compiling the kernels")
+        self._compiled = self._bench.compile()
+        self._report(0.0, "checking the results of the kernels")
+        self._checks = list(self._bench.verify())
+        self._refused = refused_ops(self._checks)
 
-def _watch(state: _State, device: Device, bench: Bench) -> None:
-    """Ask the driver for clocks and throttling, once a second."""
-    now_s = bench.clock_s()
-    if now_s - state.read_s >= _READ_EVERY_S:
-        state.read_s = now_s
-        reading = device.monitor.read()
-        if reading is not None:
-            state.readings.append(reading)
+    def _measure(self, left: Sequence[Planned], journal: Journal) -> None:
+        """Measure what is left of the plan, until time is up."""
+        settings, bench = self._settings, self._bench
+        usual_s = _BUDGET_S[self._device.kind, settings.quick]
+        end_s = self._start_s + (usual_s if settings.budget_s is None else settings.budget_s)
+        total_s = self._plan.estimated_s
+        done_s = total_s - sum(planned.estimated_s for planned in left)
+        for planned in left:
+            self._out_of_time = self._out_of_time or bench.clock_s() > end_s
+            self._report(done_s / total_s, planned.point.label())
+            try:
+                if reason := OUT_OF_TIME if self._out_of_time else self._refused.get(planned.point.op):
+                    raise Refused(reason)
+                entry = measure_point(planned, bench, self._device)
+            except Refused as refusal:
+                self._skipped.append(Skipped(planned.point, str(refusal)))
+            else:
+                self._entries[planned.point] = entry
+                journal.add(entry)
+            done_s += planned.estimated_s
+            self._watch()
 
+    def _watch(self) -> None:
+        """Ask the driver for clocks and throttling, once a second."""
+        now_s = self._bench.clock_s()
+        if now_s - self._read_s >= _READ_EVERY_S:
+            self._read_s = now_s
+            reading = self._device.monitor.read()
+            if reading is not None:
+                self._readings.append(reading)
 
-def _info(
-    identity: Mapping[str, object], device: Device, plan: Plan, state: _State, clocks: Mapping[str, Reading | None]
-) -> Info:
-    entries = list(state.entries.values())
-    during = summary(state.readings)
-    return {
-        "schema": INFO_SCHEMA,
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "kind": device.kind,
-        "identity": dict(identity),
-        "memory_bytes": device.memory_bytes,
-        "cache_bytes": device.cache_bytes,
-        "clocks": {when: reading and reading.to_json() for when, reading in clocks.items()} | {"during": during},
-        "throttling_seen": during.get("throttling") if during else None,
-        "ceilings": outcome.ceilings(entries),
-        "gemm_backends": outcome.gemm_backends(entries),
-        "spreads": {op: asdict(spread) for op, spread in outcome.spreads(entries).items()},
-        "checks": [
-            {"name": check.name, "passed": check.passed, "max_error": check.max_error} for check in state.checks
-        ],
-        "compiled": state.compiled and asdict(state.compiled),
-        "skipped": [{"point": item.point.label(), "reason": item.reason} for item in state.skipped],
-        "plan": {"points": len(plan.points), "estimated_s": round(plan.estimated_s, 1), "resumed": state.num_resumed},
-    }
+    def _info(self, clocks: Mapping[str, Reading | None]) -> Info:
+        device, plan, entries, during = self._device, self._plan, list(self._entries.values()), summary(self._readings)
+        return {
+            "schema": INFO_SCHEMA,
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kind": device.kind,
+            "identity": self._identity,
+            "memory_bytes": device.memory_bytes,
+            "cache_bytes": device.cache_bytes,
+            "clocks": {when: reading and reading.to_json() for when, reading in clocks.items()} | {"during": during},
+            "throttling_seen": during.get("throttling") if during else None,
+            "ceilings": outcome.ceilings(entries),
+            "gemm_backends": outcome.gemm_backends(entries),
+            "spreads": {op: asdict(spread) for op, spread in outcome.spreads(entries).items()},
+            "checks": [
+                {name: getattr(check, name) for name in ("name", "passed", "max_error")} for check in self._checks
+            ],
+            "compiled": self._compiled and asdict(self._compiled),
+            "skipped": [{"point": item.point.label(), "reason": item.reason} for item in self._skipped],
+            "plan": {
+                "points": len(plan.points),
+                "estimated_s": round(plan.estimated_s, 1),
+                "resumed": self._num_resumed,
+            },
+        }
 
+    def _notes(self, info: Info) -> tuple[str, ...]:
+        """What the user should know, one line each."""
+        device, notes = self._device, []
+        if self._num_resumed:
+            notes.append(f"went on from {self._num_resumed} points measured before")
+        late = sum(item.reason == OUT_OF_TIME for item in self._skipped)
+        if late:
+            notes.append(f"{late} points were left out because time was up; the same command measures them next")
+        if len(self._skipped) > late:
+            notes.append(f"{len(self._skipped) - late} points were skipped, see {INFO_NAME}")
+        if self._compiled and self._compiled.faults:
+            notes.append(f"{len(self._compiled.faults)} compiled kernels spill or do not fit, see {INFO_NAME}")
+        failed = [check.name for check in self._checks if not check.passed]
+        if failed:
+            notes.append(f"kernels with wrong results, not timed: {', '.join(failed)}")
+        if device.kind == "cuda" and device.monitor.missing:
+            notes.append(f"clocks and throttling are not known: {device.monitor.missing}")
+        if info["throttling_seen"]:
+            notes.append(f"the GPU slowed itself down while measured: {', '.join(info['throttling_seen'])}")
+        uncaptured = sum(bool(entry.timing.note) for entry in self._entries.values())
+        if uncaptured:
+            notes.append(f"{uncaptured} points could not be captured as a graph: gaps between launches may count")
+        if device.kind == "cpu":
+            notes.append("no host_overhead on a CPU: the time of each call includes its launch")
+        return tuple(notes)
 
-def _notes(device: Device, state: _State, info: Info) -> tuple[str, ...]:
-    """What the user should know, one line each."""
-    entries, notes = state.entries.values(), []
-    if state.num_resumed:
-        notes.append(f"went on from {state.num_resumed} points measured before")
-    late = sum(item.reason == OUT_OF_TIME for item in state.skipped)
-    if late:
-        notes.append(f"{late} points were left out because time was up; the same command measures them next")
-    if len(state.skipped) > late:
-        notes.append(f"{len(state.skipped) - late} points were skipped, see {INFO_NAME}")
-    if state.compiled and state.compiled.faults:
-        notes.append(f"{len(state.compiled.faults)} compiled kernels spill or do not fit, see {INFO_NAME}")
-    failed = [check.name for check in state.checks if not check.passed]
-    if failed:
-        notes.append(f"kernels with wrong results, not timed: {', '.join(failed)}")
-    if device.kind == "cuda" and device.monitor.missing:
-        notes.append(f"clocks and throttling are not known: {device.monitor.missing}")
-    if info["throttling_seen"]:
-        notes.append(f"the GPU slowed itself down while measured: {', '.join(info['throttling_seen'])}")
-    uncaptured = sum(bool(entry.timing.note) for entry in entries)
-    if uncaptured:
-        notes.append(f"{uncaptured} points could not be captured as a graph: gaps between launches may count")
-    if device.kind == "cpu":
-        notes.append("no host_overhead on a CPU: the time of each call includes its launch")
-    return tuple(notes)
-
-
-def _write(settings: SweepSettings, device: Device, state: _State, info: Info) -> Measured:
-    """Table and info; the journal goes away once nothing is left to go on with."""
-    table_path, info_path = settings.out_dir / TABLE_NAME, settings.out_dir / INFO_NAME
-    table = outcome.table_text(state.entries.values())
-    notes = _notes(device, state, info)
-    outcome.write_text(table_path, table)
-    outcome.write_info(info_path, info | {"notes": list(notes), "table": outcome.table_info(table)})
-    if not state.out_of_time:
-        (settings.out_dir / JOURNAL_NAME).unlink()
-    return Measured(table_path, info_path, tuple(state.skipped), notes)
+    def _write(self, info: Info) -> Measured:
+        """Table and info; the journal goes away once nothing is left to go on with."""
+        folder = self._settings.out_dir
+        table_path, info_path = folder / TABLE_NAME, folder / INFO_NAME
+        table, notes = outcome.table_text(self._entries.values()), self._notes(info)
+        outcome.write_text(table_path, table)
+        outcome.write_info(info_path, info | {"notes": list(notes), "table": outcome.table_info(table)})
+        if not self._out_of_time:
+            (folder / JOURNAL_NAME).unlink()
+        return Measured(table_path, info_path, tuple(self._skipped), notes)
