@@ -70,7 +70,7 @@ class Launches:
     """Measured launches of one shape of heads; arrays of one length. No chunk: `q` 0.
 
     `decode_edge` is the part of a KV block that a decode begins beyond its whole blocks, known for lengths on a grid.
-    `mean_us` and `longest_us` are launches of as many equal decodes, NaN where they were not measured.
+    `mean_us` and `longest_us` are launches of as many equal decodes, None where they were not measured.
     """
 
     heads: Heads
@@ -81,9 +81,9 @@ class Launches:
     longest: Floats
     us: Floats
     decode_edge: Floats
-    unequal: bool
-    mean_us: Floats
-    longest_us: Floats
+    unequal: bool = False
+    mean_us: Floats | None = None
+    longest_us: Floats | None = None
 
     def take(self, chosen: npt.NDArray[Any]) -> Launches:
         """The launches of a mask."""
@@ -115,9 +115,6 @@ def _mixed_launches(rows: Rows, heads: Heads) -> Launches:
         longest=length,
         us=rows.us,
         decode_edge=np.ceil((length + 1.0) / 128.0) - length / 128.0,
-        unequal=False,
-        mean_us=np.full(len(rows), np.nan),
-        longest_us=np.full(len(rows), np.nan),
     )
 
 
@@ -140,8 +137,6 @@ def _unequal_launches(rows: Rows, heads: Heads) -> Launches:
         us=rows.us,
         decode_edge=nothing + 0.5,
         unequal=True,
-        mean_us=nothing * np.nan,
-        longest_us=nothing * np.nan,
     )
 
 
@@ -305,14 +300,12 @@ def fit_skew(unequal: Seq[Launches], decode: OpFit, varlen: Varlen | None, gpu: 
 def _with_equal_times(part: Launches, decode: OpFit) -> Launches:
     """Times of equal decodes of mean and of maximal length: measured where they were, else predicted. Only launches in
     which the two are far enough apart to tell what lies between them."""
-    mean = _decodes(part, decode)
-    longest = decode.predict({"batch": part.seqs, "kv_len": part.longest, **part.head_sizes()}).us
-    part = replace(
-        part,
-        mean_us=np.where(np.isnan(part.mean_us), mean, part.mean_us),
-        longest_us=np.where(np.isnan(part.longest_us), longest, part.longest_us),
-    )
-    return part.take((part.longest_us - part.mean_us) > LEAST_GAP * part.mean_us)
+    mean_us, longest_us = part.mean_us, part.longest_us
+    if mean_us is None or longest_us is None:
+        sizes = {"batch": part.seqs, "kv_len": part.longest, **part.head_sizes()}
+        mean_us, longest_us = _decodes(part, decode), decode.predict(sizes).us
+    part = replace(part, mean_us=mean_us, longest_us=longest_us)
+    return part.take((longest_us - mean_us) > LEAST_GAP * mean_us)
 
 
 def _fit_skew(parts: Seq[Launches], limit: float) -> Json:
