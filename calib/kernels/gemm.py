@@ -22,6 +22,7 @@ from calib.kernels.launch import (
     check,
     output,
     require,
+    run,
     shared_limit_bytes,
 )
 
@@ -211,6 +212,4 @@ def gemm(
     if config.split_k > 1:
         require(config.split_k * m * n < 2**31, "config", "split_k x m x n below 2**31", config)
         parts = torch.empty((config.split_k, m, n), dtype=torch.float32, device=x.device)
-    for launch in launches(x, weight, out, parts, config):
-        launch.run()
-    return out
+    return run(launches(x, weight, out, parts, config), out)

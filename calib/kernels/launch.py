@@ -7,7 +7,7 @@ allows a program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,13 @@ class Launch:
             self.kernel[self.grid](
                 *self.args, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages, **OPTIONS
             )
+
+
+def run(launches: Iterable[Launch], out: torch.Tensor) -> torch.Tensor:
+    """`out`, once all that fills it is launched."""
+    for launch in launches:
+        launch.run()
+    return out
 
 
 def require(holds: bool, name: str, expected: str, got: object) -> None:

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import INDEX, Capability, Launch, capability_of, check, next_power_of_2, output, require
-from calib.kernels.paged_attention import attend, check_paged, mixed_tile, paged_shape, scale_log2
+from calib.kernels.launch import INDEX, Capability, Launch, capability_of, check, next_power_of_2, output, require, run
+from calib.kernels.paged_attention import PagedInputs, attend, mixed_tile, scale_log2
 
 
 @triton.jit
@@ -87,18 +87,10 @@ def mixed_kernel(
 
 
 def launches(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out: torch.Tensor,
-    scale: float | None,
-    capability: Capability,
+    inputs: PagedInputs, starts: torch.Tensor, out: torch.Tensor, scale: float | None, capability: Capability
 ) -> tuple[Launch, ...]:
     """The one launch of checked inputs."""
-    shape = paged_shape(query, key_cache, block_table)
+    shape, (query, key_cache, value_cache, block_table, seq_lens) = inputs.shape, inputs
     tile = mixed_tile(shape.head_dim, query.element_size(), capability)
     block_m = max(tile.block_m, next_power_of_2(shape.group))
     tile_tokens = block_m // shape.group
@@ -106,7 +98,7 @@ def launches(
         Launch(
             mixed_kernel,
             (shape.kv_heads, shape.rows // tile_tokens + shape.batch),
-            (query, key_cache, value_cache, block_table, query_start_loc, seq_lens, out, shape.max_blocks,
+            (query, key_cache, value_cache, block_table, starts, seq_lens, out, shape.max_blocks,
              shape.kv_heads, shape.group, shape.batch, tile_tokens, scale_log2(scale, shape.head_dim)),
             {**shape.constants(tile), "BLOCK_M": block_m},
             tile.num_warps,
@@ -130,12 +122,9 @@ def mixed(
 
     The arguments are the same, so that the two can stand for each other; this one needs no `max_query_len`.
     """
-    shape = check_paged(query, key_cache, value_cache, block_table, seq_lens)
+    inputs = PagedInputs(query, key_cache, value_cache, block_table, seq_lens)
+    shape = inputs.checked()
     check("query_start_loc", query_start_loc, (shape.batch + 1,), INDEX, query.device)
     require(max_query_len >= 0, "max_query_len", "0 or more", max_query_len)
     out = output(out, query, tuple(query.shape))
-    for launch in launches(
-        query, key_cache, value_cache, block_table, query_start_loc, seq_lens, out, scale, capability_of(query.device)
-    ):
-        launch.run()
-    return out
+    return run(launches(inputs, query_start_loc, out, scale, capability_of(query.device)), out)

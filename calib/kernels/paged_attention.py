@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -160,30 +161,34 @@ class PagedShape:
         }
 
 
-def paged_shape(query: torch.Tensor, key_cache: torch.Tensor, block_table: torch.Tensor) -> PagedShape:
-    """Sizes, unchecked."""
-    return PagedShape(*query.shape, *key_cache.shape[1:3], *block_table.shape)
+class PagedInputs(NamedTuple):
+    """What every attention kernel reads, in the order in which it takes them."""
 
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
 
-def check_paged(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-) -> PagedShape:
-    """Sizes of the inputs, or ValueError."""
-    check("query", query, (None, None, None), FLOATS, query.device)
-    heads, head_dim = query.shape[1:]
-    check("key_cache", key_cache, (None, None, None, head_dim), (query.dtype,), query.device)
-    check("value_cache", value_cache, tuple(key_cache.shape), (query.dtype,), query.device)
-    check("block_table", block_table, (None, None), INDEX, query.device)
-    check("seq_lens", seq_lens, (block_table.shape[0],), INDEX, query.device)
-    block_size, kv_heads = key_cache.shape[1:3]
-    require(head_dim in HEAD_DIMS, "query", f"a head size of {HEAD_DIMS}", head_dim)
-    require(block_size in BLOCK_SIZES, "key_cache", f"a block size of {BLOCK_SIZES}", block_size)
-    require(kv_heads > 0 and heads % kv_heads == 0, "query", f"heads a multiple of {kv_heads} KV heads", heads)
-    return paged_shape(query, key_cache, block_table)
+    @property
+    def shape(self) -> PagedShape:
+        """Sizes, unchecked."""
+        return PagedShape(*self.query.shape, *self.key_cache.shape[1:3], *self.block_table.shape)
+
+    def checked(self) -> PagedShape:
+        """Sizes, or ValueError."""
+        query, key_cache, value_cache, block_table, seq_lens = self
+        check("query", query, (None, None, None), FLOATS, query.device)
+        heads, head_dim = query.shape[1:]
+        check("key_cache", key_cache, (None, None, None, head_dim), (query.dtype,), query.device)
+        check("value_cache", value_cache, tuple(key_cache.shape), (query.dtype,), query.device)
+        check("block_table", block_table, (None, None), INDEX, query.device)
+        check("seq_lens", seq_lens, (block_table.shape[0],), INDEX, query.device)
+        block_size, kv_heads = key_cache.shape[1:3]
+        require(head_dim in HEAD_DIMS, "query", f"a head size of {HEAD_DIMS}", head_dim)
+        require(block_size in BLOCK_SIZES, "key_cache", f"a block size of {BLOCK_SIZES}", block_size)
+        require(kv_heads > 0 and heads % kv_heads == 0, "query", f"heads a multiple of {kv_heads} KV heads", heads)
+        return self.shape
 
 
 def scale_log2(scale: float | None, head_dim: int) -> float:

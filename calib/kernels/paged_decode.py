@@ -20,8 +20,9 @@ from calib.kernels.launch import (
     num_sms_of,
     output,
     require,
+    run,
 )
-from calib.kernels.paged_attention import attend, check_paged, decode_tile, paged_shape, scale_log2
+from calib.kernels.paged_attention import PagedInputs, attend, decode_tile, scale_log2
 
 LEAST_ROWS = 16
 """Rows that a tensor core takes at least; smaller groups are padded."""
@@ -134,27 +135,22 @@ def join_splits_kernel(
 
 
 def launches(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    inputs: PagedInputs,
     out: torch.Tensor,
     parts: tuple[torch.Tensor, torch.Tensor] | None,
     scale: float | None,
     capability: Capability,
 ) -> tuple[Launch, ...]:
     """Attention, and the joining of its `parts` (values and log-sums) where sequences are split."""
-    shape = paged_shape(query, key_cache, block_table)
-    tile = decode_tile(shape.head_dim, query.element_size(), capability)
+    shape = inputs.shape
+    tile = decode_tile(shape.head_dim, inputs.query.element_size(), capability)
     rows = max(LEAST_ROWS, next_power_of_2(shape.group))
-    values, lse = parts if parts else (out, seq_lens)  # unsplit: an address that is not used
+    values, lse = parts if parts else (out, inputs.seq_lens)  # unsplit: an address that is not used
     splits = values.shape[2] if parts else 1
     attention = Launch(
         decode_kernel,
         (shape.kv_heads, shape.batch, splits),
-        (query, key_cache, value_cache, block_table, seq_lens, values, lse, shape.max_blocks, shape.kv_heads,
-         shape.group, scale_log2(scale, shape.head_dim)),
+        (*inputs, values, lse, shape.max_blocks, shape.kv_heads, shape.group, scale_log2(scale, shape.head_dim)),
         {**shape.constants(tile), "BLOCK_M": rows, "SPLIT": parts is not None},
         tile.num_warps,
         tile.num_stages,
@@ -188,7 +184,8 @@ def paged_decode(
     by default; a sequence of no tokens gives zeros. Without `num_splits`, `choose_splits` for the longest sequence that
     the table can hold: give it a table no wider than needed, or the splits.
     """
-    shape = check_paged(query, key_cache, value_cache, block_table, seq_lens)
+    inputs = PagedInputs(query, key_cache, value_cache, block_table, seq_lens)
+    shape = inputs.checked()
     check("query", query, (shape.batch, None, None), (query.dtype,), query.device)
     out = output(out, query, tuple(query.shape))
     if num_splits is None:
@@ -200,7 +197,4 @@ def paged_decode(
         values = torch.empty((shape.batch, shape.heads, num_splits, shape.head_dim), dtype=torch.float32,
                              device=query.device)  # fmt: skip
         parts = (values, torch.empty(values.shape[:3], dtype=torch.float32, device=query.device))
-    capability = capability_of(query.device)
-    for launch in launches(query, key_cache, value_cache, block_table, seq_lens, out, parts, scale, capability):
-        launch.run()
-    return out
+    return run(launches(inputs, out, parts, scale, capability_of(query.device)), out)

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import INDEX, Capability, Launch, capability_of, cdiv, check, output, require
-from calib.kernels.paged_attention import attend, check_paged, paged_shape, prefill_tile, scale_log2
+from calib.kernels.launch import INDEX, Capability, Launch, capability_of, cdiv, check, output, require, run
+from calib.kernels.paged_attention import PagedInputs, attend, prefill_tile, scale_log2
 
 
 @triton.jit(do_not_specialize=["max_blocks", "kv_heads", "group"])
@@ -70,25 +70,21 @@ def prefill_kernel(
 
 
 def launches(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
+    inputs: PagedInputs,
+    starts: torch.Tensor,
     max_query_len: int,
     out: torch.Tensor,
     scale: float | None,
     capability: Capability,
 ) -> tuple[Launch, ...]:
     """The one launch of checked inputs."""
-    shape = paged_shape(query, key_cache, block_table)
+    shape, (query, key_cache, value_cache, block_table, seq_lens) = inputs.shape, inputs
     tile = prefill_tile(shape.head_dim, query.element_size(), capability)
     return (
         Launch(
             prefill_kernel,
             (cdiv(max_query_len, tile.block_m), shape.heads, shape.batch),
-            (query, key_cache, value_cache, block_table, query_start_loc, seq_lens, out, shape.max_blocks,
+            (query, key_cache, value_cache, block_table, starts, seq_lens, out, shape.max_blocks,
              shape.kv_heads, shape.group, scale_log2(scale, shape.head_dim)),
             shape.constants(tile),
             tile.num_warps,
@@ -113,13 +109,9 @@ def paged_prefill(
     seq_lens counts cached tokens and the chunk, whose keys and values are in the cache already. `max_query_len` is the
     longest chunk; rows of longer ones would not be computed. `scale` is 1 / sqrt(d) by default.
     """
-    shape = check_paged(query, key_cache, value_cache, block_table, seq_lens)
+    inputs = PagedInputs(query, key_cache, value_cache, block_table, seq_lens)
+    shape = inputs.checked()
     check("query_start_loc", query_start_loc, (shape.batch + 1,), INDEX, query.device)
     require(max_query_len >= 0, "max_query_len", "0 or more", max_query_len)
     out = output(out, query, tuple(query.shape))
-    for launch in launches(
-        query, key_cache, value_cache, block_table, query_start_loc, seq_lens, max_query_len, out, scale,
-        capability_of(query.device),
-    ):  # fmt: skip
-        launch.run()
-    return out
+    return run(launches(inputs, query_start_loc, max_query_len, out, scale, capability_of(query.device)), out)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import FLOATS, Launch, check, next_power_of_2, output
+from calib.kernels.launch import FLOATS, Launch, check, next_power_of_2, output, run
 
 ELEMENTS_PER_WARP = 1024
 MAX_WARPS = 16
@@ -67,6 +67,4 @@ def rms_norm(
     if residual is not None:
         check("residual", residual, tuple(x.shape), (x.dtype,), x.device)
     out = output(out, x, tuple(x.shape))
-    for launch in launches(x, weight, residual, epsilon, out):
-        launch.run()
-    return out
+    return run(launches(x, weight, residual, epsilon, out), out)

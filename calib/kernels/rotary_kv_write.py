@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import FLOATS, Launch, cdiv, check, output, require
+from calib.kernels.launch import FLOATS, Launch, cdiv, check, output, require, run
 from calib.kernels.paged_attention import HEAD_DIMS
 
 HEADS_AT_ONCE = 8
@@ -121,6 +121,4 @@ def rotary_kv_write(
     check("key_cache", key_cache, (None, None, key.shape[1], head_dim), (query.dtype,), device)
     check("value_cache", value_cache, tuple(key_cache.shape), (query.dtype,), device)
     out = output(out, query, tuple(query.shape))
-    for launch in launches(query, key, value, cos_sin_cache, positions, key_cache, value_cache, slot_mapping, out):
-        launch.run()
-    return out
+    return run(launches(query, key, value, cos_sin_cache, positions, key_cache, value_cache, slot_mapping, out), out)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from calib.kernels.launch import FLOATS, Launch, cdiv, check, output, require
+from calib.kernels.launch import FLOATS, Launch, cdiv, check, output, require, run
 
 BLOCK = 1024
 
@@ -35,6 +35,4 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     check("x", x, (None, None), FLOATS, x.device)
     require(x.shape[1] % 2 == 0, "x", "an even number of columns", x.shape[1])
     out = output(out, x, (x.shape[0], x.shape[1] // 2))
-    for launch in launches(x, out):
-        launch.run()
-    return out
+    return run(launches(x, out), out)

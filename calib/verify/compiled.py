@@ -29,6 +29,7 @@ from triton.compiler import ASTSource
 
 from calib.kernels import gemm, mixed, paged_decode, paged_prefill, rms_norm, rotary_kv_write, silu_and_mul
 from calib.kernels.launch import OPTIONS, Capability, Constant, Launch, shared_limit_bytes
+from calib.kernels.paged_attention import PagedInputs
 
 POINTER_TYPES = {
     torch.float16: "*fp16",
@@ -269,13 +270,14 @@ def _attention(capability: Capability, dtype: torch.dtype) -> Named:
         values = _empty(batch, heads, 2, head_dim, dtype=torch.float32)
         split = (values, _empty(*values.shape[:3], dtype=torch.float32))
         for parts in (None, split):
-            decodes = paged_decode.launches(one, cache, cache, table, seq_lens, one, parts, None, capability)
+            inputs = PagedInputs(one, cache, cache, table, seq_lens)
+            decodes = paged_decode.launches(inputs, one, parts, None, capability)
             yield f"decode {name}" + (" split" if parts else ""), decodes[0]
             if parts:
                 yield f"join_splits d{head_dim}", decodes[1]
-        prefill = paged_prefill.launches(many, cache, cache, table, starts, seq_lens, tokens, many, None, capability)
-        yield f"prefill {name}", prefill[0]
-        yield f"mixed {name}", mixed.launches(many, cache, cache, table, starts, seq_lens, many, None, capability)[0]
+        inputs = PagedInputs(many, cache, cache, table, seq_lens)
+        yield f"prefill {name}", paged_prefill.launches(inputs, starts, tokens, many, None, capability)[0]
+        yield f"mixed {name}", mixed.launches(inputs, starts, many, None, capability)[0]
 
 
 def _elementwise(dtype: torch.dtype) -> Named:
