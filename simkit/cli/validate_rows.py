@@ -78,8 +78,8 @@ def run_rows(
                 f"note: what rows leave open of engine, latency and interconnect is from {scenario}, as is the seed"
             )
         for found in study.fits:
-            terms = found.found.terms
-            if not found.found.fitted:
+            terms = found.host.terms
+            if not found.host.fitted:
                 console.say(f"note: {found.engine}: {NOTHING_FITTED}")
                 continue
             what = f"{terms.fixed_us:.0f} us a step and {terms.per_seq_us:.1f} us a sequence"

@@ -57,22 +57,22 @@ class EngineFit:
 
     engine: str
     metric: str
-    found: HostFit
+    host: HostFit
     rows: tuple[str, ...]
     test_rows: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
         """As in rows.json; errors are the mean absolute ones of the fitted rows, with the start's terms and after; no
         terms where none could be fitted: those that hold without a fit stay."""
-        terms = self.found.terms
-        told = ("fixed_us", "per_seq_us", "first_token_us") if self.found.fitted else ()
+        terms = self.host.terms
+        told = ("fixed_us", "per_seq_us", "first_token_us") if self.host.fitted else ()
         return {
             "engine": self.engine,
             "metric": self.metric,
             "terms": {name: round(getattr(terms, name), 3) for name in told},
-            "fitted": list(self.found.fitted),
-            "idle": list(self.found.idle),
-            "fit_mape_pct": 100 * float(np.abs(self.found.after).mean()),
+            "fitted": list(self.host.fitted),
+            "idle": list(self.host.idle),
+            "fit_mape_pct": 100 * float(np.abs(self.host.after).mean()),
             "rows": list(self.rows),
             "test_rows": list(self.test_rows),
         }

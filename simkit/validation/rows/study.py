@@ -90,7 +90,7 @@ def study_rows(
     if fit is not None:
         share = _part(progress, 0.4, 0.4)  # how many rounds a fit takes is not known
         fits = fit_engines(runs, fit, lambda used, terms, metric: _predict(used, terms, metric, share, options))
-    terms = {found.engine: found.found.terms for found in fits if found.found.fitted}
+    terms = {fitted.engine: fitted.host.terms for fitted in fits if fitted.host.fitted}
     final, more = _final(runs, terms, zero, _part(progress, 0.6, 1.0), options)
     failed |= more
     runs = [run for run in runs if run.row.id not in failed]
