@@ -43,6 +43,10 @@ _COMPARED = {
 }
 
 
+NO_FILE = "scenario"
+"""The place of a value that neither a file nor a setting wrote."""
+
+
 @dataclass(slots=True)
 class Origin:
     """Where values came from: a file with its node tree, and the settings that replaced parts of it (path -> label)."""
@@ -65,7 +69,7 @@ class Origin:
                     rest = path[length:] if candidate == path else path
                     return label, dotted(rest) if rest else ""
         line = line_of(self.root, path)
-        where = self.file or "scenario"
+        where = self.file or NO_FILE
         return f"{where}:{line}" if line is not None else where, dotted(path)
 
 

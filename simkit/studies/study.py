@@ -43,6 +43,13 @@ class Failure:
     kind: Kind
     message: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
+    """The place that is to blame, where one is: the message begins with it."""
+
+    @property
+    def said(self) -> str:
+        """The message without the place."""
+        return self.message.removeprefix(f"{self.where}: ")
 
     def line(self, name: str) -> str:
         """What to tell of the point of this name, in one line, with the settings that the name does not show."""
@@ -171,7 +178,7 @@ def guarded(version: str, do: Callable[[], Done]) -> Done | Failure:
             raise InputError(f"the worker has simkit {__version__}; expected {version}, as here")
         return do()
     except InputError as error:
-        return Failure("input", str(error))
+        return Failure("input", str(error), where=error.where)
     except CheckError as error:
         return Failure("check", str(error))
     except MemoryError:
@@ -189,10 +196,12 @@ def _set_up_all(points: Sequence[Point], word: str) -> tuple[list[Setup], dict[s
         try:
             setups.append(set_up(point.scenario))
         except InputError as error:
-            refused[point.name] = Failure("input", str(error), point.settings)
+            refused[point.name] = Failure("input", str(error), point.settings, error.where)
     if not setups:
         name, failure = next(iter(refused.items()))
-        raise InputError(f"{word} {name}: {failure.message}" if word else failure.message)
+        if word:
+            raise InputError(f"{word} {name}: {failure.message}")
+        raise InputError(failure.said, where=failure.where)
     return setups, refused
 
 

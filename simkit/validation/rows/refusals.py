@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from simkit.memory.weights import split_stages, weight_parts
 from simkit.scenario import Scenario
+from simkit.scenario.explain import NO_FILE
 from simkit.specs.hardware import load_gpu
 from simkit.specs.model_spec import ModelSpec
+from simkit.studies.study import Failure
 from simkit.validation.rows.read import Row
 
 TOO_FAST = (
@@ -108,22 +110,19 @@ def _used_bytes(model: ModelSpec, scenario: Scenario) -> float:
     return parts["attention"] + parts["mlp"] + parts["experts"] * share + parts["lm_head"]
 
 
-def refusals(messages: Mapping[str, str]) -> dict[str, str]:
+def refusals(failed: Mapping[str, Failure]) -> dict[str, str]:
     """Reason of each row; rows whose messages differ in numbers and names only have the first one as an example."""
     alike: dict[str, list[str]] = {}
-    for name, message in messages.items():
-        alike.setdefault(_pattern(message), []).append(name)
+    for name, failure in failed.items():
+        pattern = " ".join("N" if any(c.isdigit() for c in word) else word for word in _said(failure).split())
+        alike.setdefault(pattern, []).append(name)
     found = dict[str, str]()
     for names in alike.values():
-        text = _plain(messages[names[0]])
+        text = _said(failed[names[0]])
         found |= dict.fromkeys(names, f"refused: {text}" if len(names) == 1 else f"refused, for example: {text}")
     return found
 
 
-def _plain(message: str) -> str:
-    """Without the place that is to blame, which is in no file of the user's."""
-    return message.partition(": ")[2] if message.startswith("scenario") else message
-
-
-def _pattern(message: str) -> str:
-    return " ".join("N" if any(c.isdigit() for c in word) else word for word in _plain(message).split())
+def _said(failure: Failure) -> str:
+    """Without the place that is to blame, where that is in no file of the user's."""
+    return failure.said if failure.where == NO_FILE else failure.message

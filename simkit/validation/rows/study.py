@@ -84,8 +84,7 @@ def study_rows(
     zero, failed = _simulated(runs, {}, ZERO, _part(progress, 0.0, 0.4), options)
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
-        first = next(iter(failed.values()))
-        raise InputError(f"{source or 'rows'}: no row can be simulated: {first}")
+        raise _none_can_be(source, failed)
     fits: list[EngineFit] = []
     if fit is not None:
         share = _part(progress, 0.4, 0.4)  # how many rounds a fit takes is not known
@@ -95,17 +94,22 @@ def study_rows(
     failed |= more
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
-        raise InputError(f"{source or 'rows'}: no row can be simulated: {next(iter(failed.values()))}")
+        raise _none_can_be(source, failed)
     skipped |= refusals(failed)
     shown = tuple(_row(run, zero[run.row.id], final[run.row.id], _role(run, fits)) for run in runs)
     lines = {row.id: row.line for row in rows if row.id in skipped}
     assumed = Counter(text for run in runs for text in run.assumed) + _sources(final, runs)
-    return RowStudy(name, source, len(rows), shown, skipped, lines, failed, tuple(fits), assumed)
+    messages = {name: failure.message for name, failure in failed.items()}
+    return RowStudy(name, source, len(rows), shown, skipped, lines, messages, tuple(fits), assumed)
+
+
+def _none_can_be(source: str, failed: Mapping[str, Failure]) -> InputError:
+    return InputError(f"{source or 'rows'}: no row can be simulated: {next(iter(failed.values())).message}")
 
 
 def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> tuple[list[RowRun], dict[str, str]]:
     """What can be simulated, and why the rest cannot. A setting for all rows that is wrong is an InputError."""
-    runs, skipped, refused = [], dict[str, str](), dict[str, str]()
+    runs, skipped, refused = [], dict[str, str](), dict[str, Failure]()
     for row in rows:
         try:
             runs.append(run_of(row, base, sets))
@@ -114,7 +118,7 @@ def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> 
         except InputError as error:
             if error.where.startswith("--set"):
                 raise
-            refused[row.id] = str(error)
+            refused[row.id] = Failure("input", str(error), where=error.where)
     return runs, skipped | refusals(refused)
 
 
@@ -124,15 +128,15 @@ def _simulated(
     default: HostTerms | None,
     progress: Progress | None,
     options: Options,
-) -> tuple[dict[str, Predicted], dict[str, str]]:
-    """Predictions, and messages of the rows that have none, with the terms of their engine."""
+) -> tuple[dict[str, Predicted], dict[str, Failure]]:
+    """Predictions, and the failures of rows that have none, with the terms of their engine."""
     found = simulate(runs, lambda run: terms.get(run.engine, default), progress, **options)
     broken = next((part for part in found.values() if isinstance(part, Failure) and part.kind != "input"), None)
     if broken is not None:
         raise CheckError(broken.message)
     done = {name: part for name, part in found.items() if isinstance(part, Predicted)}
-    failed = {name: part.message for name, part in found.items() if isinstance(part, Failure)}
-    return done, failed | {name: LOST for name, part in done.items() if part.num_lost}
+    failed = {name: part for name, part in found.items() if isinstance(part, Failure)}
+    return done, failed | {name: Failure("input", LOST) for name, part in done.items() if part.num_lost}
 
 
 def _final(
@@ -141,7 +145,7 @@ def _final(
     zero: Mapping[str, Predicted],
     progress: Progress | None,
     options: Options,
-) -> tuple[dict[str, Predicted], dict[str, str]]:
+) -> tuple[dict[str, Predicted], dict[str, Failure]]:
     """With the terms that hold; a row that has none is not simulated again."""
     busy = [run for run in runs if not run.host_free]
     found, failed = _simulated(busy, terms, None, progress, options) if busy else ({}, {})
@@ -153,8 +157,8 @@ def _predict(
 ) -> Floats:
     found, failed = _simulated(runs, {}, terms, progress, options)
     if failed:
-        name, message = next(iter(failed.items()))
-        raise InputError(f"row {name}: {message}")
+        name, failure = next(iter(failed.items()))
+        raise InputError(f"row {name}: {failure.message}")
     missing = next((run.row.id for run in runs if metric not in found[run.row.id].metrics), None)
     if missing is not None:
         raise InputError(f"row {missing}: {metric} is measured, but not defined for what is simulated")
@@ -244,7 +248,7 @@ def _simulate(points: Sequence[Point], progress: Progress | None, options: Optio
         study = run_study(points, progress=progress, **options)
     except InputError as error:  # none of them can be run
         if len(points) == 1:
-            return {points[0].name: Failure("input", str(error))}
+            return {points[0].name: Failure("input", str(error), where=error.where)}
         return {name: part for point in points for name, part in _simulate([point], None, options).items()}
     return dict(study.failed) | {name: _reduce(result) for name, result in study.results.items()}
 
