@@ -159,7 +159,7 @@ def fit_mixed(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec)
         return _rule(_carried_over(prefill, gpu) if carried else None, {"measured": False, "rows": count}, {})
     errors, varlen_is_better = _held_out_errors(mixed, prefill, decode, gpu)
     own, other = ("varlen", "sum") if varlen_is_better else ("sum", "varlen")
-    told = {
+    details = {
         "heads": _heads_json(mixed),
         "largest": {
             "q_len": max(float(part.q.max()) for part in mixed),
@@ -170,12 +170,12 @@ def fit_mixed(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec)
         "held_out": errors[own],
         "held_out_of_the_other_rule": errors[other],
     }
-    return _rule(fit_varlen(mixed, gpu) if varlen_is_better else None, {"measured": True, "rows": count}, told)
+    return _rule(fit_varlen(mixed, gpu) if varlen_is_better else None, {"measured": True, "rows": count}, details)
 
 
-def _rule(varlen: Varlen | None, counts: Json, told: Json) -> tuple[Varlen | None, Json]:
+def _rule(varlen: Varlen | None, counts: Json, details: Json) -> tuple[Varlen | None, Json]:
     rule, constants = ("sum", {"floor_us": SUM_FLOOR_US}) if varlen is None else ("varlen", asdict(varlen))
-    return varlen, {"rule": rule, **counts, "constants": constants, **told}
+    return varlen, {"rule": rule, **counts, "constants": constants, **details}
 
 
 def _held_out_errors(mixed: Seq[Launches], prefill: OpFit, decode: OpFit, gpu: GpuSpec) -> tuple[Json, bool]:

@@ -91,8 +91,8 @@ def kv_rule(row: Row, known: Section, assumed: Assumptions) -> Section:
         return {}
     assumed.add("fp8: by tensor or by block alike")
     is_asked = row.text("model").lower().startswith("nvidia/")
-    told = "fp8, of a checkpoint of NVIDIA" if is_asked else "16 bits"
-    assumed.add(f"fp8: KV cache in {told}", "engine.kv_cache_dtype")
+    where = "fp8, of a checkpoint of NVIDIA" if is_asked else "16 bits"
+    assumed.add(f"fp8: KV cache in {where}", "engine.kv_cache_dtype")
     return {"kv_cache_dtype": "fp8"} if is_asked else {}
 
 

@@ -65,11 +65,11 @@ class EngineFit:
         """As in rows.json; errors are the mean absolute ones of the fitted rows, with the start's terms and after; no
         terms where none could be fitted: those that hold without a fit stay."""
         terms = self.host.terms
-        told = ("fixed_us", "per_seq_us", "first_token_us") if self.host.fitted else ()
+        names = ("fixed_us", "per_seq_us", "first_token_us") if self.host.fitted else ()
         return {
             "engine": self.engine,
             "metric": self.metric,
-            "terms": {name: round(getattr(terms, name), 3) for name in told},
+            "terms": {name: round(getattr(terms, name), 3) for name in names},
             "fitted": list(self.host.fitted),
             "idle": list(self.host.idle),
             "fit_mape_pct": 100 * float(np.abs(self.host.after).mean()),

@@ -52,7 +52,7 @@ class Assumptions:
         """What was assumed; it holds unless one of `keys` is set by somebody."""
         self._found.append((text, keys))
 
-    def told(self, given: Iterable[str]) -> tuple[str, ...]:
+    def holding(self, given: Iterable[str]) -> tuple[str, ...]:
         """Those that hold where the keys `given`, or keys within them or around them, were set."""
         set_keys = tuple(given)
         return tuple(text for text, keys in self._found if not any(_touches(a, b) for a in keys for b in set_keys))

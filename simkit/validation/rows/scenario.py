@@ -117,7 +117,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         assumed.add("other_config: only generated tokens, running sequences, nodes and parallelism are read")
     if base is not None and base.base_dir is not None:
         scenario = scenario.based_at(base.base_dir)
-    return RowRun(row, scenario, name.label, _is_host_free(name, scenario), _at_once(scenario), assumed.told(given))
+    return RowRun(row, scenario, name.label, _is_host_free(name, scenario), _at_once(scenario), assumed.holding(given))
 
 
 def _check_budget(name: EngineName, engine: Section) -> None:
