@@ -206,7 +206,7 @@ def write_rows(
 ) -> Path:
     """Write a study of benchmark rows: rows.json, rows.csv, manifest.json and (unless `report` is false) report.html.
 
-    `content` and `table` are those of `validation.row_study`; `facts` say what was asked, for the manifest.
+    `content` and `table` are those of `validation.rows.results`; `facts` say what was asked, for the manifest.
     """
     with replacing(Path(out_dir), overwrite) as directory:
         (directory / "rows.json").write_bytes(canonical_json(content))

@@ -45,7 +45,7 @@ def verify(
     dtypes: Iterable[torch.dtype] | None = None,
     kernels: Iterable[str] | None = None,
 ) -> list[Check]:
-    """Every case of `kernels` (all of `verify_cases.KERNELS`) in `dtypes` on `device`.
+    """Every case of `kernels` (all of `cases.KERNELS`) in `dtypes` on `device`.
 
     Without `dtypes`, on a GPU those that engines compute in; nothing else is compiled for that.
     A kernel that fails to launch is a failed check, not an exception, but may leave the device unusable for the rest.
