@@ -8,7 +8,7 @@ from simkit.sequence import Phase, Sequence
 from simkit.types import Request
 
 
-class Newcomer(NamedTuple):
+class Arrival(NamedTuple):
     """A request that reaches a replica, and what the engine knows of it beside."""
 
     request: Request
@@ -18,8 +18,8 @@ class Newcomer(NamedTuple):
     reserve_tokens: int
 
 
-class Customer:
-    """A request in the system, or one of several samples of it. Times are ns, -1 = not yet.
+class RequestState:
+    """What the engine knows of a request in the system, or one of several samples of it. Times are ns, -1 = not yet.
 
     `generated_*` are when the engine made the tokens, `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the
     present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
@@ -64,7 +64,7 @@ class Customer:
         replica: int,
         measured: bool,
         true_output_tokens: int,
-        lead: Customer | None = None,
+        lead: RequestState | None = None,
     ) -> None:
         self.request = request
         self.arrival_ns = arrival_ns
@@ -83,7 +83,7 @@ class Customer:
         self.abandoned = self.stopped = False
 
     @property
-    def lead(self) -> Customer:
+    def lead(self) -> RequestState:
         """The first sample of the request; itself for most."""
         return self.other_lead or self
 
@@ -107,13 +107,13 @@ class Customer:
         self.num_parts, self.total_tokens, self.total_preemptions = len(self.sequences), 0, 0
         self.total_first_ns = self.total_last_ns = -1
         for seq in self.sequences:
-            part: Customer = seq.owner
+            part: RequestState = seq.owner
             part.high_water_tokens = 0
             part.generated_first_ns = part.generated_last_ns = -1
             seq.num_output_tokens = 0
             seq.start_again()
 
-    def add_part(self, part: Customer, seq: Sequence, delivered_tokens: int) -> None:
+    def add_part(self, part: RequestState, seq: Sequence, delivered_tokens: int) -> None:
         """A sample has ended, with `delivered_tokens` for the client."""
         self.num_parts -= 1
         self.total_tokens += delivered_tokens

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from typing import Any
 
 from simkit.batching.plan import StepPlan
-from simkit.engine.customer import Customer
+from simkit.engine.customer import RequestState
 from simkit.engine.pricing import Pricer
 from simkit.engine.replica import Replica
 from simkit.sequence import Phase, Sequence
@@ -39,15 +39,15 @@ class FallibleReplica(Replica):
         if stop_ns is not None:
             self._pricer = PricerUntil(self._pricer.latency, stop_ns)
 
-    def take(self, customer: Customer) -> None:
+    def take(self, state: RequestState) -> None:
         """A request joins this replica now: anew, or with the tokens that its client has."""
         self.ledger.enter()
-        for seq in customer.alive():
+        for seq in state.alive():
             seq.owner.replica = self.index
             self._join(seq)
-        customer.replica = self.index
+        state.replica = self.index
 
-    def fail(self) -> list[Customer]:
+    def fail(self) -> list[RequestState]:
         """Stop now. What is in flight is lost, and all memory; returns whose requests have to go elsewhere.
 
         Clients that have given up, or have every token (and only kept a slot of their batch), leave instead.
@@ -59,17 +59,17 @@ class FallibleReplica(Replica):
         self._in_flight.clear()
         self._leaving.clear()
         self.ledger.aborting(now)
-        displaced: dict[Customer, None] = {}
+        displaced: dict[RequestState, None] = {}
         for seq in [*self.batcher.members(), *self.batcher.waiting]:
-            customer: Customer = seq.owner
+            state: RequestState = seq.owner
             self.ledger.lost(seq)
             if seq.is_steady:
                 seq.counts_alone()
-            if customer.lead.abandoned or (self._stream and seq.phase is Phase.FINISHED):
+            if state.lead.abandoned or (self._stream and seq.phase is Phase.FINISHED):
                 self._let_go(seq)
             else:
                 self.ledger.displaced(seq)
-                displaced[customer.lead] = None
+                displaced[state.lead] = None
         self.ledger.num_outstanding = 0
         for lead in displaced:
             lead.start_again(keep_tokens=self._stream)

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 from simkit.batching.ends import Ends
 from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, StepPlan
-from simkit.engine.customer import Customer
+from simkit.engine.customer import RequestState
 from simkit.engine.kv_split import block_size_of
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
@@ -32,7 +32,7 @@ class Launched(Protocol):
 
 
 class Ledger:
-    """Customers of a replica and what happened to them. `left_system` is told when who leaves, `preempted`
+    """Requests of a replica and what happened to them. `left_system` is told when who leaves, `preempted`
     that somebody was.
 
     While outputs are committed `begin_commit` says when the steps ended; `token`, `tokens` and `released` are then
@@ -92,12 +92,12 @@ class Ledger:
 
     def dismiss(self, seq: Sequence) -> None:
         """`seq`, steady, goes on elsewhere, with what is noted of its memory but for a block beyond its end."""
-        customer: Customer = seq.owner
+        state: RequestState = seq.owner
         self.ends.drop(seq)
-        self.num_steady_measured -= self._stream and customer.measured
-        if not -customer.final_tokens % (self._block_size or 1):
-            self._forget_later(customer)
-        self._begins_no_more(customer)
+        self.num_steady_measured -= self._stream and state.measured
+        if not -state.final_tokens % (self._block_size or 1):
+            self._forget_later(state)
+        self._begins_no_more(state)
 
     @property
     def last_end_ns(self) -> int:
@@ -125,44 +125,44 @@ class Ledger:
     def token(self, seq: Sequence, ends: bool) -> bool:
         """A token of `seq` exists: stamp it, and say whether the true length is reached."""
         now = self._end_ns
-        customer: Customer = seq.owner
+        state: RequestState = seq.owner
         self._tokens_now = True
-        if customer.generated_first_ns < 0:
-            customer.generated_first_ns = now
-            if customer.admitted_ns < 0 and seq.phase is Phase.RUNNING:
-                customer.admitted_ns = now  # a sample that starts from the prompt of another
-                self._fill(seq, customer, self._number + 1)
-        elif self._stream and customer.measured:
-            self._record.itl.add(now - customer.generated_last_ns, 1)
-        if customer.prefill_end_ns < 0:
-            customer.prefill_end_ns = now
-        customer.generated_last_ns = customer.held_last_ns = now
-        return ends or seq.num_output_tokens >= customer.true_output_tokens
+        if state.generated_first_ns < 0:
+            state.generated_first_ns = now
+            if state.admitted_ns < 0 and seq.phase is Phase.RUNNING:
+                state.admitted_ns = now  # a sample that starts from the prompt of another
+                self._fill(seq, state, self._number + 1)
+        elif self._stream and state.measured:
+            self._record.itl.add(now - state.generated_last_ns, 1)
+        if state.prefill_end_ns < 0:
+            state.prefill_end_ns = now
+        state.generated_last_ns = state.held_last_ns = now
+        return ends or seq.num_output_tokens >= state.true_output_tokens
 
     def joined(self, seq: Sequence, commit: int) -> None:
         """`seq` gets a token with every commit after number `commit`."""
-        customer: Customer = seq.owner
-        self.ends.follow(seq, commit + customer.true_output_tokens - seq.num_output_tokens)
-        if customer.measured and self._stream:
+        state: RequestState = seq.owner
+        self.ends.follow(seq, commit + state.true_output_tokens - seq.num_output_tokens)
+        if state.measured and self._stream:
             self.num_steady_measured += 1
-        self._fill_later(seq, customer)
+        self._fill_later(seq, state)
 
     def stopped(self, seq: Sequence) -> None:
         """`seq` is scheduled no more; the gap before its last token is still one of the pooled ones."""
-        customer: Customer = seq.owner
+        state: RequestState = seq.owner
         self.num_stopped += 1
-        customer.stopped = True
-        self.num_steady_measured -= self._stream and customer.measured
-        self._forget_later(customer)
+        state.stopped = True
+        self.num_steady_measured -= self._stream and state.measured
+        self._forget_later(state)
 
     def left(self, seq: Sequence) -> None:
         """`seq` is steady no more, if it was: what it got so far it got with the last step."""
         if self.ends.drop(seq):
             self._part(seq)
-            customer: Customer = seq.owner
+            state: RequestState = seq.owner
             if self._committed > seq.last_step:
-                customer.generated_last_ns = customer.held_last_ns = self._last_end_ns
-            self._forget_later(customer)
+                state.generated_last_ns = state.held_last_ns = self._last_end_ns
+            self._forget_later(state)
 
     def tokens(self, commit: int) -> list[Sequence]:
         """Every steady sequence got a token: those for which it was the last one."""
@@ -173,32 +173,32 @@ class Ledger:
             else:
                 self._part(seq)
             if seq.last_step < commit:  # else it joined meanwhile, and its token will be told
-                customer: Customer = seq.owner
-                customer.generated_last_ns = customer.held_last_ns = self._end_ns
+                state: RequestState = seq.owner
+                state.generated_last_ns = state.held_last_ns = self._end_ns
         return ending
 
     def _part(self, seq: Sequence) -> None:
         """The gap before an output that is still to come is not one of the pooled gaps."""
-        customer: Customer = seq.owner
-        if customer.stopped:
-            customer.stopped = False
+        state: RequestState = seq.owner
+        if state.stopped:
+            state.stopped = False
             self.num_stopped -= 1
-            self.num_steady_measured += self._stream and customer.measured
-        if self._stream and customer.measured:
+            self.num_steady_measured += self._stream and state.measured
+        if self._stream and state.measured:
             self.num_steady_measured -= 1
             for run in self.in_flight:
                 if seq.last_step < run.plan.number <= seq.ticks.scheduled:
                     run.num_gaps_last -= 1
 
     def released(self, seq: Sequence) -> None:
-        """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the customer go."""
+        """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the request go."""
         now = self._end_ns
-        customer: Customer = seq.owner
-        lead = customer.lead
-        self._free(customer, self._number + 1)
-        if customer.admitted_ns >= 0:
-            self._residency(customer, now, 2 if lead.abandoned else 0)
-        lead.add_part(customer, seq, seq.num_output_tokens if self._stream or not lead.abandoned else 0)
+        state: RequestState = seq.owner
+        lead = state.lead
+        self._free(state, self._number + 1)
+        if state.admitted_ns >= 0:
+            self._residency(state, now, 2 if lead.abandoned else 0)
+        lead.add_part(state, seq, seq.num_output_tokens if self._stream or not lead.abandoned else 0)
         if lead.num_parts:
             return
         record = self._record
@@ -206,17 +206,17 @@ class Ledger:
         record.leave(now, lead.arrival_ns)
         status = rec.ABORTED if lead.abandoned else rec.FINISHED
         record.requests.append(lead.row(status, 0, now, self._stream))
-        lead.sequences = ()  # they know their customers: without this, they would wait for the garbage collector
+        lead.sequences = ()  # they know their states: without this, they would wait for the garbage collector
         self.num_outstanding -= 1
         self._left_system(now, lead.request.id)
 
-    def gives_up(self, customer: Customer) -> bool:
-        """The client of `customer` gives up; False when it has everything already."""
-        if not customer.num_parts:
+    def gives_up(self, state: RequestState) -> bool:
+        """The client of `state` gives up; False when it has everything already."""
+        if not state.num_parts:
             return False
-        if self._stream and all(seq.phase is Phase.FINISHED for seq in customer.sequences):
+        if self._stream and all(seq.phase is Phase.FINISHED for seq in state.sequences):
             return False
-        customer.abandoned = True
+        state.abandoned = True
         return True
 
     def aborting(self, now_ns: int) -> None:
@@ -226,18 +226,18 @@ class Ledger:
     def lost(self, seq: Sequence) -> None:
         """The replica fails: `seq` is steady no more, and whatever was only scheduled for it never began."""
         self.left(seq)
-        customer: Customer = seq.owner
-        if customer.admitted_ns >= self._end_ns:
-            customer.admitted_ns = -1
-        if customer.first_scheduled_ns >= self._end_ns:
-            customer.first_scheduled_ns, customer.cached_tokens = -1, 0
+        state: RequestState = seq.owner
+        if state.admitted_ns >= self._end_ns:
+            state.admitted_ns = -1
+        if state.first_scheduled_ns >= self._end_ns:
+            state.first_scheduled_ns, state.cached_tokens = -1, 0
 
     def displaced(self, seq: Sequence) -> None:
         """`seq` goes on at another replica, without slot and memory."""
-        customer: Customer = seq.owner
-        self._free(customer, self._number + 1)
-        if customer.admitted_ns >= 0:
-            self._residency(customer, self._end_ns, 4)
+        state: RequestState = seq.owner
+        self._free(state, self._number + 1)
+        if state.admitted_ns >= 0:
+            self._residency(state, self._end_ns, 4)
 
     # --- slots and memory --------------------------------------------------------------------------------------------
 
@@ -253,85 +253,85 @@ class Ledger:
         if plan.preemptions:
             self._preempted()
         for preemption in plan.preemptions:
-            customer: Customer = preemption.seq.owner
-            self._residency(customer, now_ns, 1)
-            self._free(customer, first)
+            state: RequestState = preemption.seq.owner
+            self._residency(state, now_ns, 1)
+            self._free(state, first)
         self._number = plan.number
         self._preemptions_without_step += len(plan.preemptions)
         for chunk in plan.explicit:
-            customer = chunk.seq.owner
-            self._fill(chunk.seq, customer, plan.number)
+            state = chunk.seq.owner
+            self._fill(chunk.seq, state, plan.number)
             if chunk.kind in "CD":
                 continue
-            customer.admitted_ns = start_ns
-            customer.prefill_end_ns = customer.held_last_ns = -1
-            if customer.first_scheduled_ns < 0:
-                customer.first_scheduled_ns = start_ns
-                customer.cached_tokens = chunk.num_computed_tokens
+            state.admitted_ns = start_ns
+            state.prefill_end_ns = state.held_last_ns = -1
+            if state.first_scheduled_ns < 0:
+                state.first_scheduled_ns = start_ns
+                state.cached_tokens = chunk.num_computed_tokens
         if not plan.num_scheduled:
             return 0
         told, self._preemptions_without_step = self._preemptions_without_step, 0
         return told
 
-    def _residency(self, customer: Customer, now_ns: int, end: int) -> None:
+    def _residency(self, state: RequestState, now_ns: int, end: int) -> None:
         self._record.residency(
             (
                 self._replica,
-                customer.request.id,
-                customer.admitted_ns,
-                customer.prefill_end_ns,
-                customer.held_last_ns,
+                state.request.id,
+                state.admitted_ns,
+                state.prefill_end_ns,
+                state.held_last_ns,
                 now_ns,
                 end,
             )
         )
-        customer.admitted_ns = customer.prefill_end_ns = customer.held_last_ns = -1
+        state.admitted_ns = state.prefill_end_ns = state.held_last_ns = -1
 
-    def _fill(self, seq: Sequence, customer: Customer, number: int) -> None:
+    def _fill(self, seq: Sequence, state: RequestState, number: int) -> None:
         """What of the memory of `seq` is never filled, from step `number` on."""
         if not self._counts_memory:
             return
-        final = customer.final_tokens
+        final = state.final_tokens
         internal = max(self._kv.allocated_of(seq) - final, 0)
-        if internal != customer.internal_tokens:
-            self._log.internal(number, internal - customer.internal_tokens)
-            customer.internal_tokens = internal
-        customer.internal_from = number
+        if internal != state.internal_tokens:
+            self._log.internal(number, internal - state.internal_tokens)
+            state.internal_tokens = internal
+        state.internal_from = number
 
-    def _fill_later(self, seq: Sequence, customer: Customer) -> None:
+    def _fill_later(self, seq: Sequence, state: RequestState) -> None:
         """A steady sequence begins its last block; or, without slack in it, the block for a token beyond the end."""
         if self._block_size is None or not self.grows:
             return
         computed = seq.num_computed_tokens
-        customer.begins = (self._number + 1 - computed) % self._block_size
-        self._log.begins(self._number + 1, customer.begins, 1)
-        if customer.internal_tokens:
+        state.begins = (self._number + 1 - computed) % self._block_size
+        self._log.begins(self._number + 1, state.begins, 1)
+        if state.internal_tokens:
             return
-        final = customer.final_tokens
+        final = state.final_tokens
         slack = -final % self._block_size
         begins = final - self._block_size + slack + 1 if slack else final + 1
-        customer.internal_tokens = slack or self._block_size
-        customer.internal_from = self._number + begins - computed
-        self._log.internal(customer.internal_from, customer.internal_tokens)
+        state.internal_tokens = slack or self._block_size
+        state.internal_from = self._number + begins - computed
+        self._log.internal(state.internal_from, state.internal_tokens)
 
-    def _forget_later(self, customer: Customer) -> None:
+    def _forget_later(self, state: RequestState) -> None:
         """It takes no further block by itself."""
-        self._begins_no_more(customer)
-        if customer.internal_from > self._number:
-            self._log.internal(customer.internal_from, -customer.internal_tokens)
-            customer.internal_tokens = 0
+        self._begins_no_more(state)
+        if state.internal_from > self._number:
+            self._log.internal(state.internal_from, -state.internal_tokens)
+            state.internal_tokens = 0
 
-    def _begins_no_more(self, customer: Customer) -> None:
-        if customer.begins >= 0:
-            self._log.begins(self._number + 1, customer.begins, -1)
-            customer.begins = -1
+    def _begins_no_more(self, state: RequestState) -> None:
+        if state.begins >= 0:
+            self._log.begins(self._number + 1, state.begins, -1)
+            state.begins = -1
 
-    def _free(self, customer: Customer, number: int) -> None:
+    def _free(self, state: RequestState, number: int) -> None:
         """Its memory is free from step `number` on."""
-        self._begins_no_more(customer)
-        if customer.internal_tokens:
-            self._log.internal(max(number, customer.internal_from), -customer.internal_tokens)
-            customer.internal_tokens = 0
+        self._begins_no_more(state)
+        if state.internal_tokens:
+            self._log.internal(max(number, state.internal_from), -state.internal_tokens)
+            state.internal_tokens = 0
 
     # --- progress ----------------------------------------------------------------------------------------------------
 
@@ -342,10 +342,10 @@ class Ledger:
             return
         self._idle_passes += 1
         for chunk in plan.explicit:
-            customer: Customer = chunk.seq.owner
+            state: RequestState = chunk.seq.owner
             reached = chunk.num_computed_tokens + chunk.num_tokens
-            if chunk.seq.phase is not Phase.FINISHED and reached > customer.high_water_tokens:
-                customer.high_water_tokens = reached
+            if chunk.seq.phase is not Phase.FINISHED and reached > state.high_water_tokens:
+                state.high_water_tokens = reached
                 self._idle_passes = 0
         if self._idle_passes >= MAX_IDLE_PASSES:
             self.no_progress(f"{MAX_IDLE_PASSES} passes in a row gave no token and computed none anew", batcher)

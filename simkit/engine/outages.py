@@ -12,7 +12,7 @@ from functools import partial
 
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Customer
+from simkit.engine.customer import RequestState
 from simkit.engine.fallible import FallibleReplica
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
@@ -43,7 +43,7 @@ class Outages:
     ) -> None:
         self.up = list(range(num_replicas))
         """Indices of the replicas that are up, in order; always the same list."""
-        self.waiting: list[Customer] = []
+        self.waiting: list[RequestState] = []
         """At the router, in order of arrival."""
         self.num_requeued = [0] * len(failures)
         """Requests that each failure sent back."""
@@ -85,43 +85,43 @@ class Outages:
             displaced = self.replicas[index].fail()
             self.num_requeued[number] = len(displaced)
             homeless.extend(displaced)
-        for customer in sorted(homeless, key=lambda customer: (customer.arrival_ns, customer.request.id)):
-            self.send(customer, self._choose(customer.request))
+        for state in sorted(homeless, key=lambda state: (state.arrival_ns, state.request.id)):
+            self.send(state, self._choose(state.request))
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def send(self, customer: Customer, index: int) -> None:
+    def send(self, state: RequestState, index: int) -> None:
         """To replica `index`, or for -1 let it wait for one."""
         if index >= 0:
-            self.replicas[index].take(customer)
+            self.replicas[index].take(state)
             return
-        customer.replica = -1
-        self.waiting.append(customer)
+        state.replica = -1
+        self.waiting.append(state)
 
-    def abandon(self, customer: Customer) -> None:
-        """The client of `customer` gives up, if it has not everything already."""
-        if customer.replica >= 0:
-            self.replicas[customer.replica].abandon(customer)
-        elif customer in self.waiting:
-            self.waiting.remove(customer)
-            self._end(customer, rec.ABORTED)
-            self._left(self._clock.now_ns, customer.request.id)
+    def abandon(self, state: RequestState) -> None:
+        """The client of `state` gives up, if it has not everything already."""
+        if state.replica >= 0:
+            self.replicas[state.replica].abandon(state)
+        elif state in self.waiting:
+            self.waiting.remove(state)
+            self._end(state, rec.ABORTED)
+            self._left(self._clock.now_ns, state.request.id)
 
     def close(self) -> None:
         """Nothing happens any more: who still waits is left unfinished."""
         self._record.num_requeued = sum(self.num_requeued)
-        for customer in self.waiting:
-            self._end(customer, rec.UNFINISHED)
+        for state in self.waiting:
+            self._end(state, rec.UNFINISHED)
         self.waiting = []
 
-    def _end(self, customer: Customer, status: int) -> None:
+    def _end(self, state: RequestState, status: int) -> None:
         """It leaves the router, with the tokens that its client has."""
         now = self._clock.now_ns
-        for seq in customer.sequences:
-            part: Customer = seq.owner
-            if seq in customer.alive() or seq in customer.sequences[0].siblings:
-                customer.add_part(part, seq, seq.num_output_tokens if self._stream else 0)
-        self._record.num_tokens_delivered += customer.total_tokens
-        self._record.leave(now, customer.arrival_ns)
-        self._record.requests.append(customer.row(status, 0, now, self._stream))
-        customer.sequences = ()
+        for seq in state.sequences:
+            part: RequestState = seq.owner
+            if seq in state.alive() or seq in state.sequences[0].siblings:
+                state.add_part(part, seq, seq.num_output_tokens if self._stream else 0)
+        self._record.num_tokens_delivered += state.total_tokens
+        self._record.leave(now, state.arrival_ns)
+        self._record.requests.append(state.row(status, 0, now, self._stream))
+        state.sequences = ()

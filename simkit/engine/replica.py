@@ -16,7 +16,7 @@ from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, Hold, Outcome, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Customer
+from simkit.engine.customer import RequestState
 from simkit.engine.kv_books import KVBooks
 from simkit.engine.kv_split import block_size_of
 from simkit.engine.ledger import Ledger
@@ -122,7 +122,7 @@ class Replica:
         self._leaving: list[Sequence] = []
         self._num_empty_passes = 0
 
-    # --- customers come and go ---------------------------------------------------------------------------------------
+    # --- requests come and go ----------------------------------------------------------------------------------------
 
     @property
     def num_outstanding(self) -> int:
@@ -130,7 +130,7 @@ class Replica:
         return self.ledger.num_outstanding
 
     def arrive(self, seq: Sequence) -> None:
-        """A request joins this replica now; the owner of `seq` is the customer, who knows its further samples."""
+        """A request joins this replica now; the owner of `seq` is its state, which knows its further samples."""
         self.ledger.enter()
         self._join(seq)
 
@@ -142,10 +142,10 @@ class Replica:
         if not self._in_flight:
             self._book_pass()
 
-    def abandon(self, customer: Customer) -> None:
+    def abandon(self, state: RequestState) -> None:
         """The client gives up: what waits leaves now, what runs when the step in progress ends."""
-        alive = customer.alive()
-        if not self.ledger.gives_up(customer) or not alive:
+        alive = state.alive()
+        if not self.ledger.gives_up(state) or not alive:
             return
         self.ledger.aborting(self._clock.now_ns)
         for seq in alive:

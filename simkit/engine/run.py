@@ -13,7 +13,7 @@ from typing import TypeVar
 from simkit.engine import clock as ranks
 from simkit.engine.build import Setup, describe, make_batcher, make_kv, may_ride, reserve_tokens
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fallible import FallibleReplica
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.outages import Outages
@@ -189,7 +189,7 @@ class _System:
     def _make_replica(self, index: int) -> Replica:
         if not self._single_step and may_ride(self._setup):
             return self._put_together(
-                partial(FastReplica, make_customer=lambda newcomer: self._customer(newcomer, index)), index
+                partial(FastReplica, make_state=lambda arrival: self._state_of(arrival, index)), index
             )
         return self._put_together(Replica, index)
 
@@ -283,22 +283,22 @@ class _System:
             return
         true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
         measured = self._measure is None or self._measure(request, now)
-        newcomer = Newcomer(request, now, measured, true_output, reserve)
+        arrival = Arrival(request, now, measured, true_output, reserve)
         replica = self._replicas[index]
         if isinstance(replica, FastReplica):
-            replica.welcome(newcomer)
+            replica.welcome(arrival)
             return
-        customer = self._customer(newcomer, index)
+        state = self._state_of(arrival, index)
         abandon = replica.abandon
         if self._outages is not None:
-            self._outages.send(customer, index)
+            self._outages.send(state, index)
             abandon = self._outages.abandon
         else:
-            replica.arrive(customer.sequences[0])
+            replica.arrive(state.sequences[0])
         if self._timeout_ns is not None:
             # The client counts from when it sent the request.
             left_ns = max(0, self._timeout_ns - self._first_token_ns)
-            self._clock.at(now + left_ns, ranks.ARRIVAL, lambda: abandon(customer))
+            self._clock.at(now + left_ns, ranks.ARRIVAL, lambda: abandon(state))
 
     def _choose(self, request: Request) -> int:
         """The index of a replica that is up, -1 when none is."""
@@ -313,19 +313,19 @@ class _System:
             return len(self._outages.waiting)
         return len(self._replicas[index].batcher.waiting)
 
-    def _customer(self, newcomer: Newcomer, replica: int) -> Customer:
+    def _state_of(self, arrival: Arrival, replica: int) -> RequestState:
         """The request as the engine sees it, with a sequence for each sample, ready to join a replica."""
-        request, arrival_ns, measured, true_output, reserve = newcomer
-        lead = Customer(request, arrival_ns, replica, measured, true_output)
+        request, arrival_ns, measured, true_output, reserve = arrival
+        lead = RequestState(request, arrival_ns, replica, measured, true_output)
         lead.num_parts = self._num_samples
         first = Sequence(request, reserve, self._identity(request, 0) if self._prefix_caching else None, lead)
         if self._num_samples == 1:
             lead.sequences = (first,)
             return lead
         for sample in range(1, self._num_samples):
-            customer = Customer(request, arrival_ns, replica, measured, true_output, lead)
+            state = RequestState(request, arrival_ns, replica, measured, true_output, lead)
             tokens = self._identity(request, sample) if self._prefix_caching else None
-            first.siblings += (Sequence(request, reserve, tokens, customer),)
+            first.siblings += (Sequence(request, reserve, tokens, state),)
         lead.sequences = (first, *first.siblings)
         return lead
 
@@ -354,10 +354,10 @@ class _System:
         now = self._clock.now_ns
         self._watch_turned_away(now)
         self.record.leave(now, now)
-        customer = Customer(
+        state = RequestState(
             request, now, index, self._measure is None or self._measure(request, now), request.output_tokens
         )
-        self.record.requests.append(customer.row(status, self.record.reason(reason), now, stream=True))
+        self.record.requests.append(state.row(status, self.record.reason(reason), now, stream=True))
         self.left(now, request.id)
 
     def _watch_turned_away(self, now_ns: int) -> None:

@@ -23,7 +23,7 @@ from simkit.conformance.recorded import RecordedRequest, Recording, find_recordi
 from simkit.conformance.replayed import SegmentTokens
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
 from simkit.kv.counted import CountedAllocator
@@ -108,15 +108,15 @@ def stamps(trace: Recording, way: str) -> list[list[int]]:
     rows: dict[int, RecordedRequest] = {row.id: row for row in trace.requests}
     interned: dict[object, int] = {}
 
-    def customer_of(newcomer: Newcomer) -> Customer:
-        request, arrival_ns, measured, output, _ = newcomer
-        customer = Customer(request, arrival_ns, 0, measured, output)
-        customer.num_parts = 1
+    def state_of(arrival: Arrival) -> RequestState:
+        request, arrival_ns, measured, output, _ = arrival
+        state = RequestState(request, arrival_ns, 0, measured, output)
+        state.num_parts = 1
         tokens = SegmentTokens(rows[request.id], config["block_size"], interned)
-        customer.sequences = (Sequence(request, tokens=tokens, owner=customer),)
-        return customer
+        state.sequences = (Sequence(request, tokens=tokens, owner=state),)
+        return state
 
-    make: Callable[..., Replica] = partial(FastReplica, make_customer=customer_of) if way == "riding" else Replica
+    make: Callable[..., Replica] = partial(FastReplica, make_state=state_of) if way == "riding" else Replica
     replica = make(
         0,
         clock,
@@ -135,13 +135,13 @@ def stamps(trace: Recording, way: str) -> list[list[int]]:
     def arrive(row: RecordedRequest) -> None:
         output = min(row.output_tokens, config["max_model_len"] - row.prompt_tokens)
         request = Request(row.id, row.at_ns, row.prompt_tokens, output, row.output_tokens, row.priority)
-        newcomer = Newcomer(request, row.at_ns, True, output, row.prompt_tokens + row.output_tokens)
+        arrival = Arrival(request, row.at_ns, True, output, row.prompt_tokens + row.output_tokens)
         record.arrive(clock.now_ns)
         door.arrived()
         if isinstance(replica, FastReplica):
-            replica.welcome(newcomer)
+            replica.welcome(arrival)
         else:
-            replica.arrive(customer_of(newcomer).sequences[0])
+            replica.arrive(state_of(arrival).sequences[0])
 
     for row in trace.requests:
         clock.at(row.at_ns, ranks.ARRIVAL, lambda row=row: arrive(row))  # type: ignore[misc]

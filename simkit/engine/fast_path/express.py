@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from simkit.batching.plan import StepPlan
 from simkit.batching.settings import ContinuousSettings
-from simkit.engine.customer import Newcomer
+from simkit.engine.customer import Arrival
 from simkit.engine.fast_path.riders import Rider, Riders
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.step_log import RUN_COLUMNS, StepLog
@@ -62,7 +62,7 @@ class Express:
     ) -> None:
         self.lag = 1 if settings.async_scheduling else 0
         self.scheduled = self.committed = 0
-        self.waiting: list[Newcomer] = []
+        self.waiting: list[Arrival] = []
         self.riders = Riders(kv.num_free_blocks, kv.block_size, log)
         self.segments: list[Segment] = []
         self.detail: tuple[int, ...] | None = None
@@ -131,7 +131,7 @@ class Express:
         return number, self.end_ns(number)
 
     def cut(self, now_ns: int) -> bool:
-        """A newcomer waits: keep the steps that are scheduled already; whether there were more."""
+        """A request has arrived and waits: keep the steps that are scheduled already; whether there were more."""
         segment = self.segments[-1]
         begun = 0
         if segment.start_ns < now_ns:
@@ -174,8 +174,8 @@ class Express:
         block_size = self._block_size
         budget, held = self._budget - self.riders.count, len(self.riders.on_board)
         free = self.riders.free - begun
-        for newcomer in self.waiting:
-            tokens = newcomer.request.prompt_tokens
+        for arrival in self.waiting:
+            tokens = arrival.request.prompt_tokens
             blocks = -(-tokens // block_size)
             held += 1
             # While somebody runs, the watermark stays free.
@@ -191,9 +191,9 @@ class Express:
         shape = self._describe(number)
         tokens = pairs = 0
         riders = []
-        for newcomer in self.waiting:
-            prompt = newcomer.request.prompt_tokens
-            rider = Rider(newcomer, number, prompt - number, self._block_size)
+        for arrival in self.waiting:
+            prompt = arrival.request.prompt_tokens
+            rider = Rider(arrival, number, prompt - number, self._block_size)
             tokens += prompt
             pairs += prompt * (prompt + 1) // 2
             self.riders.admit(rider, prompt)
@@ -255,16 +255,16 @@ class Express:
             self._split_at = free_from
 
     def _let_go(self, rider: Rider, now_ns: int) -> None:
-        record, newcomer = self._record, rider.newcomer
-        request, first_ns = newcomer.request, rider.first_token_ns
-        tokens = newcomer.true_output_tokens
+        record, arrival = self._record, rider.arrival
+        request, first_ns = arrival.request, rider.first_token_ns
+        tokens = arrival.true_output_tokens
         record.num_tokens_delivered += tokens
-        record.leave(now_ns, newcomer.arrival_ns)
+        record.leave(now_ns, arrival.arrival_ns)
         record.residency((self._replica, request.id, rider.admitted_ns, rider.prefill_end_ns, now_ns, now_ns, 0))
         record.requests.append(
             (
                 request.id,
-                newcomer.arrival_ns,
+                arrival.arrival_ns,
                 rider.first_scheduled_ns,
                 first_ns if self._stream else now_ns,
                 now_ns,

@@ -1,6 +1,6 @@
 """A replica that takes the short way while nobody waits, and the batcher's when somebody does.
 
-Owns when to change over, and tells the same state in riders or in sequences, customers and plans. Neither way costs
+Owns when to change over, and tells the same state in riders or in sequences, requests and plans. Neither way costs
 simulated time or changes a decision.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import Chunk, StepPlan
-from simkit.engine.customer import Customer, Newcomer
+from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fast_path.express import Express, Segment
 from simkit.engine.fast_path.riders import Rider
 from simkit.engine.replica import Replica, Run
@@ -20,14 +20,14 @@ from simkit.sequence import Sequence
 
 
 class FastReplica(Replica):
-    """`make_customer` tells how the batcher gets to know a newcomer."""
+    """`make_state` tells how the batcher gets to know an arrival."""
 
-    def __init__(self, *args: Any, make_customer: Callable[[Newcomer], Customer], **options: Any) -> None:
+    def __init__(self, *args: Any, make_state: Callable[[Arrival], RequestState], **options: Any) -> None:
         super().__init__(*args, **options)
         assert isinstance(self.batcher, ContinuousBatcher)
         assert isinstance(self.kv, CountedAllocator)
         self._full_batcher, self._roster, self._full_kv = self.batcher, self.batcher.roster, self.kv
-        self._make_customer = make_customer
+        self._make_state = make_state
         self._express = Express(
             self.index,
             self.batcher.settings,
@@ -46,14 +46,14 @@ class FastReplica(Replica):
         self.ledger.left_by_express()
         self._surroundings.left(now_ns, request)
 
-    def welcome(self, newcomer: Newcomer) -> None:
+    def welcome(self, arrival: Arrival) -> None:
         """A request joins this replica now."""
         if not self._rides:
-            self.arrive(self._make_customer(newcomer).sequences[0])
+            self.arrive(self._make_state(arrival).sequences[0])
             return
         self.ledger.enter()
         express = self._express
-        express.waiting.append(newcomer)
+        express.waiting.append(arrival)
         if express.is_idle():
             self._book_pass()
         elif express.cut(self._clock.now_ns):
@@ -140,8 +140,8 @@ class FastReplica(Replica):
             run.plan.explicit = run.plan.outputs = chunks
             self._in_flight.append(run)
         self._device_free_ns = express.device_free_ns
-        for newcomer in express.waiting:
-            self._full_batcher.waiting.push(self._make_customer(newcomer).sequences[0])
+        for arrival in express.waiting:
+            self._full_batcher.waiting.push(self._make_state(arrival).sequences[0])
         express.waiting = []
         express.clear()
         if self._make_passes():
@@ -169,8 +169,8 @@ class FastReplica(Replica):
     def _sequence(self, rider: Rider) -> Sequence:
         """`rider` as the batcher and the ledger would know it."""
         scheduled, committed = self._express.scheduled, self._express.committed
-        customer = self._make_customer(rider.newcomer)
-        seq = customer.sequences[0]
+        state = self._make_state(rider.arrival)
+        seq = state.sequences[0]
         seq.in_prefill = False
         seq.last_step = rider.first
         seq.num_preemptions = rider.num_preemptions
@@ -178,13 +178,13 @@ class FastReplica(Replica):
         seq.num_outstanding_tokens = scheduled - committed
         seq.num_in_flight_tokens = seq.num_prompt_tokens if rider.first > committed else scheduled - committed
         seq.num_output_tokens = seq.num_computed_tokens - seq.num_prompt_tokens + 1 - seq.num_outstanding_tokens
-        customer.admitted_ns, customer.first_scheduled_ns = rider.admitted_ns, rider.first_scheduled_ns
+        state.admitted_ns, state.first_scheduled_ns = rider.admitted_ns, rider.first_scheduled_ns
         if rider.first <= committed:
-            customer.generated_first_ns, customer.prefill_end_ns = rider.first_token_ns, rider.prefill_end_ns
-            customer.generated_last_ns = customer.held_last_ns = self._express.last_end_ns
+            state.generated_first_ns, state.prefill_end_ns = rider.first_token_ns, rider.prefill_end_ns
+            state.generated_last_ns = state.held_last_ns = self._express.last_end_ns
         if rider.slack:
             if rider.internal_from <= scheduled:
-                customer.internal_tokens, customer.internal_from = rider.slack, rider.internal_from
+                state.internal_tokens, state.internal_from = rider.slack, rider.internal_from
             else:
                 self._log.internal(rider.internal_from, -rider.slack)  # the ledger will say so again
         return seq
@@ -221,20 +221,20 @@ class FastReplica(Replica):
         for seq in self._roster.running:
             ledger.dismiss(seq)
         for seq, base in zip(self._roster.dismiss(), bases, strict=True):
-            customer: Customer = seq.owner
-            newcomer = Newcomer(
-                customer.request,
-                customer.arrival_ns,
-                customer.measured,
-                customer.true_output_tokens,
+            state: RequestState = seq.owner
+            arrival = Arrival(
+                state.request,
+                state.arrival_ns,
+                state.measured,
+                state.true_output_tokens,
                 seq.reserve_tokens,
             )
-            rider = Rider(newcomer, seq.last_step, base, block_size)
-            rider.admitted_ns, rider.first_scheduled_ns = customer.admitted_ns, customer.first_scheduled_ns
-            rider.first_token_ns, rider.prefill_end_ns = customer.generated_first_ns, customer.prefill_end_ns
+            rider = Rider(arrival, seq.last_step, base, block_size)
+            rider.admitted_ns, rider.first_scheduled_ns = state.admitted_ns, state.first_scheduled_ns
+            rider.first_token_ns, rider.prefill_end_ns = state.generated_first_ns, state.prefill_end_ns
             rider.num_preemptions = seq.num_preemptions
             express.take(rider)
-            customer.sequences = ()
+            state.sequences = ()
         if self._in_flight:
             self._keep_run(self._in_flight.popleft())
 

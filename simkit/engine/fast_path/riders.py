@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from simkit.batching.ends import NEVER
-from simkit.engine.customer import Newcomer
+from simkit.engine.customer import Arrival
 from simkit.engine.step_log import StepLog
 
 
@@ -16,17 +16,26 @@ class Rider:
     """A request that holds a slot. After step m it has computed `base` + m tokens; step `last` brings its last one.
 
     Its prompt is computed in step `first`, or was before. Step `internal_from` begins its last block, of which `slack`
-    tokens will never be filled. Stamps as in `Customer`.
+    tokens will never be filled. Stamps as in `RequestState`.
     """
 
     __slots__ = (
-        "admitted_ns", "base", "first", "first_scheduled_ns", "first_token_ns", "internal_from", "last", "newcomer",
-        "num_preemptions", "prefill_end_ns", "slack",
+        "admitted_ns",
+        "arrival",
+        "base",
+        "first",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "internal_from",
+        "last",
+        "num_preemptions",
+        "prefill_end_ns",
+        "slack",
     )  # fmt: skip
 
-    def __init__(self, newcomer: Newcomer, first: int, base: int, block_size: int) -> None:
-        final = newcomer.request.prompt_tokens + newcomer.true_output_tokens - 1
-        self.newcomer = newcomer
+    def __init__(self, arrival: Arrival, first: int, base: int, block_size: int) -> None:
+        final = arrival.request.prompt_tokens + arrival.true_output_tokens - 1
+        self.arrival = arrival
         self.first = first
         self.base = base
         self.last = final - base
@@ -99,7 +108,7 @@ class Riders:
         """`rider` decodes from step `number` on, unless it has its last token by then."""
         self.count += 1
         self._base_sum += rider.base
-        self.num_measured += rider.newcomer.measured
+        self.num_measured += rider.arrival.measured
         self._count_begins(rider, number, 1)
         same_last = self.by_last.get(rider.last)
         if same_last is None:
@@ -121,7 +130,7 @@ class Riders:
         for rider in self.by_last[scheduled]:
             self.count -= 1
             self._base_sum -= rider.base
-            self.num_measured -= rider.newcomer.measured
+            self.num_measured -= rider.arrival.measured
             self._count_begins(rider, scheduled + 1, -1)
             self.lingering_tokens += rider.base + rider.last
 
