@@ -22,7 +22,7 @@ class Phase(Enum):
 
 
 class Ticks:
-    """Steps that a batcher has scheduled and committed: what its steady sequences count by."""
+    """Steps that a batcher has scheduled and committed: what its grouped sequences count by."""
 
     __slots__ = ("committed", "scheduled")
 
@@ -58,11 +58,11 @@ class Sequence:
     the engine. `num_outstanding_tokens` counts sampled but unseen tokens and `num_in_flight_tokens` scheduled tokens
     whose output was not processed (both 0 without async scheduling); `num_stale_tokens` is what was in flight when the
     sequence was preempted. `in_prefill` tells whether the last pass left known tokens uncomputed, `last_step` is the
-    number of the last step that sampled a token of it while it was not steady. `siblings` are further samples of the
+    number of the last step that sampled a token of it while it was not grouped. `siblings` are further samples of the
     prompt, which come to life when it is computed.
 
-    A *steady* sequence takes part in every step with one token. It `counts_by` the ticks of its batcher, so that a step
-    moves the counters of all steady sequences at once.
+    A *grouped* sequence takes part in every step with one token. It `counts_by` the ticks of its batcher, so that a
+    step moves the counters of the whole group at once.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Sequence:
         self.phase = Phase.WAITING
 
     def counts_by(self, ticks: Ticks) -> None:
-        """Be steady: from now on each scheduled tick computes a token and each committed one delivers it."""
+        """Join a group: from now on each scheduled tick computes a token and each committed one delivers it."""
         self._computed -= ticks.scheduled
         self._output -= ticks.committed
         ahead = ticks.scheduled - ticks.committed
@@ -134,7 +134,7 @@ class Sequence:
         self.ticks = StoppedTicks(self.ticks)
 
     def counts_alone(self) -> None:
-        """Be steady no more; the counters stay what they are."""
+        """Leave the group; the counters stay what they are."""
         ticks = self.ticks
         self._computed += ticks.scheduled
         self._output += ticks.committed
@@ -145,7 +145,7 @@ class Sequence:
 
     def start_again(self) -> None:
         """Nothing of it is computed or under way any more, and it runs nowhere; its known tokens stay known."""
-        assert not self.is_steady, f"{self!r} counts by a batcher"
+        assert not self.is_grouped, f"{self!r} counts by a batcher"
         self._computed = self._outstanding = self._in_flight = self.num_stale_tokens = 0
         self.kv = None
         self.in_prefill = True
@@ -153,7 +153,7 @@ class Sequence:
         self.phase = Phase.PREEMPTED if self._output else Phase.WAITING
 
     @property
-    def is_steady(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether it counts by ticks."""
         return self.ticks is not _STILL
 

@@ -5,7 +5,7 @@ a clock, randomness, a latency model or true output lengths. Section numbers in 
 specification. Beyond the real engine and off by default: policies `sjf` and `fair`, preemption by swapping, several
 samples of one prompt.
 
-Sequences that decode one token in every step are *steady*: they are scheduled together, whatever their number. Where
+Sequences that decode one token in every step form the *decode group*, which is scheduled as one, however large. Where
 the order among them matters (a block is missing, the budget is short) they are taken one by one.
 """
 
@@ -85,11 +85,11 @@ class ContinuousBatcher:
         """How many run."""
         return len(self.running)
 
-    def is_settled(self) -> bool:
-        """Whether, before a pass, all who run are steady, nobody waits and nothing is owed."""
-        self._roster.settle()
+    def is_all_grouped(self) -> bool:
+        """Whether, before a pass, all who run are in the group, nobody waits and nothing is owed."""
+        self._roster.regroup()
         roster = self._roster
-        return not (roster.loose or roster.stopped or len(self.waiting) or self._unpaid_swap_out)
+        return not (roster.ungrouped or roster.stopped or len(self.waiting) or self._unpaid_swap_out)
 
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
@@ -110,7 +110,7 @@ class ContinuousBatcher:
 
     def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | None:
         """One scheduling pass (section 3), applied."""
-        self._roster.settle()
+        self._roster.regroup()
         if self._is_quiet() and self.kv.grow_all(1, self._known):
             return self._quiet_pass()
         if not self.has_work():
@@ -118,10 +118,10 @@ class ContinuousBatcher:
         self._outputs.ended = False
         state = self._begin_pass()
         if self.settings.prefill_first:
-            self._schedule_loose_prefills(state)
+            self._schedule_ungrouped_prefills(state)
             self._admit(state)
             if state.scheduled:
-                self._roster.dissolve()
+                self._roster.disband()
                 return self._finish_pass(state)
             self._schedule_running(state)
         else:
@@ -130,24 +130,24 @@ class ContinuousBatcher:
         return self._finish_pass(state)
 
     def _is_quiet(self) -> bool:
-        """Whether this pass only lets the steady decode: nobody else is to be looked at, and nobody can be admitted."""
+        """Whether this pass only lets the group decode: nobody else is to be looked at, and nobody can be admitted."""
         return (
-            not self._roster.loose
-            and 0 < self._roster.steady.count <= self._budget
+            not self._roster.ungrouped
+            and 0 < self._roster.group.count <= self._budget
             and self._plain
             and (not len(self.waiting) or len(self.running) >= self._max_running)
         )
 
     def _quiet_pass(self) -> StepPlan:
         self._outputs.ended = False
-        steady, ticks = self._roster.steady, self._roster.ticks
+        group, ticks = self._roster.group, self._roster.ticks
         ticks.scheduled = number = ticks.scheduled + 1
         plan = StepPlan()
         plan.number = number
         plan.version = self._roster.version
-        plan.num_decode = plan.num_sampled = plan.num_scheduled = count = steady.count
+        plan.num_decode = plan.num_sampled = plan.num_scheduled = count = group.count
         plan.held_slots = len(self.running)
-        plan.decode_context_sum, plan.decode_context_max = steady.contexts()
+        plan.decode_context_sum, plan.decode_context_max = group.contexts()
         plan.stable = not self._roster.stopped
         self._roster.num_computed_tokens += count
         self._roster.open_plans.append(plan)
@@ -156,7 +156,7 @@ class ContinuousBatcher:
     def _begin_pass(self) -> PassState:
         settings = self.settings
         if self._fair is not None:
-            self._fair.settle()
+            self._fair.place_arrivals()
         cap = settings.long_prefill_token_threshold
         if cap > 0:
             num_requests = len(self.running) + len(self.waiting)
@@ -170,32 +170,32 @@ class ContinuousBatcher:
             and not self._backlog
             and self._roster.ticks.scheduled + 1 - self._last_prefill_pass < interval
             and (
-                self._roster.steady.count
+                self._roster.group.count
                 or self._roster.stopped
-                or any(not seq.in_prefill for seq in self._roster.loose)
+                or any(not seq.in_prefill for seq in self._roster.ungrouped)
             )
         )
         return PassState(settings.max_num_batched_tokens, cap, hold)
 
     def _schedule_running(self, state: PassState) -> None:
-        """Section 3a: the steady together if their order does not matter, then the others one by one."""
-        steady = self._roster.steady
-        due = [seq for seq in self._roster.loose if self._is_due(seq, state)] if self._roster.loose else []
+        """Section 3a: the group together if its order does not matter, then the others one by one."""
+        group = self._roster.group
+        due = [seq for seq in self._roster.ungrouped if self._is_due(seq, state)] if self._roster.ungrouped else []
         if len(due) > 1:
             due.sort(key=_NUMBER)
-        if not steady.count:
+        if not group.count:
             if due:
                 self._schedule_each(state, due, 0)
             return
-        in_order = (not due or due[0].number > steady.newest) and steady.count <= state.budget
+        in_order = (not due or due[0].number > group.newest) and group.count <= state.budget
         if in_order and not due and self._last_goes_first:
             self._evict_until_all_grow(state)
         elif not (in_order and self.kv.grow_all(1, self._known)):
-            self._roster.dissolve()
+            self._roster.disband()
             self._schedule_each(state, [seq for seq in self.running if self._is_due(seq, state)], 0)
             return
-        state.steady = steady.count
-        state.budget -= steady.count
+        state.group_size = group.count
+        state.budget -= group.count
         if due:
             self._schedule_each(state, due, 0)
 
@@ -203,8 +203,8 @@ class ContinuousBatcher:
         """Nobody else is to be looked at, and blocks are all alike: then it does not matter who found none."""
         while not self.kv.grow_all(1, self._known):
             victim = last_admitted(self.running)
-            if victim.is_steady:
-                self._roster.loosen(victim)
+            if victim.is_grouped:
+                self._roster.leave_group(victim)
             self._evict(victim, state)
 
     def _is_due(self, seq: Sequence, state: PassState) -> bool:
@@ -213,11 +213,11 @@ class ContinuousBatcher:
             return not state.hold
         return seq.num_computed_tokens < self.settings.max_model_len - 1 and not self._last_token_is_under_way(seq)
 
-    def _schedule_loose_prefills(self, state: PassState) -> None:
-        due = [seq for seq in self._roster.loose if seq.in_prefill and not state.hold]
+    def _schedule_ungrouped_prefills(self, state: PassState) -> None:
+        due = [seq for seq in self._roster.ungrouped if seq.in_prefill and not state.hold]
         due.sort(key=_NUMBER)
         if due:
-            self._roster.dissolve()  # none of the others takes part in this pass
+            self._roster.disband()  # none of the others takes part in this pass
             self._schedule_each(state, due, 0)
 
     def _schedule_each(self, state: PassState, due: list[Sequence], index: int) -> None:
@@ -256,10 +256,10 @@ class ContinuousBatcher:
 
     def _preempt_one(self, state: PassState, due: list[Sequence], index: int) -> tuple[Sequence, int]:
         """Section 4: choose and evict a victim; returns it and the position in `due` to go on from."""
-        if state.steady:
+        if state.group_size:
             self._take_apart(state)
         elif self._roster.stopped:
-            self._roster.dissolve()
+            self._roster.disband()
         victim = self._victim()
         if victim in state.scheduled:
             state.budget += state.scheduled.pop(victim)
@@ -353,13 +353,13 @@ class ContinuousBatcher:
         plan = StepPlan()
         plan.preemptions = state.preemptions
         plan.held_slots = len(self.running)
-        steady, ticks = self._roster.steady, self._roster.ticks
-        if state.steady or state.scheduled:
-            assert state.steady == steady.count, "the steady are scheduled together or not at all"
+        group, ticks = self._roster.group, self._roster.ticks
+        if state.group_size or state.scheduled:
+            assert state.group_size == group.count, "the group is scheduled together or not at all"
             ticks.scheduled += 1
-            if state.steady:
-                plan.num_decode = plan.num_sampled = plan.num_scheduled = state.steady
-                plan.decode_context_sum, plan.decode_context_max = steady.contexts()
+            if state.group_size:
+                plan.num_decode = plan.num_sampled = plan.num_scheduled = state.group_size
+                plan.decode_context_sum, plan.decode_context_max = group.contexts()
             if state.with_prefill:
                 self._last_prefill_pass = ticks.scheduled
             self._roster.open_plans.append(plan)
@@ -367,7 +367,7 @@ class ContinuousBatcher:
         if self._fair is not None:
             for seq, num_tokens in state.scheduled.items():
                 self._fair.served[seq.tenant] += num_tokens
-            self._serve_steady(1 if state.steady else 0)
+            self._serve_group(1 if state.group_size else 0)
         all_decode = self._finish_each(plan, state) if state.scheduled else True
         self._roster.num_computed_tokens += plan.num_scheduled_tokens
         plan.version = self._roster.version
@@ -396,7 +396,7 @@ class ContinuousBatcher:
             if samples:
                 seq.last_step = plan.number
                 if not self._one_by_one:
-                    self._roster.followers.append(seq)
+                    self._roster.joining.append(seq)
         plan.outputs = plan.explicit
         return all_decode
 
@@ -411,16 +411,16 @@ class ContinuousBatcher:
         return self.settings.prefill_schedule_interval == 1
 
     def _take_apart(self, state: PassState) -> None:
-        """The steady were scheduled together, but now it matters who they are."""
+        """The group was scheduled together, but now it matters who is in it."""
         one_by_one = state.scheduled
-        state.scheduled = {seq: 1 for seq in self.running if seq in self._roster.steady}
+        state.scheduled = {seq: 1 for seq in self.running if seq in self._roster.group}
         state.scheduled.update(one_by_one)
-        state.steady = 0
-        self._roster.dissolve()
+        state.group_size = 0
+        self._roster.disband()
 
-    def _serve_steady(self, num_steps: int) -> None:
+    def _serve_group(self, num_steps: int) -> None:
         assert self._fair is not None
-        for tenant, count in self._roster.steady.tenants.items():
+        for tenant, count in self._roster.group.tenants.items():
             if count:
                 self._fair.served[tenant] += count * num_steps
 
@@ -432,10 +432,10 @@ class ContinuousBatcher:
             self._outputs.commit(plan)
 
     def run_ahead(self, num_steps: int) -> None:
-        """Apply further passes, which only let the steady decode, and the outputs of those before the last."""
+        """Apply further passes, which only let the group decode, and the outputs of those before the last."""
         self._roster.run_ahead(num_steps, self._known)
         if self._fair is not None:
-            self._serve_steady(num_steps)
+            self._serve_group(num_steps)
 
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""

@@ -13,7 +13,7 @@ NEVER = 1 << 62
 
 
 class Ends:
-    """Steady sequences by the number of the commit that brings their last token."""
+    """Grouped sequences by the number of the commit that brings their last token."""
 
     __slots__ = ("_numbers", "_when", "at")
 

@@ -132,7 +132,7 @@ class FairQueue:
 
     `served` counts scheduled tokens a tenant. A tenant that returns from idleness starts at the least count of those
     that wait, so that idling earns no credit (the virtual token counter of Sheng et al., OSDI 2024). Arrivals stand
-    aside until `settle` at the next pass, for between passes the counts are not up to date.
+    aside until `place_arrivals` at the next pass, for between passes the counts are not up to date.
     """
 
     __slots__ = ("_arrived", "_queues", "served")
@@ -149,7 +149,7 @@ class FairQueue:
         tenants = sorted(self._queues, key=self._rank)
         return chain((seq for tenant in tenants for seq in self._queues[tenant]), self._arrived)
 
-    def settle(self) -> None:
+    def place_arrivals(self) -> None:
         """Let those who arrived since the last pass take their places."""
         for seq in self._arrived:
             self._join(seq.tenant).append(seq)
@@ -176,7 +176,7 @@ class FairQueue:
 
     def peek(self) -> Sequence:
         """The head of the least served tenant's queue."""
-        self.settle()
+        self.place_arrivals()
         return self._queues[min(self._queues, key=self._rank)][0]
 
     def pop(self) -> Sequence:

@@ -75,10 +75,10 @@ class Outputs:
         if stale:
             seq.num_stale_tokens -= num_tokens
         else:
-            seq.num_in_flight_tokens -= num_tokens - seq.is_steady
+            seq.num_in_flight_tokens -= num_tokens - seq.is_grouped
         if not samples:
             return
-        if not seq.is_steady:
+        if not seq.is_grouped:
             seq.num_output_tokens += 1
             if not stale:
                 seq.num_outstanding_tokens -= 1

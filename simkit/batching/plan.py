@@ -14,7 +14,7 @@ class Chunk(NamedTuple):
     """Work of one sequence: `num_tokens` of `seq` on top of `num_computed_tokens` that are there already.
 
     `kind` is N (first admission), R (admission after a preemption), S (back from the host pool), C (a running sequence
-    goes on with its prompt) or D (a decode of a sequence that is not steady, or was not when its output came);
+    goes on with its prompt) or D (a decode of a sequence that is not grouped, or was not when its output came);
     `samples` tells that the chunk reaches the last known token, so that the step yields a token.
     """
 
@@ -35,7 +35,7 @@ class Preemption(NamedTuple):
 class StepPlan:
     """One pass: O(changes), not O(batch).
 
-    `explicit` lists what was scheduled for one sequence at a time, in schedule order; besides, every steady sequence
+    `explicit` lists what was scheduled for one sequence at a time, in schedule order; besides, every grouped sequence
     decodes one token. `outputs` are those entries whose output has to be processed one by one at the commit.
     `decode_context_*` count each decode sequence's tokens with the new one. `held_slots` counts the sequences that sit
     in a slot, `dead_slots` those of them that compute for nothing (finished members of a static batch). `padded_tokens`
@@ -115,10 +115,18 @@ class StepPlan:
 
 
 class PassState:
-    """One scheduling pass while it is being made; `steady` were scheduled together, the rest one by one."""
+    """One scheduling pass while it is being made; `group_size` are scheduled as one group, the rest alone."""
 
     __slots__ = (
-        "budget", "cap", "hold", "kind_of", "preemptions", "scheduled", "steady", "swapped_in", "swapped_out",
+        "budget",
+        "cap",
+        "group_size",
+        "hold",
+        "kind_of",
+        "preemptions",
+        "scheduled",
+        "swapped_in",
+        "swapped_out",
         "with_prefill",
     )  # fmt: skip
 
@@ -126,7 +134,7 @@ class PassState:
         self.budget = budget
         self.cap = cap
         self.hold = hold
-        self.steady = 0
+        self.group_size = 0
         self.scheduled: dict[Sequence, int] = {}
         self.kind_of: dict[Sequence, str] = {}
         self.preemptions: list[Preemption] = []
@@ -150,16 +158,16 @@ class Outcome(Protocol):
         """`seq` produced a token, its last one if `ends` (a limit that everybody sees); True when it ends here."""
 
     def joined(self, seq: Sequence, commit: int) -> None:
-        """`seq` is steady: it gets a token with each commit from number `commit` + 1 on, until it `left` or ends."""
+        """`seq` joined the group: a token comes with each commit from number `commit` + 1 on, until it leaves."""
 
     def stopped(self, seq: Sequence) -> None:
-        """`seq`, steady, is scheduled no more: its last token comes with the commit of the last plan made."""
+        """`seq`, grouped, is scheduled no more: its last token comes with the commit of the last plan made."""
 
     def left(self, seq: Sequence) -> None:
-        """`seq` is steady no more; its tokens are told one by one again."""
+        """`seq` leaves the group; its tokens are told one by one again."""
 
     def tokens(self, commit: int) -> list[Sequence]:
-        """Commit number `commit`: each steady sequence got a token. Those for which it was the last, in any order."""
+        """Commit number `commit`: each grouped sequence got a token. Those for which it was the last, in any order."""
 
     def released(self, seq: Sequence) -> None:
         """`seq` gave back its slot and memory."""

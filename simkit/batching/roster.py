@@ -1,4 +1,4 @@
-"""Who runs: the steady, those who are looked at one by one, and those whose last token is under way.
+"""Who runs: the decode group, those who are looked at one by one, and those whose last token is under way.
 
 Owns the running list and the counts over it; makes no decision.
 """
@@ -6,7 +6,7 @@ Owns the running list and the counts over it; makes no decision.
 from __future__ import annotations
 
 from simkit.batching.plan import Chunk, Outcome, StepPlan
-from simkit.batching.steady import Steady
+from simkit.batching.steady import DecodeGroup
 from simkit.sequence import Phase, Sequence, Ticks
 from simkit.types import KVAllocator
 
@@ -14,17 +14,17 @@ from simkit.types import KVAllocator
 class Roster:
     """Sequences with a slot, in order of admission, and the plans whose outputs are to come.
 
-    Each of them is *steady*, *loose* (looked at one by one) or *stopped* (scheduled no more, its last token under way).
+    Each of them is *grouped*, *ungrouped* (looked at one by one) or *stopped* (its last token is under way).
     """
 
     def __init__(self, kv: KVAllocator, outcome: Outcome, max_model_len: int, *, by_tenant: bool) -> None:
         self.running: dict[Sequence, None] = {}
-        self.loose: dict[Sequence, None] = {}
+        self.ungrouped: dict[Sequence, None] = {}
         self.stopped: dict[Sequence, None] = {}
         self.ticks = Ticks()
-        self.steady = Steady(self.ticks, by_tenant=by_tenant)
-        self.followers: list[Sequence] = []
-        """Those that sampled a token in the last step, and may be steady from the next one on."""
+        self.group = DecodeGroup(self.ticks, by_tenant=by_tenant)
+        self.joining: list[Sequence] = []
+        """Those that sampled a token in the last step, and may join the group from the next one on."""
         self.open_plans: list[StepPlan] = []
         self.num_computed_tokens = 0
         self.num_unborn = 0
@@ -38,14 +38,14 @@ class Roster:
 
     def schedule(self, plan: StepPlan) -> list[Chunk]:
         """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
-        steady = [seq for seq in self.running if seq in self.steady] if plan.num_scheduled else []
-        decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in steady]
+        grouped = [seq for seq in self.running if seq in self.group] if plan.num_scheduled else []
+        decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in grouped]
         return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
 
     def take_slot(self, seq: Sequence) -> None:
-        """`seq` runs, and is loose."""
+        """`seq` runs, and is ungrouped."""
         seq.phase = Phase.RUNNING
-        self.running[seq] = self.loose[seq] = None
+        self.running[seq] = self.ungrouped[seq] = None
         self.num_computed_tokens += seq.num_computed_tokens
         seq.number = self._num_admitted
         self._num_admitted += 1
@@ -56,71 +56,71 @@ class Roster:
         if seq in self.stopped:
             del self.stopped[seq]
             seq.counts_alone()
-        elif seq.is_steady:
-            self.steady.leave(seq)
+        elif seq.is_grouped:
+            self.group.leave(seq)
         else:
-            del self.loose[seq]
+            del self.ungrouped[seq]
         del self.running[seq]
         self.num_computed_tokens -= seq.num_computed_tokens
         self._kv.free(seq)
         self.num_unborn -= len(seq.siblings)
         self.version += 1
 
-    # --- the steady --------------------------------------------------------------------------------------------------
+    # --- the decode group --------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Before a pass: let those join the steady, and those leave them, for whom it is time."""
-        if self.followers:
-            self._let_join()
-        if self.ticks.scheduled in self.steady.stops:
-            for seq in self.steady.stop():
+    def regroup(self) -> None:
+        """Before a pass: let those join the group, and those leave it, for whom it is time."""
+        if self.joining:
+            self._admit_to_group()
+        if self.ticks.scheduled in self.group.stops:
+            for seq in self.group.stop():
                 self._kv.leave(seq)
                 self.stopped[seq] = None
                 self._outcome.stopped(seq)
 
-    def _let_join(self) -> None:
-        """Whoever sampled a token in the last step decodes from now on, with the steady."""
-        followers, self.followers = self.followers, []
-        for seq in followers:
+    def _admit_to_group(self) -> None:
+        """Whoever sampled a token in the last step decodes from now on, with the group."""
+        joining, self.joining = self.joining, []
+        for seq in joining:
             if seq.phase is Phase.RUNNING and not seq.siblings and self._kv.can_join(seq):
                 self._kv.join(seq)
                 end = min(seq.num_prompt_tokens + seq.max_tokens, self._max_model_len) - 1
-                self.steady.join(seq, end - seq.num_computed_tokens)
-                del self.loose[seq]
+                self.group.join(seq, end - seq.num_computed_tokens)
+                del self.ungrouped[seq]
                 self._outcome.joined(seq, self.ticks.committed)
 
-    def dissolve(self) -> None:
-        """Nobody is steady any more: all are looked at one by one again, and so are their outputs that are to come."""
-        if not (self.steady.count or self.stopped):
+    def disband(self) -> None:
+        """The group is no more: all are looked at one by one again, and so are their outputs that are to come."""
+        if not (self.group.count or self.stopped):
             return
         for seq in self.running:
-            if seq.is_steady:
-                self.loosen(seq)
-        self.loose.clear()
-        self.loose.update(self.running)
+            if seq.is_grouped:
+                self.leave_group(seq)
+        self.ungrouped.clear()
+        self.ungrouped.update(self.running)
 
-    def loosen(self, seq: Sequence) -> None:
+    def leave_group(self, seq: Sequence) -> None:
         """`seq` is looked at by itself again, and so are those of its outputs that are to come."""
         self._outcome.left(seq)
         if seq in self.stopped:
             del self.stopped[seq]
             seq.counts_alone()
         else:
-            self.steady.leave(seq)
+            self.group.leave(seq)
             self._kv.leave(seq)
-        self.loose[seq] = None
+        self.ungrouped[seq] = None
         for plan in self.open_plans:
             if plan.number > seq.last_step:
                 plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
         seq.last_step = self.ticks.scheduled
 
     def run_ahead(self, num_steps: int, known: int) -> None:
-        """`num_steps` further passes only let the steady decode; the outputs of those before the last came in."""
+        """`num_steps` further passes only let the group decode; the outputs of those before the last came in."""
         self.ticks.committed += num_steps
         grown = self._kv.grow_all(num_steps, known)
         assert grown, "steps_until_full promised this memory"
         self.ticks.scheduled += num_steps
-        self.num_computed_tokens += num_steps * self.steady.count
+        self.num_computed_tokens += num_steps * self.group.count
 
     # --- everybody comes and goes ------------------------------------------------------------------------------------
 
@@ -135,16 +135,16 @@ class Roster:
             placed = self._kv.try_reserve(seq, seq.num_computed_tokens)
             assert placed, "their memory was theirs before"
             self.take_slot(seq)
-        self.followers = list(seqs)
+        self.joining = list(seqs)
         if plan is not None:
             plan.version = self.version
             self.open_plans.append(plan)
 
     def dismiss(self) -> list[Sequence]:
-        """Let everybody go, slots and memory with them: they go on elsewhere. All are steady."""
+        """Let everybody go, slots and memory with them: they go on elsewhere. All are in the group."""
         seqs = list(self.running)
         for seq in seqs:
-            self.steady.leave(seq)
+            self.group.leave(seq)
             self._kv.free(seq)
         self.running.clear()
         self.open_plans.clear()

@@ -180,7 +180,7 @@ class StaticBatcher:
 
     def _die(self, seq: Sequence) -> None:
         """`seq` has ended, and keeps slot and memory until the others have."""
-        if seq.is_steady:
+        if seq.is_grouped:
             seq.counts_alone()
         seq.phase = Phase.FINISHED
         del self._live[seq]

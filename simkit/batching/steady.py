@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 from simkit.sequence import Sequence, Ticks
 
 
-class Steady:
-    """The steady sequences of a batcher. Contexts are as after the steps scheduled so far."""
+class DecodeGroup:
+    """The grouped sequences of a batcher. Contexts are as after the steps scheduled so far."""
 
     __slots__ = ("_by_tenant", "_computed", "_longest", "_when", "count", "newest", "stops", "tenants", "ticks")
 
@@ -19,7 +19,7 @@ class Steady:
         self.ticks = ticks
         self.count = 0
         self.newest = -1
-        """Largest admission number of those that joined since nobody was steady."""
+        """Largest admission number of those that joined since nobody was in the group."""
         self.tenants: dict[int, int] = {}
         """How many a tenant has, if they are counted `by_tenant`."""
         self._by_tenant = by_tenant
@@ -43,7 +43,7 @@ class Steady:
         return 0, 0
 
     def join(self, seq: Sequence, num_steps: int) -> None:
-        """`seq` is steady; after `num_steps` further scheduled steps a limit that everybody sees stops it."""
+        """`seq` joins; after `num_steps` further scheduled steps a limit that everybody sees stops it."""
         ticks = self.ticks
         base = seq.num_computed_tokens - ticks.scheduled
         seq.counts_by(ticks)

@@ -23,9 +23,9 @@ class RequestState:
 
     `generated_*` are when the engine made the tokens, `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the
     present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
-    them got (`total_*`) and is done when `num_parts` is 0. `stopped` tells that a steady sequence only waits for its
+    them got (`total_*`) and is done when `num_parts` is 0. `stopped` tells that a grouped sequence only waits for its
     last token. `internal_tokens` of its memory will never be filled, from
-    step `internal_from` on; while it is steady it begins a block with each step whose number leaves `begins`.
+    step `internal_from` on; while it is grouped it begins a block with each step whose number leaves `begins`.
     """
 
     __slots__ = (

@@ -63,7 +63,7 @@ class FallibleReplica(Replica):
         for seq in [*self.batcher.members(), *self.batcher.waiting]:
             state: RequestState = seq.owner
             self.ledger.lost(seq)
-            if seq.is_steady:
+            if seq.is_grouped:
                 seq.counts_alone()
             if state.lead.abandoned or (self._stream and seq.phase is Phase.FINISHED):
                 self._let_go(seq)

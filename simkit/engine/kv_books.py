@@ -56,7 +56,7 @@ class KVBooks:
         beyond = len(self._ledger.ends.at.get(plan.number - 1, ())) - self._ledger.num_stopped
         for chunk in plan.explicit:
             seq = chunk.seq
-            if not seq.is_steady and seq.num_computed_tokens > seq.owner.final_tokens:
+            if not seq.is_grouped and seq.num_computed_tokens > seq.owner.final_tokens:
                 beyond += 1
         return beyond
 

@@ -36,8 +36,8 @@ class Ledger:
     that somebody was.
 
     While outputs are committed `begin_commit` says when the steps ended; `token`, `tokens` and `released` are then
-    called back. Steady sequences get no call for each token: their gaps are those between the ends of steps. Unless it
-    `counts_memory`, somebody else tells the log about internal fragmentation.
+    called back. Grouped sequences get no call for each token: their gaps are those between the ends of steps. Unless
+    it `counts_memory`, somebody else tells the log about internal fragmentation.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Ledger:
         counts_memory: bool = True,
     ) -> None:
         self.num_outstanding = 0
-        self.num_steady_measured = 0
+        self.num_grouped_measured = 0
         self.num_stopped = 0
         self.ends = Ends()
         self.in_flight: Iterable[Launched] = ()
@@ -91,10 +91,10 @@ class Ledger:
         self._number, self._committed, self._last_end_ns = number, committed, last_end_ns
 
     def dismiss(self, seq: Sequence) -> None:
-        """`seq`, steady, goes on elsewhere, with what is noted of its memory but for a block beyond its end."""
+        """`seq`, grouped, goes on elsewhere, with what is noted of its memory but for a block beyond its end."""
         state: RequestState = seq.owner
         self.ends.drop(seq)
-        self.num_steady_measured -= self._stream and state.measured
+        self.num_grouped_measured -= self._stream and state.measured
         if not -state.final_tokens % (self._block_size or 1):
             self._forget_later(state)
         self._begins_no_more(state)
@@ -144,7 +144,7 @@ class Ledger:
         state: RequestState = seq.owner
         self.ends.follow(seq, commit + state.true_output_tokens - seq.num_output_tokens)
         if state.measured and self._stream:
-            self.num_steady_measured += 1
+            self.num_grouped_measured += 1
         self._fill_later(seq, state)
 
     def stopped(self, seq: Sequence) -> None:
@@ -152,11 +152,11 @@ class Ledger:
         state: RequestState = seq.owner
         self.num_stopped += 1
         state.stopped = True
-        self.num_steady_measured -= self._stream and state.measured
+        self.num_grouped_measured -= self._stream and state.measured
         self._forget_later(state)
 
     def left(self, seq: Sequence) -> None:
-        """`seq` is steady no more, if it was: what it got so far it got with the last step."""
+        """`seq` leaves the group, if it was in it: what it got so far it got with the last step."""
         if self.ends.drop(seq):
             self._part(seq)
             state: RequestState = seq.owner
@@ -165,7 +165,7 @@ class Ledger:
             self._forget_later(state)
 
     def tokens(self, commit: int) -> list[Sequence]:
-        """Every steady sequence got a token: those for which it was the last one."""
+        """Every grouped sequence got a token: those for which it was the last one."""
         ending = self.ends.take(commit)
         for seq in ending:
             if seq.owner.stopped:
@@ -183,9 +183,9 @@ class Ledger:
         if state.stopped:
             state.stopped = False
             self.num_stopped -= 1
-            self.num_steady_measured += self._stream and state.measured
+            self.num_grouped_measured += self._stream and state.measured
         if self._stream and state.measured:
-            self.num_steady_measured -= 1
+            self.num_grouped_measured -= 1
             for run in self.in_flight:
                 if seq.last_step < run.plan.number <= seq.ticks.scheduled:
                     run.num_gaps_last -= 1
@@ -224,7 +224,7 @@ class Ledger:
         self._end_ns = now_ns
 
     def lost(self, seq: Sequence) -> None:
-        """The replica fails: `seq` is steady no more, and whatever was only scheduled for it never began."""
+        """The replica fails: `seq` leaves the group, and whatever was only scheduled for it never began."""
         self.left(seq)
         state: RequestState = seq.owner
         if state.admitted_ns >= self._end_ns:
@@ -299,7 +299,7 @@ class Ledger:
         state.internal_from = number
 
     def _fill_later(self, seq: Sequence, state: RequestState) -> None:
-        """A steady sequence begins its last block; or, without slack in it, the block for a token beyond the end."""
+        """A grouped sequence begins its last block; or, without slack in it, the block for a token beyond the end."""
         if self._block_size is None or not self.grows:
             return
         computed = seq.num_computed_tokens

@@ -51,7 +51,7 @@ class Surroundings(Protocol):
 class Run:
     """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
 
-    What else stands here holds when its first step begins. `num_gaps` of the steady had a token in the step before as
+    What else stands here holds when its first step begins. `num_gaps` of the group had a token in the step before as
     well; in the last step to be kept there are `num_gaps_last`.
     """
 
@@ -239,7 +239,7 @@ class Replica:
         plan = run.plan
         run.continues = plan.stable and plan.version == self._last_version and not num_preemptions
         self._last_version = plan.version if plan.stable else -1
-        run.num_gaps = run.num_gaps_last = self.ledger.num_steady_measured
+        run.num_gaps = run.num_gaps_last = self.ledger.num_grouped_measured
         run.allocated, run.used = self._books.now(plan)
         run.waiting = len(self.batcher.waiting)
         external = self._external_tokens() if self._is_contiguous else 0

@@ -24,7 +24,7 @@ from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ordering import FcfsQueue
 from simkit.batching.outputs import Outputs
 from simkit.batching.plan import StepPlan
-from simkit.batching.steady import Steady
+from simkit.batching.steady import DecodeGroup
 from simkit.cli import app
 from simkit.conformance.check import check_file
 from simkit.conformance.recorded import read_recording
@@ -112,7 +112,7 @@ def test_all_recorded_cases_are_exact() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.split(".")[0])
 def test_looking_at_every_sequence_in_every_pass_is_as_exact(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """The path that single steps take; the cases above use the one that lets the steady decode together."""
+    """The path that single steps take; the cases above use the one that lets the group decode together."""
     slow = partial(ContinuousBatcher, one_by_one=True)
     monkeypatch.setattr("simkit.conformance.replayed.ContinuousBatcher", slow)
     replay = Replay(read_recording(path))
@@ -535,13 +535,13 @@ def admit_after_a_preemption(patch: Patch) -> None:
 
 
 def spend_a_step_on_a_token_under_way(patch: Patch) -> None:
-    join = Steady.join
+    join = DecodeGroup.join
     patch.setattr(ContinuousBatcher, "_last_token_is_under_way", staticmethod(lambda seq: False))
-    patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
+    patch.setattr(DecodeGroup, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
 
 
 def end_one_token_after_the_model_length(patch: Patch) -> None:
-    right, join = Outputs._process, Steady.join
+    right, join = Outputs._process, DecodeGroup.join
 
     def process(self: Outputs, seq: Sequence, num_tokens: int, samples: bool) -> None:
         given = self._settings
@@ -554,11 +554,11 @@ def end_one_token_after_the_model_length(patch: Patch) -> None:
         self._ends.follow(seq, commit + most - seq.num_output_tokens)
 
     patch.setattr(Outputs, "_process", process)
-    patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
+    patch.setattr(DecodeGroup, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
     patch.setattr(_Ends, "joined", joined)
 
 
-def let_the_steady_have_more_than_the_budget(patch: Patch) -> None:
+def let_the_group_have_more_than_the_budget(patch: Patch) -> None:
     right = ContinuousBatcher._schedule_running
 
     def schedule(self: ContinuousBatcher, state: Any) -> None:
@@ -597,7 +597,7 @@ RULES: list[tuple[Callable[[Patch], None], int]] = [
     (admit_after_a_preemption, 5),
     (spend_a_step_on_a_token_under_way, 33),
     (end_one_token_after_the_model_length, 30),
-    (let_the_steady_have_more_than_the_budget, 26),
+    (let_the_group_have_more_than_the_budget, 26),
 ]
 
 

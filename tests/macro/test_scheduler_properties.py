@@ -20,7 +20,7 @@ from served import as_asked
 from simkit import scenario
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import StepPlan
-from simkit.batching.steady import Steady
+from simkit.batching.steady import DecodeGroup
 from simkit.conformance.recorded import RecordedRequest, Recording
 from simkit.conformance.replayed import Replay
 from simkit.kv.paged import PagedAllocator
@@ -161,7 +161,7 @@ def test_every_replay_that_ends_has_served_everybody(trace: Recording) -> None:
     assert sum(record["n"] for record in scheduled) == final + lost - cached
 
 
-# --- the steady decode together ---------------------------------------------------------------------------------------
+# --- the group decodes together ---------------------------------------------------------------------------------------
 
 
 def told(trace: Recording, *, one_by_one: bool) -> tuple[list[dict[str, Any]], Any, int]:
@@ -223,12 +223,12 @@ def forget_the_order_of_admission(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_is_newest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Steady, "newest", property(lambda self: -1, lambda self, value: None))
+    patch.setattr(DecodeGroup, "newest", property(lambda self: -1, lambda self, value: None))
 
 
 def stop_too_late(patch: pytest.MonkeyPatch) -> None:
-    join = Steady.join
-    patch.setattr(Steady, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
+    join = DecodeGroup.join
+    patch.setattr(DecodeGroup, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
 
 
 def stay_out_of_the_budget(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def stay_out_of_the_budget(patch: pytest.MonkeyPatch) -> None:
 
     def schedule(self: ContinuousBatcher, state: Any) -> None:
         right(self, state)
-        state.budget += state.steady
+        state.budget += state.group_size
 
     patch.setattr(ContinuousBatcher, "_schedule_running", schedule)
 

@@ -68,7 +68,7 @@ class World:
         self.batcher = ContinuousBatcher(ContinuousSettings(**given), self.kv, self.ear, self.host, self.prefers_swap)
         self.delivered = self.ear.heard
         self.num_preemptions = self.num_swaps = 0
-        self.num_steady_steps = 0
+        self.num_grouped_steps = 0
         self.alive = self.ear.alive
 
     def arrive(self, number: int) -> None:
@@ -111,7 +111,7 @@ class World:
     def compute(self, plan: StepPlan) -> None:
         """Fill the slots that this step computes; what comes back from the host is there first."""
         self.num_preemptions += len(plan.preemptions)
-        self.num_steady_steps += plan.num_scheduled > len(plan.explicit)
+        self.num_grouped_steps += plan.num_scheduled > len(plan.explicit)
         for chunk in self.batcher.schedule(plan):
             seq, before = chunk.seq, chunk.num_computed_tokens
             assert seq.num_computed_tokens == before + chunk.num_tokens
@@ -318,7 +318,7 @@ def test_the_watch_sees_what_it_is_for() -> None:
     assert world.num_preemptions > 0
     assert world.kv.num_copies > 0
     assert shared >= 3
-    assert world.num_steady_steps > 0
+    assert world.num_grouped_steps > 0
     swapping = World(jobs, blocks=12, host_tokens=1000, settings={"max_num_seqs": 6})
     assert swapping.run()
     assert swapping.num_swaps > 0

@@ -143,7 +143,7 @@ def test_idling_earns_no_credit() -> None:
     queue.served[0] += 1000
     for seq in late:
         queue.push(seq)
-    queue.settle()
+    queue.place_arrivals()
     assert queue.served[1] == 1000
     taken = []
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_a_tenant_keeps_what_it_was_served_when_it_comes_back() -> None:
     queue.pop()
     queue.served[0] += 500
     queue.push(light)
-    queue.settle()
+    queue.place_arrivals()
     queue.served[1] = 100
     queue.push(heavy)
     assert queue.served[0] == 500

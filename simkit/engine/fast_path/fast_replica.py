@@ -199,8 +199,8 @@ class FastReplica(Replica):
         return super()._make_passes()
 
     def _may_get_on(self) -> bool:
-        """Whether nothing is under way but at most one step of the steady, or what is left of a run of them."""
-        if not self._full_batcher.is_settled() or self.ledger.has_untold_preemptions():
+        """Whether nothing is under way but at most one step of the group, or what is left of a run of them."""
+        if not self._full_batcher.is_all_grouped() or self.ledger.has_untold_preemptions():
             return False
         if not self._in_flight:
             return True
