@@ -58,8 +58,8 @@ class Sequence:
     the engine. `num_outstanding_tokens` counts sampled but unseen tokens and `num_in_flight_tokens` scheduled tokens
     whose output was not processed (both 0 without async scheduling); `num_stale_tokens` is what was in flight when the
     sequence was preempted. `in_prefill` tells whether the last pass left known tokens uncomputed, `last_step` is the
-    number of the last step that sampled a token of it while it was not grouped. `siblings` are further samples of the
-    prompt, which come to life when it is computed.
+    number of the last step that sampled a token of it while it was not grouped. `forks` are further samples of the
+    prompt, which fork off when it is computed.
 
     A *grouped* sequence takes part in every step with one token. It `counts_by` the ticks of its batcher, so that a
     step moves the counters of the whole group at once.
@@ -71,6 +71,7 @@ class Sequence:
         "_output",
         "_outstanding",
         "arrival_ns",
+        "forks",
         "id",
         "in_prefill",
         "kv",
@@ -87,7 +88,6 @@ class Sequence:
         "priority",
         "reserve_tokens",
         "samples",
-        "siblings",
         "tenant",
         "ticks",
         "tokens",
@@ -107,7 +107,7 @@ class Sequence:
             self.samples,
             _shared,
         ) = request
-        self.siblings: tuple[Sequence, ...] = ()
+        self.forks: tuple[Sequence, ...] = ()
         self.reserve_tokens = reserve_tokens
         self.tokens = tokens
         self.owner = owner

@@ -309,7 +309,7 @@ class ContinuousBatcher:
         settings = self.settings
         while state.budget > 0 and len(self.waiting):
             seq = self.waiting.peek()
-            if len(self.running) + self._roster.num_unborn + 1 + len(seq.siblings) > self._max_running:
+            if len(self.running) + self._roster.num_pending_forks + 1 + len(seq.forks) > self._max_running:
                 break
             swapped = self._host is not None and self._host.holds(seq)
             if seq.num_stale_tokens > 0 or (swapped and seq.num_in_flight_tokens > 0):
@@ -333,7 +333,7 @@ class ContinuousBatcher:
             self._backlog = len(self.waiting) > 0
 
     def _enter_slot(self, seq: Sequence, state: PassState, computed: int, num_tokens: int, swapped: bool) -> None:
-        self._roster.num_unborn += len(seq.siblings)
+        self._roster.num_pending_forks += len(seq.forks)
         if swapped:
             assert self._host is not None
             state.swapped_in += self._host.release(seq)

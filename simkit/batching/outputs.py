@@ -1,4 +1,4 @@
-"""What a step brought: tokens, first and last ones, births of further samples, and who leaves.
+"""What a step brought: tokens, first and last ones, further samples that fork off, and who leaves.
 
 Owns section 7 of the scheduler specification: outputs in schedule order, each finished with before the next is looked
 at. Decides nothing about the next pass.
@@ -88,8 +88,8 @@ class Outputs:
             seq.num_output_tokens >= seq.max_tokens
             or seq.num_prompt_tokens + seq.num_output_tokens >= self._settings.max_model_len
         )
-        if seq.siblings:
-            self._give_birth(seq, ends)
+        if seq.forks:
+            self._fork(seq, ends)
         if self._outcome.token(seq, ends):
             self._end(seq)
 
@@ -111,15 +111,15 @@ class Outputs:
         self.ended = True
         self._outcome.released(seq)
 
-    def _give_birth(self, parent: Sequence, ends: bool) -> None:
+    def _fork(self, parent: Sequence, ends: bool) -> None:
         """The prompt is computed: its other samples share it and get their first token in the same step.
 
         A sample for which there is no memory starts like a preempted one.
         """
-        born, parent.siblings = parent.siblings, ()
+        forks, parent.forks = parent.forks, ()
         if parent.phase is Phase.RUNNING:
-            self._roster.num_unborn -= len(born)
-        for child in born:
+            self._roster.num_pending_forks -= len(forks)
+        for child in forks:
             child.num_output_tokens = parent.num_output_tokens
             if parent.phase is Phase.RUNNING and self._kv.try_fork(parent, child):
                 child.num_computed_tokens = parent.num_prompt_tokens
@@ -138,9 +138,9 @@ class Outputs:
         """A client abort frees at once, from whichever queue."""
         self._outcome.left(seq)
         self._end(seq)
-        for unborn in seq.siblings:
-            unborn.phase = Phase.FINISHED
-            self._outcome.released(unborn)
+        for pending in seq.forks:
+            pending.phase = Phase.FINISHED
+            self._outcome.released(pending)
 
 
 _FIRST_TWO = itemgetter(0, 1)

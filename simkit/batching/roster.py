@@ -27,7 +27,7 @@ class Roster:
         """Those that sampled a token in the last step, and may join the group from the next one on."""
         self.open_plans: list[StepPlan] = []
         self.num_computed_tokens = 0
-        self.num_unborn = 0
+        self.num_pending_forks = 0
         """Slots set aside for further samples of those that run."""
         self.version = 0
         """Moves when somebody takes or leaves a slot."""
@@ -63,7 +63,7 @@ class Roster:
         del self.running[seq]
         self.num_computed_tokens -= seq.num_computed_tokens
         self._kv.free(seq)
-        self.num_unborn -= len(seq.siblings)
+        self.num_pending_forks -= len(seq.forks)
         self.version += 1
 
     # --- the decode group --------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Roster:
         """Whoever sampled a token in the last step decodes from now on, with the group."""
         joining, self.joining = self.joining, []
         for seq in joining:
-            if seq.phase is Phase.RUNNING and not seq.siblings and self._kv.can_join(seq):
+            if seq.phase is Phase.RUNNING and not seq.forks and self._kv.can_join(seq):
                 self._kv.join(seq)
                 end = min(seq.num_prompt_tokens + seq.max_tokens, self._max_model_len) - 1
                 self.group.join(seq, end - seq.num_computed_tokens)

@@ -89,8 +89,8 @@ class RequestState:
 
     def alive(self) -> list[Sequence]:
         """Its sequences that wait or run; samples that wait for their prompt are none of their own yet."""
-        unborn = self.sequences[0].siblings if self.sequences else ()
-        return [seq for seq in self.sequences if seq.phase is not Phase.FINISHED and seq not in unborn]
+        pending = self.sequences[0].forks if self.sequences else ()
+        return [seq for seq in self.sequences if seq.phase is not Phase.FINISHED and seq not in pending]
 
     def start_again(self, *, keep_tokens: bool) -> None:
         """Its replica is gone: compute all again, beyond the tokens that the client has if these are kept.
@@ -103,7 +103,7 @@ class RequestState:
                 seq.start_again()
             return
         first, *others = self.sequences
-        first.siblings = tuple(others)
+        first.forks = tuple(others)
         self.num_parts, self.total_tokens, self.total_preemptions = len(self.sequences), 0, 0
         self.total_first_ns = self.total_last_ns = -1
         for seq in self.sequences:

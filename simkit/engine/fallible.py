@@ -82,7 +82,7 @@ class FallibleReplica(Replica):
             super().close()
 
     def _let_go(self, seq: Sequence) -> None:
-        for leaving in (seq, *seq.siblings):
+        for leaving in (seq, *seq.forks):
             leaving.phase = Phase.FINISHED
             self.ledger.released(leaving)
 

@@ -119,7 +119,7 @@ class Outages:
         now = self._clock.now_ns
         for seq in state.sequences:
             part: RequestState = seq.owner
-            if seq in state.alive() or seq in state.sequences[0].siblings:
+            if seq in state.alive() or seq in state.sequences[0].forks:
                 state.add_part(part, seq, seq.num_output_tokens if self._stream else 0)
         self._record.num_tokens_delivered += state.total_tokens
         self._record.leave(now, state.arrival_ns)

@@ -325,8 +325,8 @@ class _System:
         for sample in range(1, self._num_samples):
             state = RequestState(request, arrival_ns, replica, measured, true_output, lead)
             tokens = self._identity(request, sample) if self._prefix_caching else None
-            first.siblings += (Sequence(request, reserve, tokens, state),)
-        lead.sequences = (first, *first.siblings)
+            first.forks += (Sequence(request, reserve, tokens, state),)
+        lead.sequences = (first, *first.forks)
         return lead
 
     def _identity(self, request: Request, sample: int) -> PromptTokens:

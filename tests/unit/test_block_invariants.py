@@ -83,7 +83,7 @@ class World:
             self.true_output[seq] = job.output
             family.append(seq)
         self.alive += family
-        family[0].siblings = tuple(family[1:])
+        family[0].forks = tuple(family[1:])
         self.batcher.add(family[0])
 
     def run(self, limit: int = 1500) -> bool:
@@ -131,9 +131,9 @@ class World:
         for seq in holders:
             kv.read(seq)
         kv.check_sharing(holders)
-        unborn = sum(len(seq.siblings) for seq in batcher.members())
+        pending = sum(len(seq.forks) for seq in batcher.members())
         cap = batcher.settings.max_num_active_seqs or batcher.settings.max_num_seqs
-        assert len(batcher.members()) + unborn <= cap
+        assert len(batcher.members()) + pending <= cap
         if self.host is not None:
             self.host.check_integrity()
             away = [seq for seq in self.alive if self.host.holds(seq)]

@@ -147,7 +147,7 @@ def test_block_sizes_beyond_the_limits_are_refused(block_size: int) -> None:
 
 @pytest.mark.parametrize("prompt", range(13, 20))
 def test_a_sample_that_starves_while_the_first_one_ends_keeps_its_own_block(prompt: int) -> None:
-    """Long prompts eat the budget of the passes after the birth; run ahead, the first sample has begun a block."""
+    """Long prompts eat the budget of the passes after the fork; run ahead, the first sample has begun a block."""
     engine = {
         "async_scheduling": True,
         "enable_prefix_caching": True,
