@@ -21,7 +21,7 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-class Ticks:
+class StepCounter:
     """Steps that a batcher has scheduled and committed: what its grouped sequences count by."""
 
     __slots__ = ("committed", "scheduled")
@@ -31,23 +31,23 @@ class Ticks:
         self.committed = 0
 
 
-class StoppedTicks:
+class StoppedCounter:
     """Of whoever is scheduled no more, but whose last token is to come."""
 
-    __slots__ = ("_ticks", "scheduled")
+    __slots__ = ("_counter", "scheduled")
 
-    def __init__(self, ticks: Ticks) -> None:
-        self._ticks = ticks
-        self.scheduled = ticks.scheduled
+    def __init__(self, counter: StepCounter) -> None:
+        self._counter = counter
+        self.scheduled = counter.scheduled
 
     @property
     def committed(self) -> int:
         """Steps committed so far."""
-        return self._ticks.committed
+        return self._counter.committed
 
 
-_STILL = Ticks()
-"""The ticks of whoever is counted one by one; they never move."""
+_STILL = StepCounter()
+"""The counter of whoever is counted one by one; it never moves."""
 
 
 class Sequence:
@@ -61,7 +61,7 @@ class Sequence:
     number of the last step that sampled a token of it while it was not grouped. `forks` are further samples of the
     prompt, which fork off when it is computed.
 
-    A *grouped* sequence takes part in every step with one token. It `counts_by` the ticks of its batcher, so that a
+    A *grouped* sequence takes part in every step with one token. It counts by the counter of its batcher, so that a
     step moves the counters of the whole group at once.
     """
 
@@ -71,6 +71,7 @@ class Sequence:
         "_output",
         "_outstanding",
         "arrival_ns",
+        "counter",
         "forks",
         "id",
         "in_prefill",
@@ -89,7 +90,6 @@ class Sequence:
         "reserve_tokens",
         "samples",
         "tenant",
-        "ticks",
         "tokens",
     )
 
@@ -113,35 +113,35 @@ class Sequence:
         self.owner = owner
         self.kv: Any = None
         self.in_prefill = True
-        self.ticks: Ticks | StoppedTicks = _STILL
+        self.counter: StepCounter | StoppedCounter = _STILL
         self.number = self.last_step = -1
         self._computed = self._output = self._outstanding = self._in_flight = 0
         self.num_stale_tokens = self.num_preemptions = 0
         self.phase = Phase.WAITING
 
-    def counts_by(self, ticks: Ticks) -> None:
-        """Join a group: from now on each scheduled tick computes a token and each committed one delivers it."""
-        self._computed -= ticks.scheduled
-        self._output -= ticks.committed
-        ahead = ticks.scheduled - ticks.committed
+    def join_group(self, counter: StepCounter) -> None:
+        """Join a group: from now on each scheduled step computes a token and each committed one delivers it."""
+        self._computed -= counter.scheduled
+        self._output -= counter.committed
+        ahead = counter.scheduled - counter.committed
         self._in_flight -= ahead
         self._outstanding -= ahead
-        self.ticks = ticks
+        self.counter = counter
 
-    def stops(self) -> None:
-        """Be scheduled no more; the tokens that are under way still count by the ticks."""
-        assert isinstance(self.ticks, Ticks), f"{self!r} stopped before"
-        self.ticks = StoppedTicks(self.ticks)
+    def stop(self) -> None:
+        """Be scheduled no more; the tokens under way still come."""
+        assert isinstance(self.counter, StepCounter), f"{self!r} stopped before"
+        self.counter = StoppedCounter(self.counter)
 
-    def counts_alone(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group; the counters stay what they are."""
-        ticks = self.ticks
-        self._computed += ticks.scheduled
-        self._output += ticks.committed
-        ahead = ticks.scheduled - ticks.committed
+        counter = self.counter
+        self._computed += counter.scheduled
+        self._output += counter.committed
+        ahead = counter.scheduled - counter.committed
         self._in_flight += ahead
         self._outstanding += ahead
-        self.ticks = _STILL
+        self.counter = _STILL
 
     def start_again(self) -> None:
         """Nothing of it is computed or under way any more, and it runs nowhere; its known tokens stay known."""
@@ -154,8 +154,8 @@ class Sequence:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it counts by ticks."""
-        return self.ticks is not _STILL
+        """Whether it counts by the counter of a batcher."""
+        return self.counter is not _STILL
 
     def schedule(self, num_tokens: int) -> bool:
         """`num_tokens` of it are scheduled; whether these reach the last known token, so that one is sampled."""
@@ -170,43 +170,43 @@ class Sequence:
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is there once the steps scheduled so far are over."""
-        return self._computed + self.ticks.scheduled
+        return self._computed + self.counter.scheduled
 
     @num_computed_tokens.setter
     def num_computed_tokens(self, value: int) -> None:
-        self._computed = value - self.ticks.scheduled
+        self._computed = value - self.counter.scheduled
 
     @property
     def num_output_tokens(self) -> int:
         """Generated tokens that have been seen."""
-        return self._output + self.ticks.committed
+        return self._output + self.counter.committed
 
     @num_output_tokens.setter
     def num_output_tokens(self, value: int) -> None:
-        self._output = value - self.ticks.committed
+        self._output = value - self.counter.committed
 
     @property
     def num_outstanding_tokens(self) -> int:
         """Sampled tokens that have not been seen."""
-        return self._outstanding + self.ticks.scheduled - self.ticks.committed
+        return self._outstanding + self.counter.scheduled - self.counter.committed
 
     @num_outstanding_tokens.setter
     def num_outstanding_tokens(self, value: int) -> None:
-        self._outstanding = value - self.ticks.scheduled + self.ticks.committed
+        self._outstanding = value - self.counter.scheduled + self.counter.committed
 
     @property
     def num_in_flight_tokens(self) -> int:
         """Scheduled tokens whose output was not processed."""
-        return self._in_flight + self.ticks.scheduled - self.ticks.committed
+        return self._in_flight + self.counter.scheduled - self.counter.committed
 
     @num_in_flight_tokens.setter
     def num_in_flight_tokens(self, value: int) -> None:
-        self._in_flight = value - self.ticks.scheduled + self.ticks.committed
+        self._in_flight = value - self.counter.scheduled + self.counter.committed
 
     @property
     def num_known_tokens(self) -> int:
         """Prompt plus generated tokens."""
-        return self.num_prompt_tokens + self._output + self.ticks.committed
+        return self.num_prompt_tokens + self._output + self.counter.committed
 
     def __repr__(self) -> str:
         return (

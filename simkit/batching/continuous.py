@@ -140,8 +140,8 @@ class ContinuousBatcher:
 
     def _quiet_pass(self) -> StepPlan:
         self._outputs.ended = False
-        group, ticks = self._roster.group, self._roster.ticks
-        ticks.scheduled = number = ticks.scheduled + 1
+        group, counter = self._roster.group, self._roster.counter
+        counter.scheduled = number = counter.scheduled + 1
         plan = StepPlan()
         plan.number = number
         plan.version = self._roster.version
@@ -168,7 +168,7 @@ class ContinuousBatcher:
         hold = bool(
             interval > 1
             and not self._backlog
-            and self._roster.ticks.scheduled + 1 - self._last_prefill_pass < interval
+            and self._roster.counter.scheduled + 1 - self._last_prefill_pass < interval
             and (
                 self._roster.group.count
                 or self._roster.stopped
@@ -353,17 +353,17 @@ class ContinuousBatcher:
         plan = StepPlan()
         plan.preemptions = state.preemptions
         plan.held_slots = len(self.running)
-        group, ticks = self._roster.group, self._roster.ticks
+        group, counter = self._roster.group, self._roster.counter
         if state.group_size or state.scheduled:
             assert state.group_size == group.count, "the group is scheduled together or not at all"
-            ticks.scheduled += 1
+            counter.scheduled += 1
             if state.group_size:
                 plan.num_decode = plan.num_sampled = plan.num_scheduled = state.group_size
                 plan.decode_context_sum, plan.decode_context_max = group.contexts()
             if state.with_prefill:
-                self._last_prefill_pass = ticks.scheduled
+                self._last_prefill_pass = counter.scheduled
             self._roster.open_plans.append(plan)
-        plan.number = ticks.scheduled
+        plan.number = counter.scheduled
         if self._fair is not None:
             for seq, num_tokens in state.scheduled.items():
                 self._fair.served[seq.tenant] += num_tokens

@@ -12,7 +12,7 @@ from simkit.sequence import Sequence
 NEVER = 1 << 62
 
 
-class Ends:
+class FinishCalendar:
     """Grouped sequences by the number of the commit that brings their last token."""
 
     __slots__ = ("_numbers", "_when", "at")

@@ -44,9 +44,9 @@ class Outputs:
 
     def commit(self, plan: StepPlan) -> None:
         """Whoever ends frees its blocks before the next output is looked at."""
-        ticks, open_plans = self._roster.ticks, self._roster.open_plans
-        ticks.committed += 1
-        ending = self._outcome.tokens(ticks.committed)
+        counter, open_plans = self._roster.counter, self._roster.open_plans
+        counter.committed += 1
+        ending = self._outcome.tokens(counter.committed)
         assert open_plans[0] is plan, "plans are committed in order"
         del open_plans[0]
         if not (ending or plan.outputs):
@@ -124,7 +124,7 @@ class Outputs:
             if parent.phase is Phase.RUNNING and self._kv.try_fork(parent, child):
                 child.num_computed_tokens = parent.num_prompt_tokens
                 child.in_prefill = False
-                child.last_step = self._roster.ticks.committed
+                child.last_step = self._roster.counter.committed
                 self._roster.take_slot(child)
                 if self._tokens_at_admission is not None:
                     self._tokens_at_admission[child] = child.num_output_tokens

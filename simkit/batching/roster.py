@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from simkit.batching.plan import Chunk, Outcome, StepPlan
 from simkit.batching.steady import DecodeGroup
-from simkit.sequence import Phase, Sequence, Ticks
+from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 
 
@@ -21,8 +21,8 @@ class Roster:
         self.running: dict[Sequence, None] = {}
         self.ungrouped: dict[Sequence, None] = {}
         self.stopped: dict[Sequence, None] = {}
-        self.ticks = Ticks()
-        self.group = DecodeGroup(self.ticks, by_tenant=by_tenant)
+        self.counter = StepCounter()
+        self.group = DecodeGroup(self.counter, by_tenant=by_tenant)
         self.joining: list[Sequence] = []
         """Those that sampled a token in the last step, and may join the group from the next one on."""
         self.open_plans: list[StepPlan] = []
@@ -55,7 +55,7 @@ class Roster:
         """`seq` runs no more; its memory is given back."""
         if seq in self.stopped:
             del self.stopped[seq]
-            seq.counts_alone()
+            seq.leave_group()
         elif seq.is_grouped:
             self.group.leave(seq)
         else:
@@ -72,7 +72,7 @@ class Roster:
         """Before a pass: let those join the group, and those leave it, for whom it is time."""
         if self.joining:
             self._admit_to_group()
-        if self.ticks.scheduled in self.group.stops:
+        if self.counter.scheduled in self.group.stops:
             for seq in self.group.stop():
                 self._kv.leave(seq)
                 self.stopped[seq] = None
@@ -87,7 +87,7 @@ class Roster:
                 end = min(seq.num_prompt_tokens + seq.max_tokens, self._max_model_len) - 1
                 self.group.join(seq, end - seq.num_computed_tokens)
                 del self.ungrouped[seq]
-                self._outcome.joined(seq, self.ticks.committed)
+                self._outcome.joined(seq, self.counter.committed)
 
     def disband(self) -> None:
         """The group is no more: all are looked at one by one again, and so are their outputs that are to come."""
@@ -104,7 +104,7 @@ class Roster:
         self._outcome.left(seq)
         if seq in self.stopped:
             del self.stopped[seq]
-            seq.counts_alone()
+            seq.leave_group()
         else:
             self.group.leave(seq)
             self._kv.leave(seq)
@@ -112,14 +112,14 @@ class Roster:
         for plan in self.open_plans:
             if plan.number > seq.last_step:
                 plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
-        seq.last_step = self.ticks.scheduled
+        seq.last_step = self.counter.scheduled
 
     def run_ahead(self, num_steps: int, known: int) -> None:
         """`num_steps` further passes only let the group decode; the outputs of those before the last came in."""
-        self.ticks.committed += num_steps
+        self.counter.committed += num_steps
         grown = self._kv.grow_all(num_steps, known)
         assert grown, "steps_until_full promised this memory"
-        self.ticks.scheduled += num_steps
+        self.counter.scheduled += num_steps
         self.num_computed_tokens += num_steps * self.group.count
 
     # --- everybody comes and goes ------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Roster:
         All of them sampled a token in the last step, or are to.
         """
         assert not self.running, "only an empty roster can resume"
-        self.ticks.scheduled, self.ticks.committed = scheduled, committed
+        self.counter.scheduled, self.counter.committed = scheduled, committed
         for seq in seqs:
             placed = self._kv.try_reserve(seq, seq.num_computed_tokens)
             assert placed, "their memory was theirs before"

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from simkit.batching.ordering import QUEUES, WaitingQueue
 from simkit.batching.plan import Chunk, Hold, Outcome, StepPlan
-from simkit.sequence import Phase, Sequence, Ticks
+from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 
 
@@ -41,7 +41,7 @@ class StaticBatcher:
         self.num_computed_tokens = 0
         self._batch: list[Sequence] = []
         self._live: dict[Sequence, None] = {}
-        self._ticks = Ticks()
+        self._counter = StepCounter()
         self._version = 0
         self._padded_prompt_tokens = 0
         self._num_generated = 0
@@ -93,9 +93,9 @@ class StaticBatcher:
         return plan
 
     def _next_plan(self) -> StepPlan:
-        self._ticks.scheduled += 1
+        self._counter.scheduled += 1
         plan = StepPlan()
-        plan.number, plan.version, plan.held_slots = self._ticks.scheduled, self._version, len(self._batch)
+        plan.number, plan.version, plan.held_slots = self._counter.scheduled, self._version, len(self._batch)
         return plan
 
     def _form(self) -> tuple[list[Sequence], int]:
@@ -149,24 +149,24 @@ class StaticBatcher:
 
     def commit(self, plan: StepPlan) -> None:
         """Everybody alive gets a token; when the last one has ended the whole batch leaves."""
-        self._ticks.committed += 1
+        self._counter.committed += 1
         self._num_generated += 1
         if plan.outputs:
             self._commit_first_tokens(plan)
         else:
-            for seq in sorted(self.outcome.tokens(self._ticks.committed), key=_NUMBER):
+            for seq in sorted(self.outcome.tokens(self._counter.committed), key=_NUMBER):
                 self._die(seq)
         self._leave_together()
 
     def run_ahead(self, num_steps: int) -> None:
         """Everybody alive gets `num_steps` tokens, and is scheduled for as many further ones."""
-        self._ticks.committed += num_steps
-        self._ticks.scheduled += num_steps
+        self._counter.committed += num_steps
+        self._counter.scheduled += num_steps
         self._num_generated += num_steps
         self.num_computed_tokens += num_steps * len(self._live)
 
     def _commit_first_tokens(self, plan: StepPlan) -> None:
-        """Whoever does not end at once counts by the ticks from now on, since every step brings it a token."""
+        """Whoever does not end at once is grouped from now on, since every step brings it a token."""
         for seq in [output.seq for output in plan.outputs]:
             if seq.phase is Phase.FINISHED:
                 continue
@@ -175,13 +175,13 @@ class StaticBatcher:
             if self.outcome.token(seq, ends):
                 self._die(seq)
             else:
-                seq.counts_by(self._ticks)
-                self.outcome.joined(seq, self._ticks.committed)
+                seq.join_group(self._counter)
+                self.outcome.joined(seq, self._counter.committed)
 
     def _die(self, seq: Sequence) -> None:
         """`seq` has ended, and keeps slot and memory until the others have."""
         if seq.is_grouped:
-            seq.counts_alone()
+            seq.leave_group()
         seq.phase = Phase.FINISHED
         del self._live[seq]
         self._version += 1

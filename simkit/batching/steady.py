@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from simkit.sequence import Sequence, Ticks
+from simkit.sequence import Sequence, StepCounter
 
 
 class DecodeGroup:
     """The grouped sequences of a batcher. Contexts are as after the steps scheduled so far."""
 
-    __slots__ = ("_by_tenant", "_computed", "_longest", "_when", "count", "newest", "stops", "tenants", "ticks")
+    __slots__ = ("_by_tenant", "_computed", "_longest", "_when", "count", "counter", "newest", "stops", "tenants")
 
-    def __init__(self, ticks: Ticks, *, by_tenant: bool = False) -> None:
-        self.ticks = ticks
+    def __init__(self, counter: StepCounter, *, by_tenant: bool = False) -> None:
+        self.counter = counter
         self.count = 0
         self.newest = -1
         """Largest admission number of those that joined since nobody was in the group."""
@@ -34,7 +34,7 @@ class DecodeGroup:
 
     def contexts(self) -> tuple[int, int]:
         """Computed tokens of all of them: (sum, maximum); 0 without any."""
-        scheduled, longest, when = self.ticks.scheduled, self._longest, self._when
+        scheduled, longest, when = self.counter.scheduled, self._longest, self._when
         while longest:
             least, _, seq = longest[0]
             if seq in when and when[seq][0] == -least:
@@ -44,12 +44,12 @@ class DecodeGroup:
 
     def join(self, seq: Sequence, num_steps: int) -> None:
         """`seq` joins; after `num_steps` further scheduled steps a limit that everybody sees stops it."""
-        ticks = self.ticks
-        base = seq.num_computed_tokens - ticks.scheduled
-        seq.counts_by(ticks)
+        counter = self.counter
+        base = seq.num_computed_tokens - counter.scheduled
+        seq.join_group(counter)
         self.count += 1
         self._computed += base
-        stop = ticks.scheduled + num_steps
+        stop = counter.scheduled + num_steps
         stopping = self.stops.get(stop)
         if stopping is None:
             self.stops[stop] = [seq]
@@ -72,14 +72,14 @@ class DecodeGroup:
         stopping.remove(seq)
         if not stopping:
             del self.stops[stop]
-        seq.counts_alone()
+        seq.leave_group()
 
     def stop(self) -> list[Sequence]:
         """Let those go whom a limit keeps from being scheduled from now on; what is under way still comes."""
-        stopping = self.stops.pop(self.ticks.scheduled)
+        stopping = self.stops.pop(self.counter.scheduled)
         for seq in stopping:
             self._drop(seq)
-            seq.stops()
+            seq.stop()
         return stopping
 
     def _drop(self, seq: Sequence) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.ends import Ends
+from simkit.batching.ends import FinishCalendar
 from simkit.batching.plan import Chunk, StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.conformance.recorded import Record, RecordedRequest, Recording
@@ -59,7 +59,7 @@ class SegmentTokens:
         return self._keys[index]
 
 
-class _Ends:
+class _Limits:
     """Outcome for the batcher: everybody ends at its visible limit; remembers who ended, in order."""
 
     def __init__(self, max_model_len: int) -> None:
@@ -68,7 +68,7 @@ class _Ends:
         self.end_ns: dict[int, int] = {}
         self.now_ns = 0
         self._max_model_len = max_model_len
-        self._ends = Ends()
+        self._calendar = FinishCalendar()
 
     def token(self, seq: Sequence, ends: bool) -> bool:
         """Every token is delivered; only the limits end a sequence."""
@@ -78,18 +78,18 @@ class _Ends:
     def joined(self, seq: Sequence, commit: int) -> None:
         """`seq` gets a token with every commit from now on."""
         most = min(seq.max_tokens, self._max_model_len - seq.num_prompt_tokens)
-        self._ends.follow(seq, commit + most - seq.num_output_tokens)
+        self._calendar.follow(seq, commit + most - seq.num_output_tokens)
 
     def stopped(self, seq: Sequence) -> None:
         """Its last token is under way."""
 
     def left(self, seq: Sequence) -> None:
         """`seq` is told of one by one again."""
-        self._ends.drop(seq)
+        self._calendar.drop(seq)
 
     def tokens(self, commit: int) -> list[Sequence]:
         """Who reached its limit."""
-        return self._ends.take(commit)
+        return self._calendar.take(commit)
 
     def released(self, seq: Sequence) -> None:
         """`seq` ended."""
@@ -123,7 +123,7 @@ class Replay:
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}
         self._cached_tokens: dict[int, int] = {}
-        self._outcome = _Ends(config["max_model_len"])
+        self._outcome = _Limits(config["max_model_len"])
         self._clock_ns = 0
         self.kv = PagedAllocator(
             config["num_gpu_blocks"], config["block_size"], config["watermark"], config["enable_prefix_caching"]

@@ -64,7 +64,7 @@ class FallibleReplica(Replica):
             state: RequestState = seq.owner
             self.ledger.lost(seq)
             if seq.is_grouped:
-                seq.counts_alone()
+                seq.leave_group()
             if state.lead.abandoned or (self._stream and seq.phase is Phase.FINISHED):
                 self._let_go(seq)
             else:

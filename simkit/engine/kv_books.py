@@ -38,7 +38,7 @@ class KVBooks:
         kv = self._kv
         allocated, shared = kv.allocated_tokens, kv.shared_tokens
         used = self._batcher.num_computed_tokens
-        if plan.explicit or plan.number - 1 in self._ledger.ends.at:
+        if plan.explicit or plan.number - 1 in self._ledger.calendar.at:
             used -= self._num_beyond_the_end(plan)
         if not (shared or self._internal_shared):
             return allocated, used
@@ -53,7 +53,7 @@ class KVBooks:
 
     def _num_beyond_the_end(self, plan: StepPlan) -> int:
         """Tokens that asynchronous scheduling computes for sequences that end with the step before: one each."""
-        beyond = len(self._ledger.ends.at.get(plan.number - 1, ())) - self._ledger.num_stopped
+        beyond = len(self._ledger.calendar.at.get(plan.number - 1, ())) - self._ledger.num_stopped
         for chunk in plan.explicit:
             seq = chunk.seq
             if not seq.is_grouped and seq.num_computed_tokens > seq.owner.final_tokens:

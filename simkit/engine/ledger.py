@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
-from simkit.batching.ends import Ends
+from simkit.batching.ends import FinishCalendar
 from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.customer import RequestState
@@ -56,7 +56,7 @@ class Ledger:
         self.num_outstanding = 0
         self.num_grouped_measured = 0
         self.num_stopped = 0
-        self.ends = Ends()
+        self.calendar = FinishCalendar()
         self.in_flight: Iterable[Launched] = ()
         self.grows = False
         """Whether sequences take further blocks while they decode."""
@@ -93,7 +93,7 @@ class Ledger:
     def dismiss(self, seq: Sequence) -> None:
         """`seq`, grouped, goes on elsewhere, with what is noted of its memory but for a block beyond its end."""
         state: RequestState = seq.owner
-        self.ends.drop(seq)
+        self.calendar.drop(seq)
         self.num_grouped_measured -= self._stream and state.measured
         if not -state.final_tokens % (self._block_size or 1):
             self._forget_later(state)
@@ -142,7 +142,7 @@ class Ledger:
     def joined(self, seq: Sequence, commit: int) -> None:
         """`seq` gets a token with every commit after number `commit`."""
         state: RequestState = seq.owner
-        self.ends.follow(seq, commit + state.true_output_tokens - seq.num_output_tokens)
+        self.calendar.follow(seq, commit + state.true_output_tokens - seq.num_output_tokens)
         if state.measured and self._stream:
             self.num_grouped_measured += 1
         self._fill_later(seq, state)
@@ -157,7 +157,7 @@ class Ledger:
 
     def left(self, seq: Sequence) -> None:
         """`seq` leaves the group, if it was in it: what it got so far it got with the last step."""
-        if self.ends.drop(seq):
+        if self.calendar.drop(seq):
             self._part(seq)
             state: RequestState = seq.owner
             if self._committed > seq.last_step:
@@ -166,7 +166,7 @@ class Ledger:
 
     def tokens(self, commit: int) -> list[Sequence]:
         """Every grouped sequence got a token: those for which it was the last one."""
-        ending = self.ends.take(commit)
+        ending = self.calendar.take(commit)
         for seq in ending:
             if seq.owner.stopped:
                 self.num_stopped -= 1
@@ -187,7 +187,7 @@ class Ledger:
         if self._stream and state.measured:
             self.num_grouped_measured -= 1
             for run in self.in_flight:
-                if seq.last_step < run.plan.number <= seq.ticks.scheduled:
+                if seq.last_step < run.plan.number <= seq.counter.scheduled:
                     run.num_gaps_last -= 1
 
     def released(self, seq: Sequence) -> None:

@@ -270,7 +270,7 @@ class Replica:
         """
         if self._single_step or plan.outputs or len(self._in_flight) < self._depth - 1:
             return 1
-        limit = self.ledger.ends.next() - plan.number + 1  # commits are numbered as plans are
+        limit = self.ledger.calendar.next() - plan.number + 1  # commits are numbered as plans are
         if limit <= 1:
             return 1
         if limit > MAX_RUN_STEPS:

@@ -28,7 +28,7 @@ from simkit.batching.steady import DecodeGroup
 from simkit.cli import app
 from simkit.conformance.check import check_file
 from simkit.conformance.recorded import read_recording
-from simkit.conformance.replayed import Replay, _Ends
+from simkit.conformance.replayed import Replay, _Limits
 from simkit.kv.paged import PagedAllocator
 from simkit.kv.prefix import PrefixCache
 from simkit.sequence import Sequence
@@ -551,11 +551,11 @@ def end_one_token_after_the_model_length(patch: Patch) -> None:
 
     def joined(self: Any, seq: Sequence, commit: int) -> None:
         most = min(seq.max_tokens, self._max_model_len + 1 - seq.num_prompt_tokens)
-        self._ends.follow(seq, commit + most - seq.num_output_tokens)
+        self._calendar.follow(seq, commit + most - seq.num_output_tokens)
 
     patch.setattr(Outputs, "_process", process)
     patch.setattr(DecodeGroup, "join", lambda self, seq, num_steps: join(self, seq, num_steps + 1))
-    patch.setattr(_Ends, "joined", joined)
+    patch.setattr(_Limits, "joined", joined)
 
 
 def let_the_group_have_more_than_the_budget(patch: Patch) -> None:

@@ -213,7 +213,7 @@ class FastReplica(Replica):
         """Everybody goes on as a rider. A pass is due."""
         express, ledger = self._express, self.ledger
         self._rides = True
-        scheduled, committed = self._roster.ticks.scheduled, self._roster.ticks.committed
+        scheduled, committed = self._roster.counter.scheduled, self._roster.counter.committed
         express.start(scheduled, committed, ledger.last_end_ns, self._device_free_ns)
         express.goes_on = self._last_version == self._roster.version
         block_size = self._full_kv.block_size
