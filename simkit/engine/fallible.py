@@ -41,7 +41,7 @@ class FallibleReplica(Replica):
 
     def take(self, state: RequestState) -> None:
         """A request joins this replica now: anew, or with the tokens that its client has."""
-        self.ledger.enter()
+        self.tracker.enter()
         for seq in state.alive():
             seq.owner.replica = self.index
             self._join(seq)
@@ -58,19 +58,19 @@ class FallibleReplica(Replica):
         self._log_lost_step(now)
         self._in_flight.clear()
         self._leaving.clear()
-        self.ledger.aborting(now)
+        self.tracker.aborting(now)
         displaced: dict[RequestState, None] = {}
         for seq in [*self.batcher.members(), *self.batcher.waiting]:
             state: RequestState = seq.owner
-            self.ledger.lost(seq)
+            self.tracker.lost(seq)
             if seq.is_grouped:
                 seq.leave_group()
             if state.lead.abandoned or (self._stream and seq.phase is Phase.FINISHED):
                 self._let_go(seq)
             else:
-                self.ledger.displaced(seq)
+                self.tracker.displaced(seq)
                 displaced[state.lead] = None
-        self.ledger.num_outstanding = 0
+        self.tracker.num_outstanding = 0
         for lead in displaced:
             lead.start_again(keep_tokens=self._stream)
         self._log.close()
@@ -84,7 +84,7 @@ class FallibleReplica(Replica):
     def _let_go(self, seq: Sequence) -> None:
         for leaving in (seq, *seq.forks):
             leaving.phase = Phase.FINISHED
-            self.ledger.released(leaving)
+            self.tracker.released(leaving)
 
     def _pass_event(self) -> None:
         if not self._is_down:

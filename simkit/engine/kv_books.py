@@ -10,19 +10,19 @@ from collections import Counter
 
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.kv_split import Holding, KVSplit, Tail, add_up, block_size_of, unshare
-from simkit.engine.ledger import Ledger
+from simkit.engine.ledger import RequestTracker
 from simkit.engine.step_log import StepLog
 from simkit.sequence import Sequence
 from simkit.types import KVAllocator
 
 
-class KVBooks:
+class KVAccounting:
     """`now` tells (allocated, used) tokens; with `look` by looking, which also tells the log what is internal."""
 
-    def __init__(self, kv: KVAllocator, batcher: Batcher, ledger: Ledger, log: StepLog, *, look: bool) -> None:
+    def __init__(self, kv: KVAllocator, batcher: Batcher, tracker: RequestTracker, log: StepLog, *, look: bool) -> None:
         self._kv = kv
         self._batcher = batcher
-        self._ledger = ledger
+        self._tracker = tracker
         self._log = log
         self._look = look
         self._block_size = block_size_of(kv) or 1
@@ -38,7 +38,7 @@ class KVBooks:
         kv = self._kv
         allocated, shared = kv.allocated_tokens, kv.shared_tokens
         used = self._batcher.num_computed_tokens
-        if plan.explicit or plan.number - 1 in self._ledger.calendar.at:
+        if plan.explicit or plan.number - 1 in self._tracker.calendar.at:
             used -= self._num_beyond_the_end(plan)
         if not (shared or self._internal_shared):
             return allocated, used
@@ -53,7 +53,7 @@ class KVBooks:
 
     def _num_beyond_the_end(self, plan: StepPlan) -> int:
         """Tokens that asynchronous scheduling computes for sequences that end with the step before: one each."""
-        beyond = len(self._ledger.calendar.at.get(plan.number - 1, ())) - self._ledger.num_stopped
+        beyond = len(self._tracker.calendar.at.get(plan.number - 1, ())) - self._tracker.num_stopped
         for chunk in plan.explicit:
             seq = chunk.seq
             if not seq.is_grouped and seq.num_computed_tokens > seq.owner.final_tokens:

@@ -1,4 +1,4 @@
-"""The books of one replica: who is inside, when tokens came, who sat in which slot, how much memory is never filled.
+"""Follows the requests of one replica: who is inside, when tokens came, who sat in which slot, what memory is never filled.
 
 Implements `Outcome` for the batcher and turns what happens into facts for the record. Owns no time and no decisions.
 """
@@ -31,7 +31,7 @@ class Launched(Protocol):
     num_gaps_last: int
 
 
-class Ledger:
+class RequestTracker:
     """Requests of a replica and what happened to them. `left_system` is told when who leaves, `preempted`
     that somebody was.
 

@@ -17,9 +17,9 @@ from simkit.batching.plan import Batcher, Hold, Outcome, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import RequestState
-from simkit.engine.kv_books import KVBooks
+from simkit.engine.kv_books import KVAccounting
 from simkit.engine.kv_split import block_size_of
-from simkit.engine.ledger import Ledger
+from simkit.engine.ledger import RequestTracker
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
@@ -97,13 +97,13 @@ class Replica:
         self.kv = kv
         self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size_of(kv) or 1)
         self._in_flight: deque[Run] = deque()
-        self.ledger = Ledger(
+        self.tracker = RequestTracker(
             index, record, self._log, kv, surroundings.left, surroundings.preempted, stream=stream,
             settings=settings, counts_memory=not single_step,
         )  # fmt: skip
-        self.ledger.in_flight = self._in_flight
-        self.batcher = make_batcher(self.ledger)
-        self._books = KVBooks(kv, self.batcher, self.ledger, self._log, look=single_step)
+        self.tracker.in_flight = self._in_flight
+        self.batcher = make_batcher(self.tracker)
+        self._accounting = KVAccounting(kv, self.batcher, self.tracker, self._log, look=single_step)
         self._clock = clock
         self._record = record
         self._stream = stream
@@ -113,7 +113,7 @@ class Replica:
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
         self._is_contiguous = kv.num_gpu_blocks is None
-        self._grows = self.ledger.grows = isinstance(self.batcher, ContinuousBatcher)
+        self._grows = self.tracker.grows = isinstance(self.batcher, ContinuousBatcher)
         self._pass_booked = False
         self._holding = False
         self._wake = 0
@@ -127,15 +127,15 @@ class Replica:
     @property
     def num_outstanding(self) -> int:
         """Requests here that have not left."""
-        return self.ledger.num_outstanding
+        return self.tracker.num_outstanding
 
     def arrive(self, seq: Sequence) -> None:
         """A request joins this replica now; the owner of `seq` is its state, which knows its further samples."""
-        self.ledger.enter()
+        self.tracker.enter()
         self._join(seq)
 
     def _join(self, seq: Sequence) -> None:
-        self._books.has_samples = seq.samples > 1
+        self._accounting.has_samples = seq.samples > 1
         # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
         if self.batcher.add(seq) or (self._is_contiguous and head_of(self.batcher.waiting) is seq):
             self._cut_run()
@@ -145,9 +145,9 @@ class Replica:
     def abandon(self, state: RequestState) -> None:
         """The client gives up: what waits leaves now, what runs when the step in progress ends."""
         alive = state.alive()
-        if not self.ledger.gives_up(state) or not alive:
+        if not self.tracker.gives_up(state) or not alive:
             return
-        self.ledger.aborting(self._clock.now_ns)
+        self.tracker.aborting(self._clock.now_ns)
         for seq in alive:
             if seq.phase is Phase.RUNNING or seq.num_stale_tokens or seq.num_in_flight_tokens:
                 self._leaving.append(seq)
@@ -220,14 +220,14 @@ class Replica:
         now = self._clock.now_ns
         if not plan.num_scheduled:
             self._watch_empty_passes()
-            self.ledger.planned(plan, now, now)
+            self.tracker.planned(plan, now, now)
             self._in_flight.append(Run(plan, now, []))
             return
         self._num_empty_passes = 0
         start = self._device_free_ns
         if start < now:
             start = now
-        num_preemptions = self.ledger.planned(plan, now, start)
+        num_preemptions = self.tracker.planned(plan, now, start)
         num_steps = self._run_length(plan) if plan.stable else 1
         run = Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns))
         self._device_free_ns = run.end_ns()
@@ -239,8 +239,8 @@ class Replica:
         plan = run.plan
         run.continues = plan.stable and plan.version == self._last_version and not num_preemptions
         self._last_version = plan.version if plan.stable else -1
-        run.num_gaps = run.num_gaps_last = self.ledger.num_grouped_measured
-        run.allocated, run.used = self._books.now(plan)
+        run.num_gaps = run.num_gaps_last = self.tracker.num_grouped_measured
+        run.allocated, run.used = self._accounting.now(plan)
         run.waiting = len(self.batcher.waiting)
         external = self._external_tokens() if self._is_contiguous else 0
         if plan.explicit or external or num_preemptions or plan.swap_out_bytes:
@@ -260,7 +260,7 @@ class Replica:
     def _watch_empty_passes(self) -> None:
         self._num_empty_passes += 1
         if self._num_empty_passes >= MAX_EMPTY_PASSES:
-            self.ledger.no_progress(f"{MAX_EMPTY_PASSES} passes in a row scheduled nothing", self.batcher)
+            self.tracker.no_progress(f"{MAX_EMPTY_PASSES} passes in a row scheduled nothing", self.batcher)
 
     def _run_length(self, plan: StepPlan) -> int:
         """Steps of a stable plan until the first finish or memory shortfall, whichever comes first.
@@ -270,7 +270,7 @@ class Replica:
         """
         if self._single_step or plan.outputs or len(self._in_flight) < self._depth - 1:
             return 1
-        limit = self.ledger.calendar.next() - plan.number + 1  # commits are numbered as plans are
+        limit = self.tracker.calendar.next() - plan.number + 1  # commits are numbered as plans are
         if limit <= 1:
             return 1
         if limit > MAX_RUN_STEPS:
@@ -341,23 +341,23 @@ class Replica:
     def _commit(self, run: Run) -> None:
         """The last step of `run` is over: process its outputs (`token`, `released` call back)."""
         self._log_run(run)
-        steps, plan, ledger = run.steps, run.plan, self.ledger
+        steps, plan, tracker = run.steps, run.plan, self.tracker
         if steps - run.done > 1:
             self._run_ahead(run)
-        ledger.begin_commit(run.end_ns(), plan.number + steps - 1)
+        tracker.begin_commit(run.end_ns(), plan.number + steps - 1)
         self.batcher.commit(plan)
-        ledger.watch_progress(plan, self.batcher)
+        tracker.watch_progress(plan, self.batcher)
 
     def _run_ahead(self, run: Run) -> None:
         """All steps of `run` but the last are over, and all of them are scheduled; nobody ended."""
         ahead = run.steps - 1 - run.done
         run.done += ahead
-        self.ledger.ran_ahead(run.end_ns(2), run.plan.number + run.done)
+        self.tracker.ran_ahead(run.end_ns(2), run.plan.number + run.done)
         self.batcher.run_ahead(ahead)
 
     def _let_leave(self) -> None:
         leaving, self._leaving = self._leaving, []
-        self.ledger.aborting(self._clock.now_ns)
+        self.tracker.aborting(self._clock.now_ns)
         for seq in leaving:
             if seq.phase is not Phase.FINISHED:
                 self.batcher.abort(seq)

@@ -4,7 +4,7 @@ Then all that will happen to a request is known when it is admitted: its last to
 then it takes a block every so many steps. So neither plans nor sequences are needed: a segment of equal steps lasts
 until the next request ends or arrives. As soon as a request would have to wait (for budget, a slot, or memory), or
 memory runs short, everybody is handed over to the batcher, and taken back when nobody waits any more. The decisions and
-the facts are those of batcher, allocator and ledger together; only continuous batching, first come first served, over
+the facts are those of batcher, allocator and tracker together; only continuous batching, first come first served, over
 blocks that are merely counted, is done here.
 """
 

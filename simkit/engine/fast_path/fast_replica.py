@@ -43,7 +43,7 @@ class FastReplica(Replica):
         self._next = (0, 0)
 
     def _gone(self, now_ns: int, request: int) -> None:
-        self.ledger.left_by_express()
+        self.tracker.left_by_express()
         self._surroundings.left(now_ns, request)
 
     def welcome(self, arrival: Arrival) -> None:
@@ -51,7 +51,7 @@ class FastReplica(Replica):
         if not self._rides:
             self.arrive(self._make_state(arrival).sequences[0])
             return
-        self.ledger.enter()
+        self.tracker.enter()
         express = self._express
         express.waiting.append(arrival)
         if express.is_idle():
@@ -127,7 +127,7 @@ class FastReplica(Replica):
             run = self._run_in_flight()
         else:
             express.close()
-        self.ledger.resume(scheduled, committed, express.last_end_ns)
+        self.tracker.resume(scheduled, committed, express.last_end_ns)
         seqs, chunks = [], []
         for rider in express.riders.on_board:
             seq = self._sequence(rider)
@@ -167,7 +167,7 @@ class FastReplica(Replica):
         return run
 
     def _sequence(self, rider: Rider) -> Sequence:
-        """`rider` as the batcher and the ledger would know it."""
+        """`rider` as the batcher and the tracker would know it."""
         scheduled, committed = self._express.scheduled, self._express.committed
         state = self._make_state(rider.arrival)
         seq = state.sequences[0]
@@ -186,7 +186,7 @@ class FastReplica(Replica):
             if rider.internal_from <= scheduled:
                 state.internal_tokens, state.internal_from = rider.slack, rider.internal_from
             else:
-                self._log.internal(rider.internal_from, -rider.slack)  # the ledger will say so again
+                self._log.internal(rider.internal_from, -rider.slack)  # the tracker will say so again
         return seq
 
     def _make_passes(self) -> bool:
@@ -200,7 +200,7 @@ class FastReplica(Replica):
 
     def _may_get_on(self) -> bool:
         """Whether nothing is under way but at most one step of the group, or what is left of a run of them."""
-        if not self._full_batcher.is_all_grouped() or self.ledger.has_untold_preemptions():
+        if not self._full_batcher.is_all_grouped() or self.tracker.has_untold_preemptions():
             return False
         if not self._in_flight:
             return True
@@ -211,15 +211,15 @@ class FastReplica(Replica):
 
     def _get_on(self) -> None:
         """Everybody goes on as a rider. A pass is due."""
-        express, ledger = self._express, self.ledger
+        express, tracker = self._express, self.tracker
         self._rides = True
         scheduled, committed = self._roster.counter.scheduled, self._roster.counter.committed
-        express.start(scheduled, committed, ledger.last_end_ns, self._device_free_ns)
+        express.start(scheduled, committed, tracker.last_end_ns, self._device_free_ns)
         express.goes_on = self._last_version == self._roster.version
         block_size = self._full_kv.block_size
         bases = [seq.num_computed_tokens - scheduled for seq in self._roster.running]
         for seq in self._roster.running:
-            ledger.dismiss(seq)
+            tracker.dismiss(seq)
         for seq, base in zip(self._roster.dismiss(), bases, strict=True):
             state: RequestState = seq.owner
             arrival = Arrival(
