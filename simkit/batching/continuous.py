@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import Chunk, Outcome, PassState, Preemption, StepPlan
+from simkit.batching.plan import Chunk, OutputListener, PassState, Preemption, StepPlan
 from simkit.batching.roster import Roster
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.victims import last_admitted, least_urgent, most_served
@@ -35,7 +35,7 @@ class ContinuousBatcher:
         self,
         settings: ContinuousSettings,
         kv: KVAllocator,
-        outcome: Outcome,
+        listener: OutputListener,
         host_pool: HostMemory | None = None,
         prefers_swap: Callable[[Sequence, list[Sequence]], bool] | None = None,
         *,
@@ -43,14 +43,16 @@ class ContinuousBatcher:
     ) -> None:
         self.settings = settings
         self.kv = kv
-        self.outcome = outcome
+        self.listener = listener
         self.waiting: WaitingQueue = QUEUES[settings.policy]()
-        self._roster = Roster(kv, outcome, settings.max_model_len, by_tenant=settings.policy == "fair")
+        self._roster = Roster(kv, listener, settings.max_model_len, by_tenant=settings.policy == "fair")
         self.running = self._roster.running
         self._by_priority = settings.policy == "priority"
         self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
         self._tokens_at_admission: dict[Sequence, int] | None = {} if self._fair is not None else None
-        self._outputs = Outputs(settings, self._roster, self.waiting, kv, outcome, host_pool, self._tokens_at_admission)
+        self._outputs = Outputs(
+            settings, self._roster, self.waiting, kv, listener, host_pool, self._tokens_at_admission
+        )
         self._one_by_one = one_by_one
         self._host = host_pool
         self._prefers_swap = prefers_swap or (lambda victim, others: True)

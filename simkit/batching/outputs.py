@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from simkit.batching.ordering import WaitingQueue
-from simkit.batching.plan import Chunk, Outcome, StepPlan
+from simkit.batching.plan import Chunk, OutputListener, StepPlan
 from simkit.batching.roster import Roster
 from simkit.batching.settings import ContinuousSettings
 from simkit.sequence import Phase, Sequence
@@ -28,7 +28,7 @@ class Outputs:
         roster: Roster,
         waiting: WaitingQueue,
         kv: KVAllocator,
-        outcome: Outcome,
+        listener: OutputListener,
         host: HostMemory | None,
         tokens_at_admission: dict[Sequence, int] | None,
     ) -> None:
@@ -37,7 +37,7 @@ class Outputs:
         self._roster = roster
         self._waiting = waiting
         self._kv = kv
-        self._outcome = outcome
+        self._listener = listener
         self._host = host
         self._tokens_at_admission = tokens_at_admission
         self._enters = settings.async_scheduling and kv.caches
@@ -46,7 +46,7 @@ class Outputs:
         """Whoever ends frees its blocks before the next output is looked at."""
         counter, open_plans = self._roster.counter, self._roster.open_plans
         counter.committed += 1
-        ending = self._outcome.tokens(counter.committed)
+        ending = self._listener.tokens(counter.committed)
         assert open_plans[0] is plan, "plans are committed in order"
         del open_plans[0]
         if not (ending or plan.outputs):
@@ -90,7 +90,7 @@ class Outputs:
         )
         if seq.forks:
             self._fork(seq, ends)
-        if self._outcome.token(seq, ends):
+        if self._listener.token(seq, ends):
             self._end(seq)
 
     def _enter(self, seq: Sequence) -> None:
@@ -109,7 +109,7 @@ class Outputs:
             self._tokens_at_admission.pop(seq, None)
         seq.phase = Phase.FINISHED
         self.ended = True
-        self._outcome.released(seq)
+        self._listener.released(seq)
 
     def _fork(self, parent: Sequence, ends: bool) -> None:
         """The prompt is computed: its other samples share it and get their first token in the same step.
@@ -131,16 +131,16 @@ class Outputs:
             else:
                 child.phase = Phase.PREEMPTED
                 self._waiting.push_preempted(child)
-            if self._outcome.token(child, ends):
+            if self._listener.token(child, ends):
                 self._end(child)
 
     def abort(self, seq: Sequence) -> None:
         """A client abort frees at once, from whichever queue."""
-        self._outcome.left(seq)
+        self._listener.left(seq)
         self._end(seq)
         for pending in seq.forks:
             pending.phase = Phase.FINISHED
-            self._outcome.released(pending)
+            self._listener.released(pending)
 
 
 _FIRST_TWO = itemgetter(0, 1)

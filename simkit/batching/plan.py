@@ -1,4 +1,4 @@
-"""What a batcher decided for a pass, and whom it tells about the outcome."""
+"""What a batcher decided for a pass, and who listens to what comes of it."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ class Hold:
     oldest_arrival_ns: int
 
 
-class Outcome(Protocol):
-    """The engine's ear: called by `commit` in schedule order, each call before the next output is looked at."""
+class OutputListener(Protocol):
+    """Listens for the engine: called by `commit` in schedule order, each call before the next output is looked at."""
 
     def token(self, seq: Sequence, ends: bool) -> bool:
         """`seq` produced a token, its last one if `ends` (a limit that everybody sees); True when it ends here."""

@@ -5,7 +5,7 @@ Owns the running list and the counts over it; makes no decision.
 
 from __future__ import annotations
 
-from simkit.batching.plan import Chunk, Outcome, StepPlan
+from simkit.batching.plan import Chunk, OutputListener, StepPlan
 from simkit.batching.steady import DecodeGroup
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
@@ -17,7 +17,7 @@ class Roster:
     Each of them is *grouped*, *ungrouped* (looked at one by one) or *stopped* (its last token is under way).
     """
 
-    def __init__(self, kv: KVAllocator, outcome: Outcome, max_model_len: int, *, by_tenant: bool) -> None:
+    def __init__(self, kv: KVAllocator, listener: OutputListener, max_model_len: int, *, by_tenant: bool) -> None:
         self.running: dict[Sequence, None] = {}
         self.ungrouped: dict[Sequence, None] = {}
         self.stopped: dict[Sequence, None] = {}
@@ -32,7 +32,7 @@ class Roster:
         self.version = 0
         """Moves when somebody takes or leaves a slot."""
         self._kv = kv
-        self._outcome = outcome
+        self._listener = listener
         self._max_model_len = max_model_len
         self._num_admitted = 0
 
@@ -76,7 +76,7 @@ class Roster:
             for seq in self.group.stop():
                 self._kv.leave(seq)
                 self.stopped[seq] = None
-                self._outcome.stopped(seq)
+                self._listener.stopped(seq)
 
     def _admit_to_group(self) -> None:
         """Whoever sampled a token in the last step decodes from now on, with the group."""
@@ -87,7 +87,7 @@ class Roster:
                 end = min(seq.num_prompt_tokens + seq.max_tokens, self._max_model_len) - 1
                 self.group.join(seq, end - seq.num_computed_tokens)
                 del self.ungrouped[seq]
-                self._outcome.joined(seq, self.counter.committed)
+                self._listener.joined(seq, self.counter.committed)
 
     def disband(self) -> None:
         """The group is no more: all are looked at one by one again, and so are their outputs that are to come."""
@@ -101,7 +101,7 @@ class Roster:
 
     def leave_group(self, seq: Sequence) -> None:
         """`seq` is looked at by itself again, and so are those of its outputs that are to come."""
-        self._outcome.left(seq)
+        self._listener.left(seq)
         if seq in self.stopped:
             del self.stopped[seq]
             seq.leave_group()

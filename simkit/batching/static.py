@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from simkit.batching.ordering import QUEUES, WaitingQueue
-from simkit.batching.plan import Chunk, Hold, Outcome, StepPlan
+from simkit.batching.plan import Chunk, Hold, OutputListener, StepPlan
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 
@@ -29,14 +29,14 @@ class StaticBatcher:
         max_model_len: int,
         max_wait_ns: int | None,
         kv: KVAllocator,
-        outcome: Outcome,
+        listener: OutputListener,
         policy: str = "fcfs",
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.max_wait_ns = max_wait_ns
         self.kv = kv
-        self.outcome = outcome
+        self.listener = listener
         self.waiting: WaitingQueue = QUEUES[policy]()
         self.num_computed_tokens = 0
         self._batch: list[Sequence] = []
@@ -154,7 +154,7 @@ class StaticBatcher:
         if plan.outputs:
             self._commit_first_tokens(plan)
         else:
-            for seq in sorted(self.outcome.tokens(self._counter.committed), key=_NUMBER):
+            for seq in sorted(self.listener.tokens(self._counter.committed), key=_NUMBER):
                 self._die(seq)
         self._leave_together()
 
@@ -172,11 +172,11 @@ class StaticBatcher:
                 continue
             seq.num_output_tokens += 1
             ends = seq.num_output_tokens >= seq.max_tokens or seq.num_known_tokens >= self.max_model_len
-            if self.outcome.token(seq, ends):
+            if self.listener.token(seq, ends):
                 self._die(seq)
             else:
                 seq.join_group(self._counter)
-                self.outcome.joined(seq, self._counter.committed)
+                self.listener.joined(seq, self._counter.committed)
 
     def _die(self, seq: Sequence) -> None:
         """`seq` has ended, and keeps slot and memory until the others have."""
@@ -194,18 +194,18 @@ class StaticBatcher:
         self._version += 1
         for seq in batch:
             self.kv.free(seq)
-            self.outcome.released(seq)
+            self.listener.released(seq)
 
     def abort(self, seq: Sequence) -> None:
         """A client left: a waiting sequence goes, a member of the batch turns into a dead slot."""
         if seq.phase is Phase.RUNNING:
-            self.outcome.left(seq)
+            self.listener.left(seq)
             self._die(seq)
             self._leave_together()
         else:
             self.waiting.remove(seq)
             seq.phase = Phase.FINISHED
-            self.outcome.released(seq)
+            self.listener.released(seq)
 
 
 _NUMBER = attrgetter("number")

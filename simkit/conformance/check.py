@@ -24,7 +24,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Outcome of one case."""
+    """OutputListener of one case."""
 
     path: str
     case: str

@@ -60,7 +60,7 @@ class SegmentTokens:
 
 
 class _Limits:
-    """Outcome for the batcher: everybody ends at its visible limit; remembers who ended, in order."""
+    """OutputListener for the batcher: everybody ends at its visible limit; remembers who ended, in order."""
 
     def __init__(self, max_model_len: int) -> None:
         self.ended: list[int] = []
@@ -123,14 +123,14 @@ class Replay:
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}
         self._cached_tokens: dict[int, int] = {}
-        self._outcome = _Limits(config["max_model_len"])
+        self._listener = _Limits(config["max_model_len"])
         self._clock_ns = 0
         self.kv = PagedAllocator(
             config["num_gpu_blocks"], config["block_size"], config["watermark"], config["enable_prefix_caching"]
         )
         shared = ContinuousSettings.__slots__  # the settings that both sides have, under the same names
         settings = ContinuousSettings(**{name: value for name, value in Record(config).items() if name in shared})
-        self.batcher = ContinuousBatcher(settings, self.kv, self._outcome)
+        self.batcher = ContinuousBatcher(settings, self.kv, self._listener)
 
     def records(self) -> Iterator[Record]:
         """What was decided, in the form of the recording's records."""
@@ -138,7 +138,7 @@ class Replay:
 
     def summary(self) -> Record:
         """Totals in the form of the recording's last line."""
-        outcome = self._outcome
+        listener = self._listener
         return {
             "end": True,
             "schedule_calls": self.num_passes,
@@ -149,8 +149,8 @@ class Replay:
                     seq.id,
                     self._cached_tokens[seq.id],
                     seq.num_preemptions,
-                    outcome.first_token_ns[seq.id],
-                    outcome.end_ns[seq.id],
+                    listener.first_token_ns[seq.id],
+                    listener.end_ns[seq.id],
                     seq.num_output_tokens,
                 ]
                 for seq in (self._sequences[request.id] for request in self._recording.requests)
@@ -256,9 +256,9 @@ class Replay:
         )
 
     def _output(self, plan: StepPlan) -> Record:
-        self._outcome.now_ns = self._clock_ns
+        self._listener.now_ns = self._clock_ns
         self.batcher.commit(plan)
-        return {"f": self._outcome.take(), "fu": self.kv.num_free_blocks}
+        return {"f": self._listener.take(), "fu": self.kv.num_free_blocks}
 
 
 def _entry(chunk: Chunk) -> int | list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.dynamic import DynamicBatcher
-from simkit.batching.plan import Batcher, Outcome
+from simkit.batching.plan import Batcher, OutputListener
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.static import StaticBatcher
 from simkit.engine.idle_keys import run_as_off, without_any_effect
@@ -302,16 +302,16 @@ def may_ride(setup: Setup) -> bool:
     return engine.batching == "continuous" and plain and whole_prompts and counted and patient and ends_are_seen
 
 
-def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome, *, one_by_one: bool = False) -> Batcher:
+def make_batcher(setup: Setup, kv: KVAllocator, listener: OutputListener, *, one_by_one: bool = False) -> Batcher:
     """The batcher of one replica; with `one_by_one` continuous batching looks at every sequence in every pass."""
     engine = setup.scenario.engine
     policy = "fcfs" if engine.policy == "fair" and engine.batching != "continuous" else engine.policy
     if engine.batching == "static":
         wait_ns = None if engine.max_wait_s is None else s_to_ns(engine.max_wait_s)
-        return StaticBatcher(setup.max_num_seqs, setup.max_model_len, wait_ns, kv, outcome, policy)
+        return StaticBatcher(setup.max_num_seqs, setup.max_model_len, wait_ns, kv, listener, policy)
     if engine.batching == "dynamic":
         delay_ns = s_to_ns(engine.max_queue_delay_s)
-        return DynamicBatcher(setup.max_num_seqs, setup.max_model_len, delay_ns, kv, outcome, policy)
+        return DynamicBatcher(setup.max_num_seqs, setup.max_model_len, delay_ns, kv, listener, policy)
     settings = ContinuousSettings(
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=require(engine.max_num_batched_tokens),
@@ -327,9 +327,9 @@ def make_batcher(setup: Setup, kv: KVAllocator, outcome: Outcome, *, one_by_one:
         async_scheduling=setup.async_scheduling,
     )
     if not setup.swaps:
-        return ContinuousBatcher(settings, kv, outcome, one_by_one=one_by_one)
+        return ContinuousBatcher(settings, kv, listener, one_by_one=one_by_one)
     rule = _cheaper_to_swap(setup) if engine.preemption == "auto" else None
-    return ContinuousBatcher(settings, kv, outcome, _host_pool(setup), rule, one_by_one=one_by_one)
+    return ContinuousBatcher(settings, kv, listener, _host_pool(setup), rule, one_by_one=one_by_one)
 
 
 def _host_pool(setup: Setup) -> HostPool:

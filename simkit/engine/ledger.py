@@ -1,6 +1,6 @@
-"""Follows the requests of one replica: who is inside, when tokens came, who sat in which slot, what memory is never filled.
+"""Follows the requests of one replica: who is inside, when tokens came, who sat in which slot, and unfilled memory.
 
-Implements `Outcome` for the batcher and turns what happens into facts for the record. Owns no time and no decisions.
+Implements `OutputListener` for the batcher and turns what happens into facts for the record. Owns no time and no decisions.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RequestTracker:
         """Whether preemptions wait for a step to be told with."""
         return self._preemptions_without_step > 0
 
-    # --- outcome -----------------------------------------------------------------------------------------------------
+    # --- what a batcher calls -----------------------------------------------------------------------------------------
 
     def begin_commit(self, end_ns: int, number: int) -> None:
         """Outputs of step `number` follow, which ended at `end_ns`."""

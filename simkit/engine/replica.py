@@ -13,7 +13,7 @@ from typing import Protocol
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ordering import head_of
-from simkit.batching.plan import Batcher, Hold, Outcome, StepPlan
+from simkit.batching.plan import Batcher, Hold, OutputListener, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.customer import RequestState
@@ -83,7 +83,7 @@ class Replica:
         clock: Clock,
         kv: KVAllocator,
         latency: LatencyModel,
-        make_batcher: Callable[[Outcome], Batcher],
+        make_batcher: Callable[[OutputListener], Batcher],
         record: Record,
         surroundings: Surroundings,
         *,

@@ -203,7 +203,7 @@ class _System:
             self._clock,
             kv,
             self._setup.latency,
-            lambda outcome: make_batcher(self._setup, kv, outcome, one_by_one=self._single_step),
+            lambda listener: make_batcher(self._setup, kv, listener, one_by_one=self._single_step),
             self.record,
             self,
             max_slots=self._setup.max_num_active_seqs,

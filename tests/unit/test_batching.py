@@ -441,7 +441,7 @@ def test_nobody_joins_after_launch_and_everybody_leaves_together(kind: type[Stat
             break
         plan = batcher.plan()
     assert rows == [(0, 0, 3, 0), (3, 1, 3, 15), (3, 2, 3, 18)]  # the dead compute too: contexts 5 and 6 of each
-    assert batcher.outcome.gone == [0, 1, 2]  # type: ignore[attr-defined]
+    assert batcher.listener.gone == [0, 1, 2]  # type: ignore[attr-defined]
     assert len(batcher.waiting) == 1
 
 
@@ -496,4 +496,4 @@ def test_static_abort_makes_a_dead_slot() -> None:
     assert (plan.dead_slots, plan.num_decode) == (1, 2)
     batcher.commit(plan)
     assert len(batcher.members()) == 0
-    assert batcher.outcome.gone == [0, 1]  # type: ignore[attr-defined]
+    assert batcher.listener.gone == [0, 1]  # type: ignore[attr-defined]
