@@ -13,7 +13,7 @@ from simkit.sequence import Sequence
 
 
 class Ear:
-    """Implements `OutputListener`. Everybody ends at a limit that all see, or after `length_of` tokens if that is earlier."""
+    """An `OutputListener`. Everybody ends at a limit that all see, or after `length_of` tokens if that is earlier."""
 
     def __init__(self, max_model_len: int, length_of: Callable[[Sequence], int] | None = None) -> None:
         self.heard: Counter[int] = Counter()

@@ -1,6 +1,6 @@
 """Follows the requests of one replica: who is inside, when tokens came, who sat in which slot, and unfilled memory.
 
-Implements `OutputListener` for the batcher and turns what happens into facts for the record. Owns no time and no decisions.
+An `OutputListener` of the batcher, which turns what happens into facts for the record. Owns no time, decides nothing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ MAX_EMPTY_PASSES = 1000
 """Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
 
 
-class Surroundings(Protocol):
+class System(Protocol):
     """What a replica asks of the system around it."""
 
     @property
@@ -85,7 +85,7 @@ class Replica:
         latency: LatencyModel,
         make_batcher: Callable[[OutputListener], Batcher],
         record: Record,
-        surroundings: Surroundings,
+        system: System,
         *,
         max_slots: int,
         settings: str,
@@ -98,7 +98,7 @@ class Replica:
         self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size_of(kv) or 1)
         self._in_flight: deque[Run] = deque()
         self.tracker = RequestTracker(
-            index, record, self._log, kv, surroundings.left, surroundings.preempted, stream=stream,
+            index, record, self._log, kv, system.left, system.preempted, stream=stream,
             settings=settings, counts_memory=not single_step,
         )  # fmt: skip
         self.tracker.in_flight = self._in_flight
@@ -108,7 +108,7 @@ class Replica:
         self._record = record
         self._stream = stream
         self._pricer = Pricer(latency)
-        self._surroundings = surroundings
+        self._system = system
         self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
@@ -184,7 +184,7 @@ class Replica:
         in_flight, batcher = self._in_flight, self.batcher
         self._holding = False
         while True:
-            plan = batcher.plan() if self._grows else batcher.plan(closed=self._surroundings.no_arrival_pending())
+            plan = batcher.plan() if self._grows else batcher.plan(closed=self._system.no_arrival_pending())
             if isinstance(plan, Hold):
                 plan = self._hold(plan)
             if plan is None:
@@ -229,7 +229,7 @@ class Replica:
             start = now
         num_preemptions = self.tracker.planned(plan, now, start)
         num_steps = self._run_length(plan) if plan.stable else 1
-        run = Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._surroundings.next_arrival_ns))
+        run = Run(plan, start, self._pricer.ends_ns(plan, start, num_steps, self._system.next_arrival_ns))
         self._device_free_ns = run.end_ns()
         self._note(run, num_preemptions)
         self._in_flight.append(run)

@@ -87,7 +87,7 @@ def simulate(
     scenario = setup.scenario
 
     def run(setup: Setup, workload: Workload) -> RunFacts:
-        system = _System(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
+        system = _Replicas(setup, workload, keep_slots=replication == 0, progress=progress, single_step=single_step)
         system.max_in_system = max_in_system
         try:
             system.run()
@@ -136,8 +136,8 @@ def _finds_nothing(setup: Setup, workload: Workload) -> bool:
     return setup.prefix_caching and alone and setup.samples == 1
 
 
-class _System:
-    """Replicas, their router and the source of requests. Implements `Surroundings` for the replicas."""
+class _Replicas:
+    """Replicas, their router and the source of requests. Implements `System` for the replicas."""
 
     def __init__(
         self, setup: Setup, workload: Workload, *, keep_slots: bool, progress: Progress | None, single_step: bool

@@ -61,7 +61,7 @@ class Formula:
 
 
 class Door:
-    """Surroundings of a single replica: nothing but arrivals from outside."""
+    """System of a single replica: nothing but arrivals from outside."""
 
     def __init__(self, trace: Recording) -> None:
         self._times = deque(sorted(row.at_ns for row in trace.requests))

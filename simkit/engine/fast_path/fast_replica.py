@@ -44,7 +44,7 @@ class FastReplica(Replica):
 
     def _gone(self, now_ns: int, request: int) -> None:
         self.tracker.left_by_express()
-        self._surroundings.left(now_ns, request)
+        self._system.left(now_ns, request)
 
     def welcome(self, arrival: Arrival) -> None:
         """A request joins this replica now."""
@@ -102,7 +102,7 @@ class FastReplica(Replica):
                 may_plan = True
                 if not express.has_more():
                     break
-                if not express.plan(clock.now_ns, self._surroundings.next_arrival_ns):
+                if not express.plan(clock.now_ns, self._system.next_arrival_ns):
                     self._get_off()
                     return
             if express.is_idle():
