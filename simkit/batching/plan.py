@@ -164,7 +164,7 @@ class OutputListener(Protocol):
         """`seq`, grouped, is scheduled no more: its last token comes with the commit of the last plan made."""
 
     def left(self, seq: Sequence) -> None:
-        """`seq` leaves the group; its tokens are told one by one again."""
+        """`seq` leaves the group; its tokens come by `token` again."""
 
     def tokens(self, commit: int) -> list[Sequence]:
         """Commit number `commit`: each grouped sequence got a token. Those for which it was the last, in any order."""

@@ -17,7 +17,7 @@ from simkit.types import KVAllocator
 
 
 class KVAccounting:
-    """`now` tells (allocated, used) tokens; with `look` by looking, which also tells the log what is internal."""
+    """`now` tells (allocated, used) tokens; with `look` by looking, which also notes in the log what is internal."""
 
     def __init__(self, kv: KVAllocator, batcher: Batcher, tracker: RequestTracker, log: StepLog, *, look: bool) -> None:
         self._kv = kv
@@ -44,10 +44,10 @@ class KVAccounting:
             return allocated, used
         split = unshare(KVSplit(allocated + shared, used, 0), shared, self._tails(), self._block_size)
         if split.internal + self._internal_shared:
-            self._tell_shared(plan, -split.internal)
+            self._note_shared(plan, -split.internal)
         return split.allocated, split.used
 
-    def _tell_shared(self, plan: StepPlan, internal_shared: int) -> None:
+    def _note_shared(self, plan: StepPlan, internal_shared: int) -> None:
         self._log.internal(plan.number, self._internal_shared - internal_shared)
         self._internal_shared = internal_shared
 

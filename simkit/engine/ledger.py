@@ -37,7 +37,7 @@ class RequestTracker:
 
     While outputs are committed `begin_commit` says when the steps ended; `token`, `tokens` and `released` are then
     called back. Grouped sequences get no call for each token: their gaps are those between the ends of steps. Unless
-    it `counts_memory`, somebody else tells the log about internal fragmentation.
+    it `counts_memory`, somebody else notes internal fragmentation.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class RequestTracker:
         """When the last step that is over ended."""
         return self._last_end_ns
 
-    def has_untold_preemptions(self) -> bool:
-        """Whether preemptions wait for a step to be told with."""
+    def has_pending_preemptions(self) -> bool:
+        """Whether preemptions wait for a step to be noted with."""
         return self._preemptions_without_step > 0
 
     # --- what a batcher calls -----------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class RequestTracker:
                 self.num_stopped -= 1
             else:
                 self._part(seq)
-            if seq.last_step < commit:  # else it joined meanwhile, and its token will be told
+            if seq.last_step < commit:  # else it joined meanwhile, and its token comes by `token`
                 state: RequestState = seq.owner
                 state.generated_last_ns = state.held_last_ns = self._end_ns
         return ending
@@ -244,7 +244,7 @@ class RequestTracker:
     def planned(self, plan: StepPlan, now_ns: int, start_ns: int) -> int:
         """A pass made at `now_ns`, whose step starts at `start_ns`, preempted and admitted.
 
-        Returns the preemptions to tell with its step: its own and those of passes before it that had no step.
+        Returns the preemptions to note with its step: its own and those of passes before it that had no step.
         """
         if not (plan.explicit or plan.preemptions or self._preemptions_without_step):
             self._number = plan.number
@@ -270,8 +270,8 @@ class RequestTracker:
                 state.cached_tokens = chunk.num_computed_tokens
         if not plan.num_scheduled:
             return 0
-        told, self._preemptions_without_step = self._preemptions_without_step, 0
-        return told
+        num_preemptions, self._preemptions_without_step = self._preemptions_without_step, 0
+        return num_preemptions
 
     def _residency(self, state: RequestState, now_ns: int, end: int) -> None:
         self._record.residency(

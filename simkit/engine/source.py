@@ -52,7 +52,7 @@ class Source:
         else:
             for _ in range(self._workload.concurrency):
                 self._book_client(0, ranks.ARRIVAL)
-        self._tell_if_ended()
+        self._call_if_ended()
 
     def left(self, now_ns: int, request: int) -> None:
         """Request number `request` has left, served or not: who waited for that thinks, and sends the next one."""
@@ -79,7 +79,7 @@ class Source:
         self.num_booked -= 1
         self._arrive(request)
         self._book_next_open(self._clock.now_ns)
-        self._tell_if_ended()
+        self._call_if_ended()
 
     def _book_client(self, time_ns: int, rank: int) -> None:
         duration_ns = self._workload.duration_ns
@@ -104,8 +104,8 @@ class Source:
     def _arrive_caused(self, request: Request) -> None:
         self.num_booked -= 1
         self._arrive(request._replace(arrival_ns=self._clock.now_ns))
-        self._tell_if_ended()
+        self._call_if_ended()
 
-    def _tell_if_ended(self) -> None:
+    def _call_if_ended(self) -> None:
         if not self.num_booked:
             self._ended()

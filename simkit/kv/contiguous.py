@@ -209,7 +209,7 @@ class ContiguousAllocator:
                 return False
             self._allocated += num_tokens - region.size
             region.size = num_tokens
-        self._tell(region, num_tokens)
+        self._note_used(region, num_tokens)
         return True
 
     def block_at(self, seq: Sequence, token: int) -> int | None:
@@ -339,7 +339,7 @@ class ContiguousAllocator:
         assert self._regions.get(region.start) is region, f"the memory of {seq!r} belongs to another pool"
         return region
 
-    def _tell(self, region: Region, num_tokens: int) -> None:
+    def _note_used(self, region: Region, num_tokens: int) -> None:
         """Note how many tokens of a region are in use."""
         self._used += num_tokens - region.used
         region.used = num_tokens

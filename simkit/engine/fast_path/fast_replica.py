@@ -1,6 +1,6 @@
 """A replica that takes the short way while nobody waits, and the batcher's when somebody does.
 
-Owns when to change over, and tells the same state in riders or in sequences, requests and plans. Neither way costs
+Owns when to change over, and puts the same state in riders or in sequences, requests and plans. Neither way costs
 simulated time or changes a decision.
 """
 
@@ -20,7 +20,7 @@ from simkit.sequence import Sequence
 
 
 class FastReplica(Replica):
-    """`make_state` tells how the batcher gets to know an arrival."""
+    """`make_state` gives the state by which the batcher knows an arrival."""
 
     def __init__(self, *args: Any, make_state: Callable[[Arrival], RequestState], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -186,7 +186,7 @@ class FastReplica(Replica):
             if rider.internal_from <= scheduled:
                 state.internal_tokens, state.internal_from = rider.slack, rider.internal_from
             else:
-                self._log.internal(rider.internal_from, -rider.slack)  # the tracker will say so again
+                self._log.internal(rider.internal_from, -rider.slack)  # the tracker will note it again
         return seq
 
     def _make_passes(self) -> bool:
@@ -200,7 +200,7 @@ class FastReplica(Replica):
 
     def _may_get_on(self) -> bool:
         """Whether nothing is under way but at most one step of the group, or what is left of a run of them."""
-        if not self._full_batcher.is_all_grouped() or self.tracker.has_untold_preemptions():
+        if not self._full_batcher.is_all_grouped() or self.tracker.has_pending_preemptions():
             return False
         if not self._in_flight:
             return True
