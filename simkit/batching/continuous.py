@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import Chunk, OutputListener, PassState, Preemption, StepPlan
+from simkit.batching.plan import OutputListener, PassState, Preemption, ScheduledChunk, StepPlan
 from simkit.batching.roster import Roster
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.victims import last_admitted, least_urgent, most_served
@@ -75,7 +75,7 @@ class ContinuousBatcher:
         """Computed tokens of all who run."""
         return self._roster.num_computed_tokens
 
-    def schedule(self, plan: StepPlan) -> list[Chunk]:
+    def schedule(self, plan: StepPlan) -> list[ScheduledChunk]:
         """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
         return self._roster.schedule(plan)
 
@@ -390,7 +390,7 @@ class ContinuousBatcher:
             before = seq.num_computed_tokens
             samples = seq.schedule(num_tokens)
             kind = state.kind_of.get(seq, "D")
-            chunk = Chunk(seq, kind, before, num_tokens, samples)
+            chunk = ScheduledChunk(seq, kind, before, num_tokens, samples)
             plan.explicit.append(chunk)
             plan.add(chunk)
             if kind != "D" or seq.last_step != plan.number - 1 or not self.kv.can_join(seq):

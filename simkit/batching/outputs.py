@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from simkit.batching.ordering import WaitingQueue
-from simkit.batching.plan import Chunk, OutputListener, StepPlan
+from simkit.batching.plan import OutputListener, ScheduledChunk, StepPlan
 from simkit.batching.roster import Roster
 from simkit.batching.settings import ContinuousSettings
 from simkit.sequence import Phase, Sequence
@@ -55,7 +55,7 @@ class Outputs:
             self._enter(ending[0])
             self._end(ending[0])
             return
-        outputs: list[tuple[int, int, Sequence, Chunk | None]]
+        outputs: list[tuple[int, int, Sequence, ScheduledChunk | None]]
         outputs = [(chunk.seq.number, 0, chunk.seq, chunk) for chunk in plan.outputs]
         for seq in ending:
             outputs.append((seq.number, 1, seq, None))

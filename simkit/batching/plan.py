@@ -10,7 +10,7 @@ from simkit.sequence import Sequence
 from simkit.types import StepShapes
 
 
-class Chunk(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """Work of one sequence: `num_tokens` of `seq` on top of `num_computed_tokens` that are there already.
 
     `kind` is N (first admission), R (admission after a preemption), S (back from the host pool), C (a running sequence
@@ -44,8 +44,8 @@ class StepPlan:
     `version` is the same for two plans of a batcher exactly when nobody took or left a slot in between.
     """
 
-    explicit: list[Chunk] | tuple[()] = ()
-    outputs: list[Chunk] | tuple[()] = ()
+    explicit: list[ScheduledChunk] | tuple[()] = ()
+    outputs: list[ScheduledChunk] | tuple[()] = ()
     preemptions: list[Preemption] | tuple[()] = ()
     number = 0
     version = 0
@@ -74,7 +74,7 @@ class StepPlan:
         """Tokens that the step computes."""
         return self.num_decode + self.prefill_tokens
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: ScheduledChunk) -> None:
         """Schedule a chunk of a prompt or a decode of its own."""
         _, kind, before, n, samples = chunk
         self.num_scheduled += 1

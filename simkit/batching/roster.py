@@ -5,7 +5,7 @@ Owns the running list and the counts over it; makes no decision.
 
 from __future__ import annotations
 
-from simkit.batching.plan import Chunk, OutputListener, StepPlan
+from simkit.batching.plan import OutputListener, ScheduledChunk, StepPlan
 from simkit.batching.steady import DecodeGroup
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
@@ -36,10 +36,10 @@ class Roster:
         self._max_model_len = max_model_len
         self._num_admitted = 0
 
-    def schedule(self, plan: StepPlan) -> list[Chunk]:
+    def schedule(self, plan: StepPlan) -> list[ScheduledChunk]:
         """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
         grouped = [seq for seq in self.running if seq in self.group] if plan.num_scheduled else []
-        decodes = [Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in grouped]
+        decodes = [ScheduledChunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in grouped]
         return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
 
     def take_slot(self, seq: Sequence) -> None:
@@ -111,7 +111,7 @@ class Roster:
         self.ungrouped[seq] = None
         for plan in self.open_plans:
             if plan.number > seq.last_step:
-                plan.outputs = [*plan.outputs, Chunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
+                plan.outputs = [*plan.outputs, ScheduledChunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
         seq.last_step = self.counter.scheduled
 
     def run_ahead(self, num_steps: int, known: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from simkit.batching.ordering import QUEUES, WaitingQueue
-from simkit.batching.plan import Chunk, Hold, OutputListener, StepPlan
+from simkit.batching.plan import Hold, OutputListener, ScheduledChunk, StepPlan
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 
@@ -87,7 +87,7 @@ class StaticBatcher:
             seq.num_computed_tokens = known = seq.num_known_tokens
             self.num_computed_tokens += known
             plan.padded_tokens += padded - known
-        plan.explicit = plan.outputs = [Chunk(seq, "N", 0, seq.num_known_tokens, True) for seq in batch]
+        plan.explicit = plan.outputs = [ScheduledChunk(seq, "N", 0, seq.num_known_tokens, True) for seq in batch]
         plan.prefill_tokens = padded * len(batch)
         plan.prefill_pairs = len(batch) * (padded * (padded + 1) // 2)
         return plan

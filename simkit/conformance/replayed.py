@@ -12,7 +12,7 @@ from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.ends import FinishCalendar
-from simkit.batching.plan import Chunk, StepPlan
+from simkit.batching.plan import ScheduledChunk, StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.conformance.recorded import Record, RecordedRequest, Recording
 from simkit.kv.paged import PagedAllocator
@@ -236,7 +236,7 @@ class Replay:
             if chunk.kind == "N":
                 self._cached_tokens[chunk.seq.id] = chunk.num_computed_tokens
 
-    def _added_blocks(self, schedule: list[Chunk], before: dict[int, int]) -> dict[str, list[int]]:
+    def _added_blocks(self, schedule: list[ScheduledChunk], before: dict[int, int]) -> dict[str, list[int]]:
         added = {}
         for chunk in schedule:
             seq = chunk.seq
@@ -261,7 +261,7 @@ class Replay:
         return {"f": self._listener.take(), "fu": self.kv.num_free_blocks}
 
 
-def _entry(chunk: Chunk) -> int | list[Any]:
+def _entry(chunk: ScheduledChunk) -> int | list[Any]:
     # The recordings do not tell the last token of a prompt from a decode.
     if chunk.kind == "D" or (chunk.kind == "C" and chunk.num_tokens == 1 and chunk.samples):
         return chunk.seq.id

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.plan import Chunk, StepPlan
+from simkit.batching.plan import ScheduledChunk, StepPlan
 from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fast_path.express import Express, Segment
 from simkit.engine.fast_path.riders import Rider
@@ -133,7 +133,7 @@ class FastReplica(Replica):
             seq = self._sequence(rider)
             seqs.append(seq)
             if rider.first > committed:
-                chunks.append(Chunk(seq, "N", 0, seq.num_prompt_tokens, samples=True))
+                chunks.append(ScheduledChunk(seq, "N", 0, seq.num_prompt_tokens, samples=True))
         self._roster.resume(scheduled, committed, seqs, None if run is None else run.plan)
         self._last_version = self._roster.version if express.goes_on else -1
         if run is not None:
