@@ -5,8 +5,8 @@ Owns the running list and the counts over it; makes no decision.
 
 from __future__ import annotations
 
+from simkit.batching.group import DecodeGroup
 from simkit.batching.plan import OutputListener, ScheduledChunk, StepPlan
-from simkit.batching.steady import DecodeGroup
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 

@@ -14,8 +14,8 @@ from simkit.batching.dynamic import DynamicBatcher
 from simkit.batching.plan import Batcher, OutputListener
 from simkit.batching.settings import ContinuousSettings
 from simkit.batching.static import StaticBatcher
-from simkit.engine.idle_keys import run_as_off, without_any_effect
 from simkit.engine.step_times import step_times
+from simkit.engine.unused_settings import run_as_off, without_any_effect
 from simkit.errors import InputError
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator

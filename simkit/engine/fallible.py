@@ -9,9 +9,9 @@ from bisect import bisect_right
 from typing import Any
 
 from simkit.batching.plan import StepPlan
-from simkit.engine.customer import RequestState
 from simkit.engine.pricing import Pricer
 from simkit.engine.replica import Replica
+from simkit.engine.request import RequestState
 from simkit.sequence import Phase, Sequence
 from simkit.types import Ints, LatencyModel
 

@@ -12,8 +12,8 @@ from functools import partial
 
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import RequestState
 from simkit.engine.fallible import FallibleReplica
+from simkit.engine.request import RequestState
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
 from simkit.scenario import Failure

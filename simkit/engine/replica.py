@@ -16,12 +16,12 @@ from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, Hold, OutputListener, StepPlan
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import RequestState
-from simkit.engine.kv_books import KVAccounting
+from simkit.engine.kv_accounting import KVAccounting
 from simkit.engine.kv_split import block_size_of
-from simkit.engine.ledger import RequestTracker
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
+from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
+from simkit.engine.tracker import RequestTracker
 from simkit.errors import CheckError
 from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence

@@ -13,11 +13,11 @@ from typing import TypeVar
 from simkit.engine import clock as ranks
 from simkit.engine.build import Setup, describe, make_batcher, make_kv, may_ride, reserve_tokens
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fallible import FallibleReplica
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.outages import Outages
 from simkit.engine.replica import Replica
+from simkit.engine.request import Arrival, RequestState
 from simkit.engine.router import ROUTERS
 from simkit.engine.source import Source
 from simkit.engine.warmup import WarmUp, warmup_of

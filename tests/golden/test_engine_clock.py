@@ -23,9 +23,9 @@ from simkit.conformance.recorded import RecordedRequest, Recording, find_recordi
 from simkit.conformance.replayed import SegmentTokens
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
-from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
+from simkit.engine.request import Arrival, RequestState
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.metrics.record import Record

@@ -19,8 +19,8 @@ from served import as_asked
 
 from simkit import scenario
 from simkit.batching.continuous import ContinuousBatcher
+from simkit.batching.group import DecodeGroup
 from simkit.batching.plan import StepPlan
-from simkit.batching.steady import DecodeGroup
 from simkit.conformance.recorded import RecordedRequest, Recording
 from simkit.conformance.replayed import Replay
 from simkit.kv.paged import PagedAllocator

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from simkit.batching.plan import StepPlan
 from simkit.batching.settings import ContinuousSettings
-from simkit.engine.customer import Arrival
 from simkit.engine.fast_path.riders import Rider, Riders
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
+from simkit.engine.request import Arrival
 from simkit.engine.step_log import RUN_COLUMNS, StepLog
 from simkit.kv.counted import CountedAllocator
 from simkit.metrics import record as rec

@@ -11,10 +11,10 @@ from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import ScheduledChunk, StepPlan
-from simkit.engine.customer import Arrival, RequestState
 from simkit.engine.fast_path.express import Express, Segment
 from simkit.engine.fast_path.riders import Rider
 from simkit.engine.replica import Replica, Run
+from simkit.engine.request import Arrival, RequestState
 from simkit.kv.counted import CountedAllocator
 from simkit.sequence import Sequence
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from simkit.batching.ends import NEVER
-from simkit.engine.customer import Arrival
+from simkit.batching.finish_calendar import NEVER
+from simkit.engine.request import Arrival
 from simkit.engine.step_log import StepLog
 
 

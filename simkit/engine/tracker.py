@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
-from simkit.batching.ends import FinishCalendar
+from simkit.batching.finish_calendar import FinishCalendar
 from simkit.batching.ordering import head_of
 from simkit.batching.plan import Batcher, StepPlan
-from simkit.engine.customer import RequestState
 from simkit.engine.kv_split import block_size_of
+from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.metrics import record as rec

@@ -10,8 +10,8 @@ from collections import Counter
 
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.kv_split import Holding, KVSplit, Tail, add_up, block_size_of, unshare
-from simkit.engine.ledger import RequestTracker
 from simkit.engine.step_log import StepLog
+from simkit.engine.tracker import RequestTracker
 from simkit.sequence import Sequence
 from simkit.types import KVAllocator
 
