@@ -1,4 +1,4 @@
-"""Batches that run to completion: static batching, and the launch rule that dynamic batching replaces.
+"""Batches that run to completion: static and dynamic batching, which differ in when a batch launches.
 
 Owns the batch that holds the engine, its padding and its dead slots. Knows no clock, no true output length.
 """
@@ -206,6 +206,15 @@ class StaticBatcher:
             self.waiting.remove(seq)
             seq.phase = Phase.FINISHED
             self.listener.released(seq)
+
+
+class DynamicBatcher(StaticBatcher):
+    """Launches, engine free, when `max_num_seqs` wait or the oldest has waited `max_wait_ns` (0 = at once).
+
+    Requests join while the batch is forming, nobody after launch; a pending arrival or its absence changes nothing.
+    """
+
+    launches_when_closed = False
 
 
 _NUMBER = attrgetter("number")

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.dynamic import DynamicBatcher
 from simkit.batching.plan import Batcher, OutputListener
 from simkit.batching.settings import ContinuousSettings
-from simkit.batching.static import StaticBatcher
+from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.engine.step_times import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect
 from simkit.errors import InputError

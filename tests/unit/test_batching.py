@@ -8,9 +8,8 @@ import pytest
 from ears import Ear
 
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
-from simkit.batching.dynamic import DynamicBatcher
 from simkit.batching.plan import Hold, StepPlan
-from simkit.batching.static import StaticBatcher
+from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
