@@ -1,13 +1,16 @@
-"""Sequences that decode one token in every step: counted together, so that a step costs nothing for each of them.
+"""Who runs: the sequences that decode together, those looked at one by one, and those whose last token is under way.
 
-Owns their number, the sum and maximum of their contexts, and when a visible limit stops them.
+Owns the running list and the counts over it, and of the decode group the sum and maximum of contexts and when a visible
+limit stops somebody. A step costs nothing for each member of the group. Makes no decision.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from simkit.sequence import Sequence, StepCounter
+from simkit.batching.plan import OutputListener, ScheduledChunk, StepPlan
+from simkit.sequence import Phase, Sequence, StepCounter
+from simkit.types import KVAllocator
 
 
 class DecodeGroup:
@@ -91,3 +94,144 @@ class DecodeGroup:
         if not self.count:
             self.newest = -1
         return stop
+
+
+class Roster:
+    """Sequences with a slot, in order of admission, and the plans whose outputs are to come.
+
+    Each of them is *grouped*, *ungrouped* (looked at one by one) or *stopped* (its last token is under way).
+    """
+
+    def __init__(self, kv: KVAllocator, listener: OutputListener, max_model_len: int, *, by_tenant: bool) -> None:
+        self.running: dict[Sequence, None] = {}
+        self.ungrouped: dict[Sequence, None] = {}
+        self.stopped: dict[Sequence, None] = {}
+        self.counter = StepCounter()
+        self.group = DecodeGroup(self.counter, by_tenant=by_tenant)
+        self.joining: list[Sequence] = []
+        """Those that sampled a token in the last step, and may join the group from the next one on."""
+        self.open_plans: list[StepPlan] = []
+        self.num_computed_tokens = 0
+        self.num_pending_forks = 0
+        """Slots set aside for further samples of those that run."""
+        self.version = 0
+        """Moves when somebody takes or leaves a slot."""
+        self._kv = kv
+        self._listener = listener
+        self._max_model_len = max_model_len
+        self._num_admitted = 0
+
+    def schedule(self, plan: StepPlan) -> list[ScheduledChunk]:
+        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
+        grouped = [seq for seq in self.running if seq in self.group] if plan.num_scheduled else []
+        decodes = [ScheduledChunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in grouped]
+        return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
+
+    def take_slot(self, seq: Sequence) -> None:
+        """`seq` runs, and is ungrouped."""
+        seq.phase = Phase.RUNNING
+        self.running[seq] = self.ungrouped[seq] = None
+        self.num_computed_tokens += seq.num_computed_tokens
+        seq.number = self._num_admitted
+        self._num_admitted += 1
+        self.version += 1
+
+    def leave_slot(self, seq: Sequence) -> None:
+        """`seq` runs no more; its memory is given back."""
+        if seq in self.stopped:
+            del self.stopped[seq]
+            seq.leave_group()
+        elif seq.is_grouped:
+            self.group.leave(seq)
+        else:
+            del self.ungrouped[seq]
+        del self.running[seq]
+        self.num_computed_tokens -= seq.num_computed_tokens
+        self._kv.free(seq)
+        self.num_pending_forks -= len(seq.forks)
+        self.version += 1
+
+    # --- the decode group --------------------------------------------------------------------------------------------
+
+    def regroup(self) -> None:
+        """Before a pass: let those join the group, and those leave it, for whom it is time."""
+        if self.joining:
+            self._admit_to_group()
+        if self.counter.scheduled in self.group.stops:
+            for seq in self.group.stop():
+                self._kv.leave(seq)
+                self.stopped[seq] = None
+                self._listener.stopped(seq)
+
+    def _admit_to_group(self) -> None:
+        """Whoever sampled a token in the last step decodes from now on, with the group."""
+        joining, self.joining = self.joining, []
+        for seq in joining:
+            if seq.phase is Phase.RUNNING and not seq.forks and self._kv.can_join(seq):
+                self._kv.join(seq)
+                end = min(seq.num_prompt_tokens + seq.max_tokens, self._max_model_len) - 1
+                self.group.join(seq, end - seq.num_computed_tokens)
+                del self.ungrouped[seq]
+                self._listener.joined(seq, self.counter.committed)
+
+    def disband(self) -> None:
+        """The group is no more: all are looked at one by one again, and so are their outputs that are to come."""
+        if not (self.group.count or self.stopped):
+            return
+        for seq in self.running:
+            if seq.is_grouped:
+                self.leave_group(seq)
+        self.ungrouped.clear()
+        self.ungrouped.update(self.running)
+
+    def leave_group(self, seq: Sequence) -> None:
+        """`seq` is looked at by itself again, and so are those of its outputs that are to come."""
+        self._listener.left(seq)
+        if seq in self.stopped:
+            del self.stopped[seq]
+            seq.leave_group()
+        else:
+            self.group.leave(seq)
+            self._kv.leave(seq)
+        self.ungrouped[seq] = None
+        for plan in self.open_plans:
+            if plan.number > seq.last_step:
+                plan.outputs = [*plan.outputs, ScheduledChunk(seq, "D", seq.num_computed_tokens - 1, 1, True)]
+        seq.last_step = self.counter.scheduled
+
+    def run_ahead(self, num_steps: int, known: int) -> None:
+        """`num_steps` further passes only let the group decode; the outputs of those before the last came in."""
+        self.counter.committed += num_steps
+        grown = self._kv.grow_all(num_steps, known)
+        assert grown, "steps_until_full promised this memory"
+        self.counter.scheduled += num_steps
+        self.num_computed_tokens += num_steps * self.group.count
+
+    # --- everybody comes and goes ------------------------------------------------------------------------------------
+
+    def resume(self, scheduled: int, committed: int, seqs: list[Sequence], plan: StepPlan | None) -> None:
+        """Go on with `seqs`, in order of admission, and `plan`, whose outputs are to come; nobody was here before.
+
+        All of them sampled a token in the last step, or are to.
+        """
+        assert not self.running, "only an empty roster can resume"
+        self.counter.scheduled, self.counter.committed = scheduled, committed
+        for seq in seqs:
+            placed = self._kv.try_reserve(seq, seq.num_computed_tokens)
+            assert placed, "their memory was theirs before"
+            self.take_slot(seq)
+        self.joining = list(seqs)
+        if plan is not None:
+            plan.version = self.version
+            self.open_plans.append(plan)
+
+    def dismiss(self) -> list[Sequence]:
+        """Let everybody go, slots and memory with them: they go on elsewhere. All are in the group."""
+        seqs = list(self.running)
+        for seq in seqs:
+            self.group.leave(seq)
+            self._kv.free(seq)
+        self.running.clear()
+        self.open_plans.clear()
+        self.num_computed_tokens = 0
+        return seqs

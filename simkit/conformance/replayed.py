@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.finish_calendar import FinishCalendar
+from simkit.batching.outputs import FinishCalendar
 from simkit.batching.plan import ScheduledChunk, StepPlan
 from simkit.batching.settings import ContinuousSettings
 from simkit.conformance.recorded import Record, RecordedRequest, Recording

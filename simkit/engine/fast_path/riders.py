@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from simkit.batching.finish_calendar import NEVER
+from simkit.batching.outputs import NEVER
 from simkit.engine.request import Arrival
 from simkit.engine.step_log import StepLog
 
