@@ -15,11 +15,10 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from simkit.batching.group import Roster
-from simkit.batching.ordering import QUEUES, FairQueue, WaitingQueue
 from simkit.batching.outputs import Outputs
 from simkit.batching.plan import OutputListener, PassState, Preemption, ScheduledChunk, StepPlan
+from simkit.batching.policies import QUEUES, FairQueue, WaitingQueue, last_admitted, least_urgent, most_served
 from simkit.batching.settings import ContinuousSettings
-from simkit.batching.victims import last_admitted, least_urgent, most_served
 from simkit.sequence import Phase, Sequence
 from simkit.types import HostMemory, KVAllocator
 

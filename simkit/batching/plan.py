@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from simkit.batching.ordering import WaitingQueue
+from simkit.batching.policies import WaitingQueue
 from simkit.sequence import Sequence
 from simkit.types import StepShapes
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from simkit.batching.ordering import QUEUES, WaitingQueue
 from simkit.batching.plan import Hold, OutputListener, ScheduledChunk, StepPlan
+from simkit.batching.policies import QUEUES, WaitingQueue
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 

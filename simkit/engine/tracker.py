@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
-from simkit.batching.ordering import head_of
 from simkit.batching.outputs import FinishCalendar
 from simkit.batching.plan import Batcher, StepPlan
+from simkit.batching.policies import head_of
 from simkit.engine.kv_split import block_size_of
 from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog

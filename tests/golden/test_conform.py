@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from simkit.batching import continuous
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.group import DecodeGroup
-from simkit.batching.ordering import FcfsQueue
 from simkit.batching.outputs import Outputs
 from simkit.batching.plan import StepPlan
+from simkit.batching.policies import FcfsQueue
 from simkit.cli import app
 from simkit.conformance.check import check_file
 from simkit.conformance.recorded import read_recording

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 from simkit import api, scenario
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
-from simkit.batching.ordering import FairQueue
-from simkit.batching.victims import FAIR_FLOOR_TOKENS
+from simkit.batching.policies import FAIR_FLOOR_TOKENS, FairQueue
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence
 from simkit.types import Request

@@ -1,13 +1,16 @@
-"""Waiting queues: in which order sequences are considered for admission.
+"""Policies: in which order sequences are considered for admission, and whom to preempt when memory runs short.
 
-Owns the order only; knows no memory, no clock, no true output length. Ties are broken by (arrival, id).
+A waiting queue owns the order only; ties are broken by (arrival, id). A victim is named by a pure rule over the running
+list; it may be the one in need, and ties are decided by position, never by id. Knows no memory, no clock, no true
+output length.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Reversible
+from collections.abc import Sequence as Seq
 from itertools import chain
 from typing import Protocol
 
@@ -203,3 +206,27 @@ QUEUES: dict[str, Callable[[], WaitingQueue]] = {
     "fair": FairQueue,
 }
 """Policy name in the scenario file to a constructor of its waiting queue."""
+
+
+FAIR_FLOOR_TOKENS = 32
+"""Under `fair`, tokens a sequence may generate after each admission before it becomes a victim, while others can be."""
+
+
+def last_admitted(running: Reversible[Sequence]) -> Sequence:
+    """fcfs: the last of the list (scheduler specification, section 4)."""
+    return next(reversed(running))
+
+
+def least_urgent(running: Seq[Sequence]) -> Sequence:
+    """priority: the largest (priority, arrival); on a tie the one earliest in the list (section 4)."""
+    return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
+
+
+def most_served(
+    running: Seq[Sequence], served: Mapping[int, int], tokens_at_admission: Mapping[Sequence, int]
+) -> Sequence:
+    """fair: the last admitted sequence of the most served tenant; below the floor only when nobody else is left."""
+    above = [seq for seq in running if seq.num_output_tokens - tokens_at_admission[seq] >= FAIR_FLOOR_TOKENS]
+    candidates = above or running
+    most = max(served[seq.tenant] for seq in candidates)
+    return next(seq for seq in reversed(candidates) if served[seq.tenant] == most)
