@@ -248,8 +248,8 @@ class KVAllocator(Protocol):
         """All tokens the pool can hold."""
 
     @property
-    def num_gpu_blocks(self) -> int | None:
-        """Blocks of a paged pool, the dummy block included; None for contiguous memory."""
+    def block_size(self) -> int | None:
+        """Tokens of a block of the pool; None where memory is contiguous."""
 
     @property
     def caches(self) -> bool:

@@ -17,7 +17,6 @@ from simkit.batching.policies import head_of
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.kv_accounting import KVAccounting
-from simkit.engine.kv_split import block_size_of
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
@@ -95,7 +94,7 @@ class Replica:
     ) -> None:
         self.index = index
         self.kv = kv
-        self._log = StepLog(index, record, latency, kv.capacity_tokens, block_size_of(kv) or 1)
+        self._log = StepLog(index, record, latency, kv.capacity_tokens, kv.block_size or 1)
         self._in_flight: deque[Run] = deque()
         self.tracker = RequestTracker(
             index, record, self._log, kv, system.left, system.preempted, stream=stream,
@@ -112,7 +111,7 @@ class Replica:
         self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
-        self._is_contiguous = kv.num_gpu_blocks is None
+        self._is_contiguous = kv.block_size is None
         self._grows = self.tracker.grows = isinstance(self.batcher, ContinuousBatcher)
         self._pass_booked = False
         self._holding = False

@@ -13,9 +13,8 @@ from typing import TypeVar
 from simkit.engine import clock as ranks
 from simkit.engine.build import Setup, describe, make_batcher, make_kv, may_ride, reserve_tokens
 from simkit.engine.clock import Clock
-from simkit.engine.fallible import FallibleReplica
+from simkit.engine.failures import FallibleReplica, Outages
 from simkit.engine.fast_path.fast_replica import FastReplica
-from simkit.engine.outages import Outages
 from simkit.engine.replica import Replica
 from simkit.engine.request import Arrival, RequestState
 from simkit.engine.router import ROUTERS

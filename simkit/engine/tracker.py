@@ -11,7 +11,6 @@ from typing import NoReturn, Protocol
 from simkit.batching.outputs import FinishCalendar
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.batching.policies import head_of
-from simkit.engine.kv_split import block_size_of
 from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
@@ -64,7 +63,7 @@ class RequestTracker:
         self._record = record
         self._log = log
         self._kv = kv
-        self._block_size = block_size_of(kv)
+        self._block_size = kv.block_size
         self._left_system = left_system
         self._preempted = preempted
         self._stream = stream

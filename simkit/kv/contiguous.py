@@ -152,6 +152,7 @@ class ContiguousAllocator:
     Raises InputError for an unknown placement or a capacity below 1.
     """
 
+    block_size = None
     shared_tokens = 0
     caches = False
     blocks_are_alike = False
@@ -176,11 +177,6 @@ class ContiguousAllocator:
     def capacity_tokens(self) -> int:
         """All tokens of the address space."""
         return self._capacity
-
-    @property
-    def num_gpu_blocks(self) -> int | None:
-        """None: there are no blocks."""
-        return None
 
     def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
         """Whether an empty pool can place the larger of the two."""

@@ -47,11 +47,6 @@ class CountedAllocator:
         return (self._num_gpu_blocks - 1) * self.block_size
 
     @property
-    def num_gpu_blocks(self) -> int | None:
-        """All blocks, the dummy included."""
-        return self._num_gpu_blocks
-
-    @property
     def allocated_tokens(self) -> int:
         """Tokens of the blocks that somebody holds."""
         return (self._num_gpu_blocks - 1 - self.num_free_blocks) * self.block_size

@@ -129,11 +129,6 @@ class PagedAllocator:
         return (self._num_gpu_blocks - 1) * self.block_size
 
     @property
-    def num_gpu_blocks(self) -> int | None:
-        """All blocks, the dummy included."""
-        return self._num_gpu_blocks
-
-    @property
     def caches(self) -> bool:
         """Whether blocks are shared by content."""
         return self.cache is not None

@@ -207,7 +207,7 @@ def test_runs_of_steps_stay_inside_the_regions() -> None:
 def test_what_a_contiguous_pool_says_of_itself(placement: str) -> None:
     allocator = ContiguousAllocator(48, placement)
     seam: KVAllocator = allocator
-    assert (seam.capacity_tokens, seam.num_gpu_blocks, seam.lookup(make_seq())) == (48, None, 0)
+    assert (seam.capacity_tokens, seam.block_size, seam.lookup(make_seq())) == (48, None, 0)
     assert allocator.allocated_of(make_seq()) == 0
     seam.enter(make_seq(), 5)
     assert allocator.usage() == ContiguousAllocator(48, placement).usage()

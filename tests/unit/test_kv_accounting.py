@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from simkit.engine.kv_split import Holding, KVSplit, Tail, add_up, counted_twice, unshare
+from simkit.engine.kv_accounting import Holding, KVSplit, Tail, add_up, counted_twice, unshare
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
