@@ -16,9 +16,8 @@ from operator import attrgetter
 
 from simkit.batching.group import Roster
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import OutputListener, PassState, Preemption, ScheduledChunk, StepPlan
+from simkit.batching.plan import ContinuousSettings, OutputListener, PassState, Preemption, ScheduledChunk, StepPlan
 from simkit.batching.policies import QUEUES, FairQueue, WaitingQueue, last_admitted, least_urgent, most_served
-from simkit.batching.settings import ContinuousSettings
 from simkit.sequence import Phase, Sequence
 from simkit.types import HostMemory, KVAllocator
 

@@ -10,9 +10,8 @@ from heapq import heappop, heappush
 from operator import itemgetter
 
 from simkit.batching.group import Roster
-from simkit.batching.plan import OutputListener, ScheduledChunk, StepPlan
+from simkit.batching.plan import ContinuousSettings, OutputListener, ScheduledChunk, StepPlan
 from simkit.batching.policies import WaitingQueue
-from simkit.batching.settings import ContinuousSettings
 from simkit.sequence import Phase, Sequence
 from simkit.types import HostMemory, KVAllocator
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.outputs import FinishCalendar
-from simkit.batching.plan import ScheduledChunk, StepPlan
-from simkit.batching.settings import ContinuousSettings
+from simkit.batching.plan import ContinuousSettings, ScheduledChunk, StepPlan
 from simkit.conformance.recorded import Record, RecordedRequest, Recording
 from simkit.kv.paged import PagedAllocator
 from simkit.sequence import Sequence

@@ -1,16 +1,120 @@
-"""When the steps of a plan end. Asks the latency model and nobody else."""
+"""What a step costs: which latency model prices the steps of a scenario, and when the steps of a plan end."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 
 from simkit.batching.plan import StepPlan
+from simkit.errors import InputError
+from simkit.latency.calibrated import Calibrated
+from simkit.latency.deployment import Deployment
+from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
+from simkit.latency.graphs import capture_sizes
+from simkit.latency.host import host_of
+from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
+from simkit.latency.roofline import Roofline
+from simkit.latency.unit import Unit
+from simkit.memory.rules import parse_version
+from simkit.scenario import Scenario
+from simkit.specs.hardware import GpuSpec
+from simkit.specs.model_spec import ModelSpec
 from simkit.types import Ints, LatencyModel, ScalarLatency
 
 MAX_RUN_STEPS = 4096
 """Steps priced at once at most; bounds the arrays, not the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """A latency model, and the name and the hash of what its times come from."""
+
+    latency: LatencyModel
+    profile: str
+    profile_hash: str
+    first_token_ns: int = 0
+    effects: Mapping[str, Source] = field(default_factory=dict)
+    """Effect to where it comes from (`simkit.latency.effects`)."""
+
+
+def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path: str) -> StepTimes:
+    """The latency model of a scenario; `profile_path` is its profile as seen from here, where it is a file.
+
+    `auto` is the shipped profile of the GPU if it has what the model needs, else the roofline, which says so.
+    Raises InputError.
+    """
+    name = scenario.latency.profile
+    if name == "unit":
+        _refuse_for_unit(scenario)
+        return StepTimes(Unit(), name, Unit.source, effects=_rehits(scenario))
+    if name == "roofline" or (name == "auto" and not is_shipped(scenario.hardware.gpu)):
+        return _on_roofline(scenario, model, gpu)
+    profile = load_profile(gpu.name if name == "auto" else profile_path)
+    try:
+        calibrated = Calibrated(_deployment(scenario, model, gpu, profile), profile)
+    except NotMeasured as error:
+        if name != "auto":
+            raise
+        return _on_roofline(scenario, model, gpu, error.lacks)
+    effects = {**calibrated.effects, **_rehits(scenario)}
+    return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects)
+
+
+def _on_roofline(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, why_not: str = "") -> StepTimes:
+    """By the data sheet; `why_not`: why a shipped profile cannot be used."""
+    roofline = Roofline(_deployment(scenario, model, gpu, None), why_not)
+    effects = {**roofline.effects, **_rehits(scenario)}
+    return StepTimes(roofline, "roofline", roofline.source, roofline.host.first_token_ns, effects)
+
+
+def _rehits(scenario: Scenario) -> dict[str, Source]:
+    """The effect that lies in the engine and in no latency model."""
+    engine = scenario.engine
+    able = engine.enable_prefix_caching and engine.batching == "continuous" and engine.kv_allocator == "paged"
+    source = RULES if able else nothing("no prefix cache")
+    return {PREFIX_REHITS: OFF if PREFIX_REHITS in scenario.latency.without else source}
+
+
+def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
+    """Batches that the engine captures; those of a resolved scenario."""
+    engine = scenario.engine
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    version = parse_version(engine.version)
+    return capture_sizes(engine.max_num_seqs, engine.max_num_batched_tokens, version, gpu.compute_capability)
+
+
+def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Profile | None) -> Deployment:
+    engine = scenario.engine
+    return Deployment(
+        model,
+        gpu,
+        tensor_parallel_size=scenario.hardware.tensor_parallel_size,
+        interconnect=scenario.hardware.interconnect,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        async_scheduling=engine.async_scheduling,
+        host=host_of(_given(scenario), profile, engine.version),
+        without=tuple(scenario.latency.without),
+        graph_sizes=() if profile is None else _graph_sizes(scenario, gpu),
+    )
+
+
+def _given(scenario: Scenario) -> dict[str, float]:
+    """Host terms that the scenario sets."""
+    host = scenario.latency.host
+    return {} if host is None else host.model_dump(exclude_none=True)
+
+
+def _refuse_for_unit(scenario: Scenario) -> None:
+    """Steps of one unit are made of nothing that could be left out or replaced."""
+    check_known(scenario.latency.without, (PREFIX_REHITS,), "latency.profile: unit")
+    for name in _given(scenario):
+        raise InputError("has no effect with latency.profile: unit", key=f"latency.host.{name}")
 
 
 class Pricer:

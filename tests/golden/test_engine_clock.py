@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.settings import ContinuousSettings
+from simkit.batching.plan import ContinuousSettings
 from simkit.conformance.recorded import RecordedRequest, Recording, find_recordings, read_recording
 from simkit.conformance.replayed import SegmentTokens
 from simkit.engine import clock as ranks

@@ -13,8 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from simkit.batching.plan import StepPlan
-from simkit.batching.settings import ContinuousSettings
+from simkit.batching.plan import ContinuousSettings, StepPlan
 from simkit.engine.fast_path.riders import Rider, Riders
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.request import Arrival
