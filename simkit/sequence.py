@@ -57,9 +57,9 @@ class Sequence:
     contiguous allocator sets aside at admission, handed over by the engine. `kv` belongs to the allocator, `owner` to
     the engine. `num_outstanding_tokens` counts sampled but unseen tokens and `num_in_flight_tokens` scheduled tokens
     whose output was not processed (both 0 without async scheduling); `num_stale_tokens` is what was in flight when the
-    sequence was preempted. `in_prefill` tells whether the last pass left known tokens uncomputed, `last_step` is the
-    number of the last step that sampled a token of it while it was not grouped. `forks` are further samples of the
-    prompt, which fork off when it is computed.
+    sequence was preempted, `num_tokens_at_admission` what was generated when it got its slot. `in_prefill` tells
+    whether the last pass left known tokens uncomputed, `last_step` is the number of the last step that sampled a token
+    of it while it was not grouped. `forks` are further samples of the prompt, which fork off when it is computed.
 
     A *grouped* sequence takes part in every step with one token. It counts by the counter of its batcher, so that a
     step moves the counters of the whole group at once.
@@ -81,6 +81,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt_tokens",
         "num_stale_tokens",
+        "num_tokens_at_admission",
         "number",
         "owner",
         "phase",
@@ -116,7 +117,7 @@ class Sequence:
         self.counter: StepCounter | StoppedCounter = _STILL
         self.number = self.last_step = -1
         self._computed = self._output = self._outstanding = self._in_flight = 0
-        self.num_stale_tokens = self.num_preemptions = 0
+        self.num_stale_tokens = self.num_preemptions = self.num_tokens_at_admission = 0
         self.phase = Phase.WAITING
 
     def join_group(self, counter: StepCounter) -> None:

@@ -16,8 +16,15 @@ from operator import attrgetter
 
 from simkit.batching.group import Roster
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import ContinuousSettings, OutputListener, PassState, Preemption, ScheduledChunk, StepPlan
-from simkit.batching.policies import QUEUES, FairQueue, WaitingQueue, last_admitted, least_urgent, most_served
+from simkit.batching.plan import (
+    ContinuousSettings,
+    OutputListener,
+    PassState,
+    Preemption,
+    ScheduledChunk,
+    StepPlan,
+)
+from simkit.batching.policies import POLICIES, WaitingQueue
 from simkit.sequence import Phase, Sequence
 from simkit.types import HostMemory, KVAllocator
 
@@ -42,24 +49,21 @@ class ContinuousBatcher:
         self.settings = settings
         self.kv = kv
         self.listener = listener
-        self.waiting: WaitingQueue = QUEUES[settings.policy]()
-        self._roster = Roster(kv, listener, settings.max_model_len, by_tenant=settings.policy == "fair")
-        self.running = self._roster.running
-        self._by_priority = settings.policy == "priority"
-        self._fair = self.waiting if isinstance(self.waiting, FairQueue) else None
-        self._tokens_at_admission: dict[Sequence, int] | None = {} if self._fair is not None else None
-        self._outputs = Outputs(
-            settings, self._roster, self.waiting, kv, listener, host_pool, self._tokens_at_admission
+        self._policy = POLICIES[settings.policy]()
+        self.waiting: WaitingQueue = self._policy.waiting
+        self._roster = Roster(
+            kv, listener, settings.max_model_len, by_tenant=self._policy.charges, one_by_one=one_by_one
         )
-        self._one_by_one = one_by_one
+        self.running = self._roster.running
+        self._outputs = Outputs(settings, self._roster, self.waiting, kv, listener, host_pool)
         self._host = host_pool
         self._prefers_swap = prefers_swap or (lambda victim, others: True)
         self._unpaid_swap_out = 0
         self._max_running = settings.max_num_active_seqs or settings.max_num_seqs
         self._budget = settings.max_num_batched_tokens
         self._known = 0 if settings.async_scheduling else 1
-        self._plain = self._fair is None and settings.prefill_schedule_interval == 1
-        self._last_goes_first = settings.policy in ("fcfs", "sjf") and kv.blocks_are_alike
+        self._plain = not self._policy.charges and settings.prefill_schedule_interval == 1
+        self._last_goes_first = self._policy.preempts_last and kv.blocks_are_alike
         self._last_prefill_pass = -settings.prefill_schedule_interval
         self._backlog = False
 
@@ -112,7 +116,8 @@ class ContinuousBatcher:
         """One scheduling pass (section 3), applied."""
         self._roster.regroup()
         if self._is_quiet() and self.kv.grow_all(1, self._known):
-            return self._quiet_pass()
+            self._outputs.ended = False
+            return self._roster.plan_group()
         if not self.has_work():
             return None
         self._outputs.ended = False
@@ -122,8 +127,8 @@ class ContinuousBatcher:
             self._admit(state)
             if state.scheduled:
                 self._roster.disband()
-                return self._finish_pass(state)
-            self._schedule_running(state)
+            else:
+                self._schedule_running(state)
         else:
             self._schedule_running(state)
             self._admit(state)
@@ -138,25 +143,10 @@ class ContinuousBatcher:
             and (not len(self.waiting) or len(self.running) >= self._max_running)
         )
 
-    def _quiet_pass(self) -> StepPlan:
-        self._outputs.ended = False
-        group, counter = self._roster.group, self._roster.counter
-        counter.scheduled = number = counter.scheduled + 1
-        plan = StepPlan()
-        plan.number = number
-        plan.version = self._roster.version
-        plan.num_decode = plan.num_sampled = plan.num_scheduled = count = group.count
-        plan.held_slots = len(self.running)
-        plan.decode_context_sum, plan.decode_context_max = group.contexts()
-        plan.stable = not self._roster.stopped
-        self._roster.num_computed_tokens += count
-        self._roster.open_plans.append(plan)
-        return plan
-
     def _begin_pass(self) -> PassState:
         settings = self.settings
-        if self._fair is not None:
-            self._fair.place_arrivals()
+        if self._policy.charges:
+            self._policy.begin_pass()
         cap = settings.long_prefill_token_threshold
         if cap > 0:
             num_requests = len(self.running) + len(self.waiting)
@@ -202,7 +192,7 @@ class ContinuousBatcher:
     def _evict_until_all_grow(self, state: PassState) -> None:
         """Nobody else is to be looked at, and blocks are all alike: then it does not matter who found none."""
         while not self.kv.grow_all(1, self._known):
-            victim = last_admitted(self.running)
+            victim = self._policy.victim(self.running)
             if victim.is_grouped:
                 self._roster.leave_group(victim)
             self._evict(victim, state)
@@ -232,22 +222,17 @@ class ContinuousBatcher:
             if num_tokens <= 0:
                 index += 1
                 continue
-            placed = True
             while not self.kv.try_grow(seq, computed + num_tokens):
                 victim, index = self._preempt_one(state, due, index)
                 if victim is seq:
-                    placed = False
                     break
-            if not placed:
-                if not (self._by_priority or self._fair):
-                    return
-                continue
-            state.scheduled[seq] = num_tokens
-            if seq.in_prefill or num_tokens > 1 or missing > 1:
-                state.kind_of[seq] = "C"
-            state.budget -= num_tokens
-            state.with_prefill |= seq.in_prefill
-            index += 1
+            else:
+                state.scheduled[seq] = num_tokens
+                if seq.in_prefill or num_tokens > 1 or missing > 1:
+                    state.kind_of[seq] = "C"
+                state.budget -= num_tokens
+                state.with_prefill |= seq.in_prefill
+                index += 1
 
     @staticmethod
     def _last_token_is_under_way(seq: Sequence) -> bool:
@@ -257,10 +242,10 @@ class ContinuousBatcher:
     def _preempt_one(self, state: PassState, due: list[Sequence], index: int) -> tuple[Sequence, int]:
         """Section 4: choose and evict a victim; returns it and the position in `due` to go on from."""
         if state.group_size:
-            self._take_apart(state)
+            self._roster.take_apart(state)
         elif self._roster.stopped:
             self._roster.disband()
-        victim = self._victim()
+        victim = self._policy.victim(self.running)
         if victim in state.scheduled:
             state.budget += state.scheduled.pop(victim)
             state.kind_of.pop(victim, None)
@@ -270,13 +255,6 @@ class ContinuousBatcher:
             index -= position < index
         self._evict(victim, state)
         return victim, index
-
-    def _victim(self) -> Sequence:
-        if self._fair is not None and self._tokens_at_admission is not None:
-            return most_served(list(self.running), self._fair.served, self._tokens_at_admission)
-        if self._by_priority:
-            return least_urgent(list(self.running))
-        return last_admitted(self.running)
 
     def _evict(self, victim: Sequence, state: PassState) -> None:
         """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
@@ -342,63 +320,28 @@ class ContinuousBatcher:
             state.kind_of[seq] = "R" if seq.phase is Phase.PREEMPTED else "N"
         seq.num_computed_tokens = computed
         self._roster.take_slot(seq)
-        if self._tokens_at_admission is not None:
-            self._tokens_at_admission[seq] = seq.num_output_tokens
         state.scheduled[seq] = num_tokens
         state.budget -= num_tokens
         state.with_prefill |= computed < seq.num_known_tokens - 1
 
     def _finish_pass(self, state: PassState) -> StepPlan:
-        """Advance all counters."""
-        plan = StepPlan()
-        plan.preemptions = state.preemptions
-        plan.held_slots = len(self.running)
-        group, counter = self._roster.group, self._roster.counter
-        if state.group_size or state.scheduled:
-            assert state.group_size == group.count, "the group is scheduled together or not at all"
-            counter.scheduled += 1
-            if state.group_size:
-                plan.num_decode = plan.num_sampled = plan.num_scheduled = state.group_size
-                plan.decode_context_sum, plan.decode_context_max = group.contexts()
-            if state.with_prefill:
-                self._last_prefill_pass = counter.scheduled
-            self._roster.open_plans.append(plan)
-        plan.number = counter.scheduled
-        if self._fair is not None:
+        """Put what was decided into a plan, and charge for it."""
+        plan = self._roster.make_plan(state)
+        if state.with_prefill and plan.num_scheduled:
+            self._last_prefill_pass = plan.number
+        if self._policy.charges:
             for seq, num_tokens in state.scheduled.items():
-                self._fair.served[seq.tenant] += num_tokens
-            self._serve_group(1 if state.group_size else 0)
-        all_decode = self._finish_each(plan, state) if state.scheduled else True
-        self._roster.num_computed_tokens += plan.num_scheduled_tokens
-        plan.version = self._roster.version
+                self._policy.charge(seq.tenant, num_tokens)
+            if state.group_size:
+                self._charge_group(1)
         if self._host is not None:
             self._unpaid_swap_out += state.swapped_out
             if plan.num_scheduled:  # what leaves in a pass without a step crosses the link during the next one
                 plan.swap_in_bytes = state.swapped_in * self._host.bytes_per_token
                 plan.swap_out_bytes = self._unpaid_swap_out * self._host.bytes_per_token
                 self._unpaid_swap_out = 0
-        plan.stable = all_decode and self._is_stable(plan)
+        plan.stable = plan.stable and self._is_stable(plan)
         return plan
-
-    def _finish_each(self, plan: StepPlan, state: PassState) -> bool:
-        """Enter in the plan what was scheduled one by one; whether all of it goes on from the step before."""
-        plan.explicit = []
-        all_decode = True
-        for seq, num_tokens in state.scheduled.items():
-            before = seq.num_computed_tokens
-            samples = seq.schedule(num_tokens)
-            kind = state.kind_of.get(seq, "D")
-            chunk = ScheduledChunk(seq, kind, before, num_tokens, samples)
-            plan.explicit.append(chunk)
-            plan.add(chunk)
-            if kind != "D" or seq.last_step != plan.number - 1 or not self.kv.can_join(seq):
-                all_decode = False
-            if samples:
-                seq.last_step = plan.number
-                if not self._one_by_one:
-                    self._roster.joining.append(seq)
-        plan.outputs = plan.explicit
-        return all_decode
 
     def _is_stable(self, plan: StepPlan) -> bool:
         """A pass that preempted, holds a prefill or left someone out is stable for one step only."""
@@ -406,23 +349,14 @@ class ContinuousBatcher:
             return False
         if not len(self.waiting):
             return True
-        if self._fair is not None and len(self.running) < self._max_running:
-            return False  # service counts move with every token, and with them the head
+        if self._policy.charges and len(self.running) < self._max_running:
+            return False  # what was charged moves with every token, and with it the head
         return self.settings.prefill_schedule_interval == 1
 
-    def _take_apart(self, state: PassState) -> None:
-        """The group was scheduled together, but now it matters who is in it."""
-        one_by_one = state.scheduled
-        state.scheduled = {seq: 1 for seq in self.running if seq in self._roster.group}
-        state.scheduled.update(one_by_one)
-        state.group_size = 0
-        self._roster.disband()
-
-    def _serve_group(self, num_steps: int) -> None:
-        assert self._fair is not None
+    def _charge_group(self, num_steps: int) -> None:
         for tenant, count in self._roster.group.tenants.items():
             if count:
-                self._fair.served[tenant] += count * num_steps
+                self._policy.charge(tenant, count * num_steps)
 
     # --- outputs -----------------------------------------------------------------------------------------------------
 
@@ -434,8 +368,8 @@ class ContinuousBatcher:
     def run_ahead(self, num_steps: int) -> None:
         """Apply further passes, which only let the group decode, and the outputs of those before the last."""
         self._roster.run_ahead(num_steps, self._known)
-        if self._fair is not None:
-            self._serve_group(num_steps)
+        if self._policy.charges:
+            self._charge_group(num_steps)
 
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""

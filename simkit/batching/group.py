@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from simkit.batching.plan import OutputListener, ScheduledChunk, StepPlan
+from simkit.batching.plan import OutputListener, PassState, ScheduledChunk, StepPlan
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 
@@ -102,7 +102,9 @@ class Roster:
     Each of them is *grouped*, *ungrouped* (looked at one by one) or *stopped* (its last token is under way).
     """
 
-    def __init__(self, kv: KVAllocator, listener: OutputListener, max_model_len: int, *, by_tenant: bool) -> None:
+    def __init__(
+        self, kv: KVAllocator, listener: OutputListener, max_model_len: int, *, by_tenant: bool, one_by_one: bool
+    ) -> None:
         self.running: dict[Sequence, None] = {}
         self.ungrouped: dict[Sequence, None] = {}
         self.stopped: dict[Sequence, None] = {}
@@ -119,6 +121,7 @@ class Roster:
         self._kv = kv
         self._listener = listener
         self._max_model_len = max_model_len
+        self._one_by_one = one_by_one
         self._num_admitted = 0
 
     def schedule(self, plan: StepPlan) -> list[ScheduledChunk]:
@@ -132,6 +135,7 @@ class Roster:
         seq.phase = Phase.RUNNING
         self.running[seq] = self.ungrouped[seq] = None
         self.num_computed_tokens += seq.num_computed_tokens
+        seq.num_tokens_at_admission = seq.num_output_tokens
         seq.number = self._num_admitted
         self._num_admitted += 1
         self.version += 1
@@ -206,6 +210,70 @@ class Roster:
         assert grown, "steps_until_full promised this memory"
         self.counter.scheduled += num_steps
         self.num_computed_tokens += num_steps * self.group.count
+
+    # --- plans -------------------------------------------------------------------------------------------------------
+
+    def plan_group(self) -> StepPlan:
+        """A pass that only lets the group decode; its memory is there."""
+        group, counter = self.group, self.counter
+        counter.scheduled = number = counter.scheduled + 1
+        plan = StepPlan()
+        plan.number = number
+        plan.version = self.version
+        plan.num_decode = plan.num_sampled = plan.num_scheduled = count = group.count
+        plan.held_slots = len(self.running)
+        plan.decode_context_sum, plan.decode_context_max = group.contexts()
+        plan.stable = not self.stopped
+        self.num_computed_tokens += count
+        self.open_plans.append(plan)
+        return plan
+
+    def make_plan(self, state: PassState) -> StepPlan:
+        """The plan of a pass, counters advanced; `stable` where all it holds goes on from the step before."""
+        plan = StepPlan()
+        plan.preemptions = state.preemptions
+        plan.held_slots = len(self.running)
+        group, counter = self.group, self.counter
+        if state.group_size or state.scheduled:
+            assert state.group_size == group.count, "the group is scheduled together or not at all"
+            counter.scheduled += 1
+            if state.group_size:
+                plan.num_decode = plan.num_sampled = plan.num_scheduled = state.group_size
+                plan.decode_context_sum, plan.decode_context_max = group.contexts()
+            self.open_plans.append(plan)
+        plan.number = counter.scheduled
+        plan.stable = self._add_each(plan, state) if state.scheduled else True
+        self.num_computed_tokens += plan.num_scheduled_tokens
+        plan.version = self.version
+        return plan
+
+    def _add_each(self, plan: StepPlan, state: PassState) -> bool:
+        """Enter in the plan what was scheduled one by one; whether all of it goes on from the step before."""
+        plan.explicit = []
+        all_decode = True
+        for seq, num_tokens in state.scheduled.items():
+            before = seq.num_computed_tokens
+            samples = seq.schedule(num_tokens)
+            kind = state.kind_of.get(seq, "D")
+            chunk = ScheduledChunk(seq, kind, before, num_tokens, samples)
+            plan.explicit.append(chunk)
+            plan.add(chunk)
+            if kind != "D" or seq.last_step != plan.number - 1 or not self._kv.can_join(seq):
+                all_decode = False
+            if samples:
+                seq.last_step = plan.number
+                if not self._one_by_one:
+                    self.joining.append(seq)
+        plan.outputs = plan.explicit
+        return all_decode
+
+    def take_apart(self, state: PassState) -> None:
+        """The group was scheduled together, but now it matters who is in it."""
+        one_by_one = state.scheduled
+        state.scheduled = {seq: 1 for seq in self.running if seq in self.group}
+        state.scheduled.update(one_by_one)
+        state.group_size = 0
+        self.disband()
 
     # --- everybody comes and goes ------------------------------------------------------------------------------------
 

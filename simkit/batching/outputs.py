@@ -19,10 +19,7 @@ NEVER = 1 << 62
 
 
 class Outputs:
-    """Processes the outputs of plans. `ended` tells that somebody left since it was last set to False.
-
-    `tokens_at_admission` is kept for the policy `fair`, None for others.
-    """
+    """Processes the outputs of plans. `ended` tells that somebody left since it was last set to False."""
 
     def __init__(
         self,
@@ -32,7 +29,6 @@ class Outputs:
         kv: KVAllocator,
         listener: OutputListener,
         host: HostMemory | None,
-        tokens_at_admission: dict[Sequence, int] | None,
     ) -> None:
         self.ended = False
         self._settings = settings
@@ -41,7 +37,6 @@ class Outputs:
         self._kv = kv
         self._listener = listener
         self._host = host
-        self._tokens_at_admission = tokens_at_admission
         self._enters = settings.async_scheduling and kv.caches
 
     def commit(self, plan: StepPlan) -> None:
@@ -107,8 +102,6 @@ class Outputs:
             self._waiting.remove(seq)
             if self._host is not None and self._host.holds(seq):
                 self._host.release(seq)
-        if self._tokens_at_admission is not None:
-            self._tokens_at_admission.pop(seq, None)
         seq.phase = Phase.FINISHED
         self.ended = True
         self._listener.released(seq)
@@ -128,8 +121,6 @@ class Outputs:
                 child.in_prefill = False
                 child.last_step = self._roster.counter.committed
                 self._roster.take_slot(child)
-                if self._tokens_at_admission is not None:
-                    self._tokens_at_admission[child] = child.num_output_tokens
             else:
                 child.phase = Phase.PREEMPTED
                 self._waiting.push_preempted(child)

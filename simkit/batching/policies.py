@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Reversible
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from simkit.sequence import Sequence
 
@@ -122,14 +121,6 @@ class SortedQueue:
         heapq.heapify(self._heap)
 
 
-def _priority_key(seq: Sequence) -> tuple[int, ...]:
-    return (seq.priority, seq.arrival_ns, seq.id)
-
-
-def _shortest_prompt_key(seq: Sequence) -> tuple[int, ...]:
-    return (seq.num_prompt_tokens, seq.arrival_ns, seq.id)
-
-
 class FairQueue:
     """Least served tenant first, within a tenant first come first served; who was preempted goes to its tenant's front.
 
@@ -199,34 +190,95 @@ class FairQueue:
             del self._queues[seq.tenant]
 
 
-QUEUES: dict[str, Callable[[], WaitingQueue]] = {
-    "fcfs": FcfsQueue,
-    "priority": lambda: SortedQueue(_priority_key),
-    "sjf": lambda: SortedQueue(_shortest_prompt_key),
-    "fair": FairQueue,
-}
-"""Policy name in the scenario file to a constructor of its waiting queue."""
-
-
 FAIR_FLOOR_TOKENS = 32
 """Under `fair`, tokens a sequence may generate after each admission before it becomes a victim, while others can be."""
 
 
-def last_admitted(running: Reversible[Sequence]) -> Sequence:
-    """fcfs: the last of the list (scheduler specification, section 4)."""
-    return next(reversed(running))
+class Policy:
+    """Who is admitted first, who is preempted, and what is charged for: here, first come first served.
+
+    A batcher makes an object of its own. A further policy is a class that changes some of this, and an entry in
+    `POLICIES`; its name stands in the schema of scenario files as well.
+    """
+
+    in_vllm: ClassVar[bool] = False
+    """Whether the real engine has it, under the same name."""
+    drawn_key: ClassVar[str | None] = None
+    """The key of the workload whose draws it decides by."""
+    charges: ClassVar[bool] = False
+    """Whether it counts what each pass schedules: only continuous batching, which decides every step, can serve it."""
+    preempts_last: ClassVar[bool] = True
+    """Whether the victim is the last one admitted, whoever else runs."""
+
+    def __init__(self) -> None:
+        self.waiting: WaitingQueue = FcfsQueue()
+
+    def begin_pass(self) -> None:
+        """A pass begins; called only where the policy `charges`."""
+
+    def charge(self, tenant: int, num_tokens: int) -> None:
+        """A pass scheduled `num_tokens` for `tenant`; called only where the policy `charges`."""
+
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
+        """Whom to preempt of those that run, in order of admission: the last (scheduler specification, section 4)."""
+        return next(reversed(running))
 
 
-def least_urgent(running: Seq[Sequence]) -> Sequence:
-    """priority: the largest (priority, arrival); on a tie the one earliest in the list (section 4)."""
-    return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
+class Fcfs(Policy):
+    """First come, first served."""
+
+    in_vllm = True
 
 
-def most_served(
-    running: Seq[Sequence], served: Mapping[int, int], tokens_at_admission: Mapping[Sequence, int]
-) -> Sequence:
-    """fair: the last admitted sequence of the most served tenant; below the floor only when nobody else is left."""
-    above = [seq for seq in running if seq.num_output_tokens - tokens_at_admission[seq] >= FAIR_FLOOR_TOKENS]
-    candidates = above or running
-    most = max(served[seq.tenant] for seq in candidates)
-    return next(seq for seq in reversed(candidates) if served[seq.tenant] == most)
+class Priority(Policy):
+    """The smallest (priority, arrival) first."""
+
+    in_vllm = True
+    drawn_key = "priority"
+    preempts_last = False
+
+    def __init__(self) -> None:
+        self.waiting = SortedQueue(lambda seq: (seq.priority, seq.arrival_ns, seq.id))
+
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
+        """The largest (priority, arrival); on a tie the one admitted earliest (section 4)."""
+        return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
+
+
+class ShortestFirst(Policy):
+    """The shortest prompt first."""
+
+    def __init__(self) -> None:
+        self.waiting = SortedQueue(lambda seq: (seq.num_prompt_tokens, seq.arrival_ns, seq.id))
+
+
+class Fair(Policy):
+    """The least served tenant first."""
+
+    drawn_key = "tenants"
+    charges = True
+    preempts_last = False
+    waiting: FairQueue
+
+    def __init__(self) -> None:
+        self.waiting = FairQueue()
+
+    def begin_pass(self) -> None:
+        """Let those who arrived since the last pass take their places."""
+        self.waiting.place_arrivals()
+
+    def charge(self, tenant: int, num_tokens: int) -> None:
+        """Count it as served."""
+        self.waiting.served[tenant] += num_tokens
+
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
+        """The last admitted of the most served tenant; below the floor only when nobody else is left."""
+        served = self.waiting.served
+        above = [seq for seq in running if seq.num_output_tokens - seq.num_tokens_at_admission >= FAIR_FLOOR_TOKENS]
+        candidates = above or list(running)
+        most = max(served[seq.tenant] for seq in candidates)
+        return next(seq for seq in reversed(candidates) if served[seq.tenant] == most)
+
+
+POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "sjf": ShortestFirst, "fair": Fair}
+"""Policy name in the scenario file to what it is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from simkit.batching.plan import Hold, OutputListener, ScheduledChunk, StepPlan
-from simkit.batching.policies import QUEUES, WaitingQueue
+from simkit.batching.policies import POLICIES, WaitingQueue
 from simkit.sequence import Phase, Sequence, StepCounter
 from simkit.types import KVAllocator
 
@@ -37,7 +37,7 @@ class StaticBatcher:
         self.max_wait_ns = max_wait_ns
         self.kv = kv
         self.listener = listener
-        self.waiting: WaitingQueue = QUEUES[policy]()
+        self.waiting: WaitingQueue = POLICIES[policy]().waiting
         self.num_computed_tokens = 0
         self._batch: list[Sequence] = []
         self._live: dict[Sequence, None] = {}

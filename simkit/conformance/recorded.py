@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, cast, get_args, get_type_hints
 
+from simkit.batching.policies import POLICIES
 from simkit.errors import InputError, nearest
 
 FORMAT = 1
@@ -194,8 +195,9 @@ def _config(config: Any, where: str) -> SchedulerConfig:
         raise InputError(f"{where}: config.watermark: expected a value < 1, got {config['watermark']!r}")
     if config["num_gpu_blocks"] > _MAX_BLOCKS:
         raise InputError(f"{where}: config.num_gpu_blocks: expected at most {_MAX_BLOCKS}")
-    if config["policy"] not in ("fcfs", "priority"):
-        raise InputError(f"{where}: config.policy: expected fcfs or priority, got {config['policy']!r}")
+    known = [name for name, policy in POLICIES.items() if policy.in_vllm]
+    if config["policy"] not in known:
+        raise InputError(f"{where}: config.policy: expected {' or '.join(known)}, got {config['policy']!r}")
     return cast(SchedulerConfig, config)
 
 

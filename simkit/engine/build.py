@@ -11,6 +11,7 @@ from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import Batcher, ContinuousSettings, OutputListener
+from simkit.batching.policies import POLICIES, Fcfs
 from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.engine.pricing import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect
@@ -291,7 +292,7 @@ def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVAllocator:
 def may_ride(setup: Setup) -> bool:
     """Whether, while nobody waits, everything about a request is known when it is admitted (`engine.express`)."""
     engine, workload = setup.scenario.engine, setup.scenario.workload
-    plain = engine.policy == "fcfs" and not engine.prefill_first and engine.prefill_schedule_interval == 1
+    plain = POLICIES[engine.policy] is Fcfs and not engine.prefill_first and engine.prefill_schedule_interval == 1
     whole_prompts = engine.long_prefill_token_threshold == 0
     counted = engine.kv_allocator == "paged" and not setup.prefix_caching and setup.samples == 1
     patient = workload.timeout_s is None and workload.queue_limit is None
@@ -303,7 +304,9 @@ def may_ride(setup: Setup) -> bool:
 def make_batcher(setup: Setup, kv: KVAllocator, listener: OutputListener, *, one_by_one: bool = False) -> Batcher:
     """The batcher of one replica; with `one_by_one` continuous batching looks at every sequence in every pass."""
     engine = setup.scenario.engine
-    policy = "fcfs" if engine.policy == "fair" and engine.batching != "continuous" else engine.policy
+    policy = engine.policy
+    if POLICIES[policy].charges and engine.batching != "continuous":
+        policy = "fcfs"
     if engine.batching == "static":
         wait_ns = None if engine.max_wait_s is None else s_to_ns(engine.max_wait_s)
         return StaticBatcher(setup.max_num_seqs, setup.max_model_len, wait_ns, kv, listener, policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simkit.batching.policies import POLICIES
 from simkit.latency.effects import FIRST_TOKEN, HOST
 from simkit.scenario import Engine, Scenario
 
@@ -17,7 +18,7 @@ def run_as_off(scenario: Scenario) -> tuple[str, ...]:
         and not (continuous and engine.kv_allocator == "paged")
     ):
         keys.append("engine.enable_prefix_caching")
-    if engine.policy == "fair" and not continuous:
+    if POLICIES[engine.policy].charges and not continuous:
         keys.append("engine.policy")
     if workload.samples > 1 and not continuous:
         keys.append("workload.samples")

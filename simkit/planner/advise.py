@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simkit.batching.policies import POLICIES
 from simkit.planner.points import SLOTS
 from simkit.planner.sensitivity import num_replicas
 from simkit.planner.values import Found, Plan
@@ -133,7 +134,7 @@ def command(chosen: Found) -> tuple[str | None, tuple[str, ...]]:
         _switch("async-scheduling", engine.async_scheduling),
     ]
     missing = []
-    if engine.policy in ("fcfs", "priority"):
+    if POLICIES[engine.policy].in_vllm:
         flags.append(("--scheduling-policy", engine.policy))
     else:
         missing.append(f"policy {engine.policy} has no flag")

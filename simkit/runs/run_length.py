@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from simkit.batching.policies import POLICIES
 from simkit.metrics.intervals import mean_and_deviation, one_sided_t_95
 from simkit.scenario import (
     AllAtOnce,
@@ -63,7 +64,8 @@ def is_same_every_time(scenario: Scenario) -> bool:
     workload, engine = scenario.workload, scenario.engine
     if workload.prefix or workload.reuse or workload.servegen:
         return False
-    if (workload.priority and engine.policy == "priority") or (workload.tenants and engine.policy == "fair"):
+    decides_by = POLICIES[engine.policy].drawn_key
+    if decides_by is not None and getattr(workload, decides_by):
         return False
     if workload.trace is not None:
         return workload.trace.keep_share == 1 and workload.trace.spread_ties != "uniform"

@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from simkit.batching import continuous
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.group import DecodeGroup
 from simkit.batching.outputs import Outputs
 from simkit.batching.plan import StepPlan
-from simkit.batching.policies import FcfsQueue
+from simkit.batching.policies import FcfsQueue, Priority
 from simkit.cli import app
 from simkit.conformance.check import check_file
 from simkit.conformance.recorded import read_recording
@@ -515,8 +514,8 @@ def pass_somebody_over_after_an_eviction(patch: Patch) -> None:
 
 
 def evict_the_latest_of_a_tie(patch: Patch) -> None:
-    right = continuous.least_urgent
-    patch.setattr(continuous, "least_urgent", lambda running: right(running[::-1]))
+    right = Priority.victim
+    patch.setattr(Priority, "victim", lambda self, running: right(self, dict.fromkeys(reversed(running))))
 
 
 def send_victims_to_the_end(patch: Patch) -> None:

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Reads a run directory; knows specs as values to tabulate, and no engine.
     "report": {"units", "types", "errors", "plain", "diagnosis", *WORDS, *SPECS},
     # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
-    "runs": {"files", "units", "types", "errors", "plain", "engine", "metrics", "scenario", "simkit"},
+    "runs": {"files", "units", "types", "errors", "plain", "batching.policies", "engine", "metrics", "scenario", "simkit"},
     # The report to write one; the result of a study only as a type.
     "api": {"plain", "runs", "engine", "errors", "scenario", "report", "studies"},
     # A study's unit of work is a replication. "logs" for where its files are, "simkit" for the version.
@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "workload",
         "simkit",
     },
-    "planner": {*VALUES, *SPECS, "studies", "runs", "engine", "metrics", "scenario", "simkit"},
+    "planner": {*VALUES, *SPECS, "batching", "studies", "runs", "engine", "metrics", "scenario", "simkit"},
     # Runs that others measured, simulated again; above the studies that it starts.
     "validation": {
         *VALUES,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import pandas as pd
@@ -13,9 +14,12 @@ from hypothesis import HealthCheck, given, settings
 
 from simkit import api, scenario
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
-from simkit.batching.policies import FAIR_FLOOR_TOKENS, FairQueue
+from simkit.batching.policies import FAIR_FLOOR_TOKENS, POLICIES, FairQueue, Policy, SortedQueue
+from simkit.engine.build import set_up
+from simkit.engine.run import simulate
 from simkit.kv.paged import PagedAllocator
-from simkit.sequence import Sequence
+from simkit.scenario import Engine
+from simkit.sequence import Phase, Sequence
 from simkit.types import Request
 
 
@@ -232,3 +236,77 @@ def test_the_floor_matters() -> None:
         batcher.commit(plan)
     assert victims == [old]
     assert young.num_output_tokens < FAIR_FLOOR_TOKENS
+
+
+# --- a further policy -------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_of_scenarios_has_the_policies_of_the_table() -> None:
+    assert get_args(Engine.model_fields["policy"].annotation) == tuple(POLICIES)
+
+
+class LongestFirst(Policy):
+    """The longest prompt first; whoever has generated most is preempted. Counts what it is asked to charge for."""
+
+    charges = True
+    preempts_last = False
+
+    def __init__(self) -> None:
+        self.waiting = SortedQueue(lambda seq: (-seq.num_prompt_tokens, seq.arrival_ns, seq.id))
+        self.charged = 0
+        MADE.append(self)
+
+    def charge(self, tenant: int, num_tokens: int) -> None:
+        self.charged += num_tokens
+
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
+        return max(running, key=lambda seq: seq.num_output_tokens)
+
+
+MADE: list[LongestFirst] = []
+
+
+@pytest.mark.parametrize("single_step", [False, True])
+def test_a_policy_is_its_object_and_its_entry_in_the_table(single_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All the rest, from the engine to the summary, follows: one that exists nowhere else serves a whole run."""
+    workload = {"num_requests": 6, "prompt_tokens": listed(9, 3, 7, 3, 1, 11), "output_tokens": listed(2)}
+    engine = {"max_num_seqs": 1, "async_scheduling": False, "enable_prefix_caching": False, "max_model_len": 256}
+    data = {
+        "model": "llama-3-8b",
+        "hardware": {"gpu": "a100-sxm4-80gb"},
+        "engine": engine,
+        "workload": {"arrivals": {"process": "all_at_once"}} | workload,
+        "latency": {"profile": "unit"},
+    }
+    setup = set_up(scenario.from_dict(data))
+    monkeypatch.setitem(POLICIES, "longest", LongestFirst)
+    changed = setup.scenario.engine.model_copy(update={"policy": "longest"})
+    MADE.clear()
+    facts = simulate(
+        replace(setup, scenario=setup.scenario.model_copy(update={"engine": changed})), single_step=single_step
+    )
+    columns = facts.record.requests.sort("first_scheduled_ns")
+    assert list(columns["id"]) == [5, 0, 2, 1, 3, 4]
+    assert list(columns["output_tokens"]) == [2] * 6
+    # Of two tokens the second is never computed.
+    assert [policy.charged for policy in MADE] == [34 + 6]
+
+
+def test_a_made_up_victim_is_preempted_and_loses_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "longest", LongestFirst)
+    kv, ear = PagedAllocator(1 + 12, 1), Ear(48)
+    batcher = ContinuousBatcher(ContinuousSettings(3, 64, 48, policy="longest"), kv, ear)
+    seqs = [Sequence(Request(number, number, prompt, 6, 6)) for number, prompt in enumerate((2, 3, 4))]
+    batcher.add(seqs[0])
+    victims: list[int] = []
+    while batcher.has_work():
+        plan = batcher.plan()
+        assert plan is not None
+        victims += [preemption.seq.id for preemption in plan.preemptions]
+        batcher.commit(plan)
+        kv.check_integrity()
+        for seq in seqs[1:]:
+            if seq.phase is Phase.WAITING and seq not in batcher.waiting and not ear.heard[seq.id]:
+                batcher.add(seq)
+    assert victims[0] == 0  # the first came first, so it has generated most
+    assert ear.heard == {0: 6, 1: 6, 2: 6}
