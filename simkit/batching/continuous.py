@@ -25,8 +25,8 @@ from simkit.batching.plan import (
     StepPlan,
 )
 from simkit.batching.policies import POLICIES, WaitingQueue
+from simkit.kv.protocol import CanSwap, CountsBlocks, KVAllocator
 from simkit.sequence import Phase, Sequence
-from simkit.types import HostMemory, KVAllocator
 
 
 class ContinuousBatcher:
@@ -41,7 +41,7 @@ class ContinuousBatcher:
         settings: ContinuousSettings,
         kv: KVAllocator,
         listener: OutputListener,
-        host_pool: HostMemory | None = None,
+        host_pool: CanSwap | None = None,
         prefers_swap: Callable[[Sequence, list[Sequence]], bool] | None = None,
         *,
         one_by_one: bool = False,
@@ -63,7 +63,7 @@ class ContinuousBatcher:
         self._budget = settings.max_num_batched_tokens
         self._known = 0 if settings.async_scheduling else 1
         self._plain = not self._policy.charges and settings.prefill_schedule_interval == 1
-        self._last_goes_first = self._policy.preempts_last and kv.blocks_are_alike
+        self._last_goes_first = self._policy.preempts_last and isinstance(kv, CountsBlocks)
         self._last_prefill_pass = -settings.prefill_schedule_interval
         self._backlog = False
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from simkit.batching.plan import OutputListener, PassState, ScheduledChunk, StepPlan
+from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Phase, Sequence, StepCounter
-from simkit.types import KVAllocator
 
 
 class DecodeGroup:

@@ -12,8 +12,8 @@ from operator import itemgetter
 from simkit.batching.group import Roster
 from simkit.batching.plan import ContinuousSettings, OutputListener, ScheduledChunk, StepPlan
 from simkit.batching.policies import WaitingQueue
+from simkit.kv.protocol import CanFork, CanSwap, KVAllocator, SharesBlocks
 from simkit.sequence import Phase, Sequence
-from simkit.types import HostMemory, KVAllocator
 
 NEVER = 1 << 62
 
@@ -28,16 +28,16 @@ class Outputs:
         waiting: WaitingQueue,
         kv: KVAllocator,
         listener: OutputListener,
-        host: HostMemory | None,
+        host: CanSwap | None,
     ) -> None:
         self.ended = False
         self._settings = settings
         self._roster = roster
         self._waiting = waiting
-        self._kv = kv
         self._listener = listener
         self._host = host
-        self._enters = settings.async_scheduling and kv.caches
+        self._cache = kv if settings.async_scheduling and isinstance(kv, SharesBlocks) and kv.caches else None
+        self._forking = kv if isinstance(kv, CanFork) else None
 
     def commit(self, plan: StepPlan) -> None:
         """Whoever ends frees its blocks before the next output is looked at."""
@@ -92,8 +92,8 @@ class Outputs:
 
     def _enter(self, seq: Sequence) -> None:
         """A token that was not known at allocation may complete a block, the last token of a sequence too."""
-        if self._enters and seq.kv is not None:
-            self._kv.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
+        if self._cache is not None and seq.kv is not None:
+            self._cache.enter(seq, seq.num_computed_tokens - seq.num_in_flight_tokens)
 
     def _end(self, seq: Sequence) -> None:
         if seq.phase is Phase.RUNNING:
@@ -111,12 +111,13 @@ class Outputs:
 
         A sample for which there is no memory starts like a preempted one.
         """
+        assert self._forking is not None, "samples of one prompt need memory that can fork"
         forks, parent.forks = parent.forks, ()
         if parent.phase is Phase.RUNNING:
             self._roster.num_pending_forks -= len(forks)
         for child in forks:
             child.num_output_tokens = parent.num_output_tokens
-            if parent.phase is Phase.RUNNING and self._kv.try_fork(parent, child):
+            if parent.phase is Phase.RUNNING and self._forking.try_fork(parent, child):
                 child.num_computed_tokens = parent.num_prompt_tokens
                 child.in_prefill = False
                 child.last_step = self._roster.counter.committed

@@ -9,8 +9,8 @@ from operator import attrgetter
 
 from simkit.batching.plan import Hold, OutputListener, ScheduledChunk, StepPlan
 from simkit.batching.policies import POLICIES, WaitingQueue
+from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Phase, Sequence, StepCounter
-from simkit.types import KVAllocator
 
 
 class StaticBatcher:

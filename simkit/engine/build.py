@@ -19,8 +19,10 @@ from simkit.errors import InputError
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
+from simkit.kv.protocol import KVPool
 from simkit.kv.swap import HostPool
 from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
+from simkit.latency.protocol import LatencyModel
 from simkit.latency.rates import dtype_peak
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.scenario import Engine, Scenario, apply_sets
@@ -28,7 +30,7 @@ from simkit.sequence import Sequence
 from simkit.specs.hardware import GpuSpec, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.specs.models import load_model
-from simkit.types import KVAllocator, LatencyModel, Request, StepShapes
+from simkit.types import Request, StepShapes
 from simkit.units import gib_to_bytes, s_to_ns
 
 
@@ -277,7 +279,7 @@ def reserve_tokens(engine: Engine, request: Request, max_model_len: int) -> int:
     return min(request.prompt_tokens + output_tokens, max_model_len)
 
 
-def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVAllocator:
+def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVPool:
     """An empty KV pool of one replica; unless `count_blocks`, blocks have names even where nobody asks for them."""
     engine = setup.scenario.engine
     if engine.kv_allocator == "contiguous":
@@ -301,7 +303,7 @@ def may_ride(setup: Setup) -> bool:
     return engine.batching == "continuous" and plain and whole_prompts and counted and patient and ends_are_seen
 
 
-def make_batcher(setup: Setup, kv: KVAllocator, listener: OutputListener, *, one_by_one: bool = False) -> Batcher:
+def make_batcher(setup: Setup, kv: KVPool, listener: OutputListener, *, one_by_one: bool = False) -> Batcher:
     """The batcher of one replica; with `one_by_one` continuous batching looks at every sequence in every pass."""
     engine = setup.scenario.engine
     policy = engine.policy

@@ -19,11 +19,12 @@ from simkit.engine.clock import Clock
 from simkit.engine.pricing import Pricer
 from simkit.engine.replica import Replica
 from simkit.engine.request import RequestState
+from simkit.latency.protocol import LatencyModel
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
 from simkit.scenario import Failure
 from simkit.sequence import Phase, Sequence
-from simkit.types import Ints, LatencyModel, Request
+from simkit.types import Ints, Request
 
 
 class PricerUntil(Pricer):

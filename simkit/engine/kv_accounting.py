@@ -15,8 +15,8 @@ from typing import NamedTuple
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.engine.step_log import StepLog
 from simkit.engine.tracker import RequestTracker
+from simkit.kv.protocol import KVPool, SharesBlocks
 from simkit.sequence import Sequence
-from simkit.types import KVAllocator
 
 
 class Holding(NamedTuple):
@@ -84,8 +84,9 @@ def add_up(holdings: Seq[Holding]) -> KVSplit:
 class KVAccounting:
     """`now` tells (allocated, used) tokens; with `look` by looking, which also notes in the log what is internal."""
 
-    def __init__(self, kv: KVAllocator, batcher: Batcher, tracker: RequestTracker, log: StepLog, *, look: bool) -> None:
+    def __init__(self, kv: KVPool, batcher: Batcher, tracker: RequestTracker, log: StepLog, *, look: bool) -> None:
         self._kv = kv
+        self._sharing = kv if isinstance(kv, SharesBlocks) else None
         self._batcher = batcher
         self._tracker = tracker
         self._log = log
@@ -100,8 +101,8 @@ class KVAccounting:
         """As after the pass that made `plan`."""
         if self._look:
             return self._by_looking(plan)
-        kv = self._kv
-        allocated, shared = kv.allocated_tokens, kv.shared_tokens
+        allocated = self._kv.allocated_tokens
+        shared = 0 if self._sharing is None else self._sharing.shared_tokens
         used = self._batcher.num_computed_tokens
         if plan.explicit or plan.number - 1 in self._tracker.calendar.at:
             used -= self._num_beyond_the_end(plan)
@@ -128,7 +129,7 @@ class KVAccounting:
     def _by_looking(self, plan: StepPlan) -> tuple[int, int]:
         kv, members = self._kv, self._batcher.members()
         split = add_up([Holding(s.num_computed_tokens, s.owner.final_tokens, kv.allocated_of(s)) for s in members])
-        shared = split.allocated - kv.usage().allocated_tokens
+        shared = split.allocated - kv.allocated_tokens
         split = unshare(split, shared, self._tails(), self._block_size)
         self._log.internal(plan.number, split.internal - self._internal)
         self._internal = split.internal
@@ -136,7 +137,7 @@ class KVAccounting:
 
     def _tails(self) -> tuple[Tail, ...]:
         """Blocks that several samples of a prompt share and have not filled."""
-        if not self.has_samples:
+        if not self.has_samples or self._sharing is None:
             return ()
         tails = [tail for tail in map(self._tail, self._batcher.members()) if tail is not None]
         counts = Counter(tail.block for tail in tails)
@@ -146,7 +147,8 @@ class KVAccounting:
         start = seq.num_prompt_tokens // self._block_size * self._block_size
         if start == seq.num_prompt_tokens or seq.num_computed_tokens < seq.num_prompt_tokens:
             return None
-        block = self._kv.block_at(seq, start)
+        assert self._sharing is not None
+        block = self._sharing.block_at(seq, start)
         if block is None:
             return None
         final = seq.owner.final_tokens

@@ -16,13 +16,14 @@ from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_know
 from simkit.latency.graphs import capture_sizes
 from simkit.latency.host import host_of
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
+from simkit.latency.protocol import LatencyModel, ScalarLatency
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.memory.rules import parse_version
 from simkit.scenario import Scenario
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.model_spec import ModelSpec
-from simkit.types import Ints, LatencyModel, ScalarLatency
+from simkit.types import Ints
 
 MAX_RUN_STEPS = 4096
 """Steps priced at once at most; bounds the arrays, not the result."""

@@ -22,9 +22,11 @@ from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
 from simkit.engine.tracker import RequestTracker
 from simkit.errors import CheckError
+from simkit.kv.protocol import HasHoles, KVPool
+from simkit.latency.protocol import LatencyModel
 from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
-from simkit.types import Ints, KVAllocator, LatencyModel
+from simkit.types import Ints
 
 MAX_EMPTY_PASSES = 1000
 """Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
@@ -80,7 +82,7 @@ class Replica:
         self,
         index: int,
         clock: Clock,
-        kv: KVAllocator,
+        kv: KVPool,
         latency: LatencyModel,
         make_batcher: Callable[[OutputListener], Batcher],
         record: Record,
@@ -111,7 +113,7 @@ class Replica:
         self._max_slots = max_slots
         self._depth = 2 if async_scheduling else 1
         self._single_step = single_step
-        self._is_contiguous = kv.block_size is None
+        self._holes = kv if isinstance(kv, HasHoles) else None
         self._grows = self.tracker.grows = isinstance(self.batcher, ContinuousBatcher)
         self._pass_booked = False
         self._holding = False
@@ -136,7 +138,7 @@ class Replica:
     def _join(self, seq: Sequence) -> None:
         self._accounting.has_samples = seq.samples > 1
         # External fragmentation is measured by what the head wants, so a new head begins a new run as well.
-        if self.batcher.add(seq) or (self._is_contiguous and head_of(self.batcher.waiting) is seq):
+        if self.batcher.add(seq) or (self._holes is not None and head_of(self.batcher.waiting) is seq):
             self._cut_run()
         if not self._in_flight:
             self._book_pass()
@@ -241,7 +243,7 @@ class Replica:
         run.num_gaps = run.num_gaps_last = self.tracker.num_grouped_measured
         run.allocated, run.used = self._accounting.now(plan)
         run.waiting = len(self.batcher.waiting)
-        external = self._external_tokens() if self._is_contiguous else 0
+        external = 0 if self._holes is None else self._external_tokens(self._holes)
         if plan.explicit or external or num_preemptions or plan.swap_out_bytes:
             run.detail = (
                 plan.prefill_tokens,
@@ -389,8 +391,8 @@ class Replica:
             -1,
         ]
 
-    def _external_tokens(self) -> int:
+    def _external_tokens(self, holes: HasHoles) -> int:
         head = head_of(self.batcher.waiting)
         if head is None or self.batcher.num_members() >= self._max_slots:
             return 0
-        return self.kv.external_tokens(max(head.reserve_tokens, head.num_known_tokens))
+        return holes.external_tokens(max(head.reserve_tokens, head.num_known_tokens))

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.errors import CheckError
+from simkit.latency.protocol import LatencyModel, TaggedLatency
 from simkit.metrics.int_sums import dot, rounded_total
 from simkit.metrics.record import SPAN_COLUMNS, Record
-from simkit.types import Floats, Ints, LatencyModel, StepShapes, TaggedLatency
+from simkit.types import Floats, Ints, StepShapes
 
 RUN_COLUMNS = (
     "t_start_ns",

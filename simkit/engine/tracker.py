@@ -14,10 +14,10 @@ from simkit.batching.policies import head_of
 from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
+from simkit.kv.protocol import KVPool
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
-from simkit.types import KVAllocator
 
 MAX_IDLE_PASSES = 10_000
 """Non-empty passes without a token or a new high-water mark of computed tokens after which a run is a livelock."""
@@ -44,7 +44,7 @@ class RequestTracker:
         replica: int,
         record: Record,
         log: StepLog,
-        kv: KVAllocator,
+        kv: KVPool,
         left_system: Callable[[int, int], None],
         preempted: Callable[[], None],
         *,

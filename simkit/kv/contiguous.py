@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from simkit.errors import InputError, nearest
-from simkit.types import KVUsage
+from simkit.kv.protocol import KVUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ class Region:
 
 
 class ContiguousAllocator:
-    """A `simkit.types.KVAllocator` over one address space of `capacity_tokens` tokens.
+    """A `simkit.kv.protocol.KVPool` over one address space of `capacity_tokens` tokens.
 
     `first_fit` takes the lowest hole that is large enough, `best_fit` the smallest, `buddy` rounds every size up to a
     power of two (the rounding counts as allocated) and takes the smallest free block. A region stands in `seq.kv`,
@@ -153,9 +153,6 @@ class ContiguousAllocator:
     """
 
     block_size = None
-    shared_tokens = 0
-    caches = False
-    blocks_are_alike = False
 
     def __init__(self, capacity_tokens: int, placement: str) -> None:
         if placement not in _SPACES:
@@ -208,16 +205,9 @@ class ContiguousAllocator:
         self._note_used(region, num_tokens)
         return True
 
-    def block_at(self, seq: Sequence, token: int) -> int | None:
-        """Contiguous memory has no blocks: None."""
-        return None
-
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
         """Contiguous memory shares nothing: a region of its own for `child`."""
         return self.try_admit(child, parent.num_computed_tokens, 0, False)
-
-    def enter(self, seq: Sequence, num_tokens: int) -> None:
-        """Nothing: there is no prefix cache."""
 
     def free(self, seq: Sequence) -> None:
         """Return the region of `seq`; nothing happens when it holds none."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simkit.kv.protocol import KVUsage
 from simkit.sequence import Sequence
-from simkit.types import KVUsage
 
 
 @dataclass(slots=True)
@@ -20,14 +20,12 @@ class _Held:
 
 
 class CountedAllocator:
-    """`KVAllocator` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
+    """`KVPool` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
 
     `watermark` is the fraction of all blocks that admission leaves free while something is running.
     """
 
-    shared_tokens = 0
-    caches = False
-    blocks_are_alike = True
+    counts_blocks = True
 
     def __init__(self, num_gpu_blocks: int, block_size: int, watermark: float = 0.0) -> None:
         assert num_gpu_blocks >= 2, "a pool needs the dummy block and one more"
@@ -88,13 +86,6 @@ class CountedAllocator:
             held.blocks += needed
         return True
 
-    def try_fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Counted blocks cannot be shared."""
-        raise AssertionError("samples of one prompt need blocks with identities")
-
-    def enter(self, seq: Sequence, num_tokens: int) -> None:
-        """There is no prefix cache."""
-
     def free(self, seq: Sequence) -> None:
         """Return everything `seq` holds."""
         if seq.kv.start is not None:
@@ -152,10 +143,6 @@ class CountedAllocator:
             steps += 1
         return min(steps, limit)
 
-    def block_at(self, seq: Sequence, token: int) -> int | None:
-        """Counted blocks have no names: None."""
-        return None
-
     def allocated_of(self, seq: Sequence) -> int:
         """Tokens of the blocks that `seq` holds."""
         held: _Held | None = seq.kv
@@ -168,10 +155,6 @@ class CountedAllocator:
         """Totals; `used_tokens` equals allocated, since the allocator does not know how far a block is filled."""
         free, allocated = self.num_free_blocks * self.block_size, self.allocated_tokens
         return KVUsage(self.capacity_tokens, allocated, allocated, free, free)
-
-    def external_tokens(self, need_tokens: int) -> int:
-        """Blocks are interchangeable, so nothing free is ever out of reach: 0."""
-        return 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError when blocks were lost or counted twice."""

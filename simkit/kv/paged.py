@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from simkit.kv.prefix import PrefixCache
+from simkit.kv.protocol import KVUsage
 from simkit.sequence import Sequence
-from simkit.types import KVUsage
 
 
 class BlockTable:
@@ -91,13 +91,11 @@ _NUMBER = attrgetter("number")
 
 
 class PagedAllocator:
-    """`KVAllocator` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
+    """`KVPool` over `num_gpu_blocks` blocks of `block_size` tokens (one block is the dummy).
 
     `watermark` is the fraction of all blocks that admission leaves free while something is running. Unless
     `finds_again`, who was preempted looks nothing up in the prefix cache.
     """
-
-    blocks_are_alike = False
 
     def __init__(
         self,
@@ -350,10 +348,6 @@ class PagedAllocator:
     def shared_tokens(self) -> int:
         """Tokens of table entries beyond the first of each block."""
         return self._num_entries * self.block_size - self.allocated_tokens
-
-    def external_tokens(self, need_tokens: int) -> int:
-        """Blocks are interchangeable, so nothing free is ever out of reach: 0."""
-        return 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError when reference counts, tables and the free queue do not agree."""

@@ -21,9 +21,10 @@ from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
 from simkit.latency.ops.shapes import Gemm
 from simkit.latency.profile import Profile
 from simkit.latency.profile.values import is_scaled, transferred
+from simkit.latency.protocol import OneStep
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.step_tables import TableBuilder
-from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
+from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
 

@@ -28,8 +28,9 @@ from simkit.latency.effects import (
 )
 from simkit.latency.ops.kernels import TABLE_ROWS, Kernels, attended
 from simkit.latency.ops.shapes import AttentionShape
+from simkit.latency.protocol import OneStep
 from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
-from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
+from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
 KNOWN = (HOST, OVERLAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.types import Basis, Floats, Ints, OneStep, StepShapes
+from simkit.latency.protocol import OneStep
+from simkit.types import Basis, Floats, Ints, StepShapes
 
 UNIT_NS = 1_000_000
 

@@ -12,8 +12,9 @@ from simkit.batching.plan import Hold, StepPlan
 from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.paged import PagedAllocator
+from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Sequence
-from simkit.types import KVAllocator, Request
+from simkit.types import Request
 
 
 def seq(

@@ -20,11 +20,12 @@ from simkit.latency.deployment import Deployment
 from simkit.latency.host import host_of
 from simkit.latency.ops.launches import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
+from simkit.latency.protocol import TaggedLatency
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.scenario import from_dict
 from simkit.specs.hardware import load_gpu
-from simkit.types import Basis, StepShapes, TaggedLatency
+from simkit.types import Basis, StepShapes
 
 SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "rtx-pro-6000")
 MIXED = "mixed launches: rule not measured on this GPU"

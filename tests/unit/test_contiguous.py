@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from simkit.errors import InputError
 from simkit.kv.contiguous import ContiguousAllocator
+from simkit.kv.protocol import CanFork, HasHoles, KVPool, SharesBlocks
 from simkit.sequence import Sequence
-from simkit.types import KVAllocator, Request
+from simkit.types import Request
 
 PLACEMENTS = ("first_fit", "best_fit", "buddy")
 
@@ -206,10 +207,12 @@ def test_runs_of_steps_stay_inside_the_regions() -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_what_a_contiguous_pool_says_of_itself(placement: str) -> None:
     allocator = ContiguousAllocator(48, placement)
-    seam: KVAllocator = allocator
+    seam: KVPool = allocator
+    assert isinstance(seam, CanFork)
+    assert isinstance(seam, HasHoles)
+    assert not isinstance(seam, SharesBlocks)
     assert (seam.capacity_tokens, seam.block_size, seam.lookup(make_seq())) == (48, None, 0)
     assert allocator.allocated_of(make_seq()) == 0
-    seam.enter(make_seq(), 5)
     assert allocator.usage() == ContiguousAllocator(48, placement).usage()
     assert allocator.external_tokens(0) == allocator.external_tokens(-3) == 0
 

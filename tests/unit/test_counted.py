@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
+from simkit.kv.protocol import CanFork, CountsBlocks, HasHoles, KVPool, SharesBlocks
 from simkit.sequence import Sequence
-from simkit.types import KVAllocator, Request
+from simkit.types import Request
 
 SETTINGS = settings(max_examples=50, derandomize=True, deadline=None, stateful_step_count=40)
 
@@ -139,13 +140,10 @@ class TwoPools(RuleBasedStateMachine):
     def both_say_the_same(self) -> None:
         if not hasattr(self, "named"):
             return
-        for name in (
-            "capacity_tokens", "num_gpu_blocks", "num_free_blocks", "watermark_blocks", "allocated_tokens",
-            "shared_tokens",
-        ):  # fmt: skip
+        for name in ("capacity_tokens", "block_size", "num_free_blocks", "watermark_blocks", "allocated_tokens"):
             assert getattr(self.counted, name) == getattr(self.named, name), name
         assert self.counted.usage() == self.named.usage()
-        assert self.counted.external_tokens(7) == self.named.external_tokens(7) == 0
+        assert self.named.shared_tokens == 0
         for pair in self.held:
             assert self.counted.allocated_of(pair.counted) == self.named.allocated_of(pair.named)
         for pool in (self.named, self.counted):
@@ -157,14 +155,14 @@ TestTwoPools.settings = SETTINGS
 
 
 def test_names_are_what_counting_does_without() -> None:
-    kv: KVAllocator = CountedAllocator(5, 4)
+    kv: KVPool = CountedAllocator(5, 4)
+    assert isinstance(kv, CountsBlocks)
+    assert not isinstance(PagedAllocator(5, 4), CountsBlocks)
+    for capability in (CanFork, SharesBlocks, HasHoles):
+        assert not isinstance(kv, capability)
     parent, child = (Sequence(Request(number, 0, 6, 9, 9)) for number in range(2))
     assert kv.try_admit(parent, 6, 0, headroom=False)
-    assert kv.block_at(parent, 0) is None
     assert kv.allocated_of(child) == 0
-    kv.enter(parent, 4)
-    with pytest.raises(AssertionError, match="blocks with identities"):
-        kv.try_fork(parent, child)
     with pytest.raises(AssertionError, match="already holds memory"):
         kv.try_admit(parent, 6, 0, headroom=False)
     with pytest.raises(AssertionError, match="did not join"):

@@ -34,13 +34,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plain": set(),
     "files": set(),
     "errors": set(),
-    "types": {"sequence"},
+    "types": set(),
     "streams": {"types"},
     "sequence": {"types"},
     "scenario": {"units", "errors"},
     "specs": {"units", "errors"},
     "memory": {"units", "errors", *SPECS},
-    "batching": VALUES,
+    # Of kv only its protocol: a batcher knows no allocator.
+    "batching": {*VALUES, "kv"},
     "kv": VALUES,
     "latency": {"units", "types", "errors", *SPECS},
     # Logs of others become columns, and those become arrivals; the scenario only for how a log is to be replayed.
@@ -55,7 +56,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Reads a run directory; knows specs as values to tabulate, and no engine.
     "report": {"units", "types", "errors", "plain", "diagnosis", *WORDS, *SPECS},
     # One run: its replications put together, how long it must last (rules that a plan needs as well), its directory.
-    "runs": {"files", "units", "types", "errors", "plain", "batching.policies", "engine", "metrics", "scenario", "simkit"},
+    "runs": {
+        "files",
+        "units",
+        "types",
+        "errors",
+        "plain",
+        "batching.policies",
+        "engine",
+        "metrics",
+        "scenario",
+        "simkit",
+    },
     # The report to write one; the result of a study only as a type.
     "api": {"plain", "runs", "engine", "errors", "scenario", "report", "studies"},
     # A study's unit of work is a replication. "logs" for where its files are, "simkit" for the version.
@@ -232,9 +244,9 @@ def test_imports_run_one_way() -> None:
     assert breaches(layering_breach, all_imports("simkit")) == []
 
 
-def test_only_types_join_types_to_sequence() -> None:
-    assert breaches(lambda found: room(found.importer) == "types" and not found.typing_only
-                    and found.imported.startswith("simkit"), all_imports("simkit")) == []  # fmt: skip
+def test_batchers_know_no_allocator() -> None:
+    assert breaches(lambda found: room(found.importer) == "batching" and room(found.imported) == "kv"
+                    and found.imported != "simkit.kv.protocol", all_imports("simkit")) == []  # fmt: skip
 
 
 def test_simpy_is_the_engines_alone() -> None:

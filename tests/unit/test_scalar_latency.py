@@ -21,11 +21,12 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment
 from simkit.latency.host import host_of
 from simkit.latency.profile import Host, Profile, load_profile
+from simkit.latency.protocol import LatencyModel, ScalarLatency
 from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
 from simkit.latency.unit import Unit
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import ModelSpec
-from simkit.types import Ints, LatencyModel, ScalarLatency
+from simkit.types import Ints
 
 
 def profile_of(gpu: str, host: Host | None) -> Profile:

@@ -10,10 +10,11 @@ import pytest
 from simkit import api, scenario
 from simkit.engine.build import set_up
 from simkit.kv.swap import HostPool
+from simkit.latency.protocol import OneStep
 from simkit.latency.roofline import Roofline
 from simkit.latency.unit import Unit
 from simkit.sequence import Sequence
-from simkit.types import Ints, OneStep, Request, StepShapes
+from simkit.types import Ints, Request, StepShapes
 
 KV_BYTES = 2 * 32 * 8 * 128 * 2
 """Of a token of llama-3-8b: K and V, 32 layers, 8 KV heads of 128, 2 bytes."""

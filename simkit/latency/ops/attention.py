@@ -23,8 +23,9 @@ from simkit.latency.effects import (
 from simkit.latency.ops.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
 from simkit.latency.profile.residuals import Bools
+from simkit.latency.protocol import OneStep
 from simkit.latency.step_tables import TableBuilder
-from simkit.types import Floats, Ints, OneStep, StepShapes
+from simkit.types import Floats, Ints, StepShapes
 from simkit.units import NS_PER_US, US_PER_S
 
 MIXED_TAG = {
