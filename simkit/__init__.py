@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from simkit.version import __version__
+
 if TYPE_CHECKING:
     from simkit.api import Result, load, run, write
     from simkit.errors import CheckError, InputError
 
-__version__ = "0.1.0"
 __all__ = ["CheckError", "InputError", "Result", "__version__", "load", "run", "write"]
 
 

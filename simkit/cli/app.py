@@ -17,10 +17,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from simkit import __version__
 from simkit.cli import calibrate, console, doctor, memory, plan, replay, studies, trace, trace_fit, validate
 from simkit.cli.studies import Json, Quiet
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError
+from simkit.version import __version__
 
 # Typer brings click along under a private name in some releases and as a package in others.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

@@ -56,11 +56,11 @@ def fit(
     spec = trace_spec(file, format, map, time_unit, hash_block_tokens, failed, on_restart, allow_bad, part)
     _check_target(out, force)
     chosen = _engine(scenario, no_check)
-    from simkit import __version__
     from simkit.logs.fit import fit as fitting
     from simkit.logs.fit.fit import workload_yaml
     from simkit.logs.play.load import load_log
     from simkit.plain import canonical_json
+    from simkit.version import __version__
 
     log = load_log(spec)
     if not quiet:

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simkit import __version__
 from simkit.cli import console, studies
 from simkit.errors import CheckError, InputError
+from simkit.version import __version__
 
 if TYPE_CHECKING:
     from simkit.studies.study import Options

@@ -29,7 +29,7 @@ from simkit.units import NS_PER_S
 
 
 class Calibrated:
-    """Calibrated latency model of one replica. Implements `simkit.types.LatencyModel`.
+    """Calibrated latency model of one replica. Implements `simkit.latency.protocol.LatencyModel`.
 
     Several chunks of one step are priced as equal ones with the same tokens, cached tokens and (query, key) pairs.
     Decodes of sliding layers read min(sum of contexts, sequences x window) tokens, an upper bound as on the roofline.

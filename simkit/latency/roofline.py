@@ -43,7 +43,7 @@ RowNs = Callable[[Floats], Floats]
 
 
 class Roofline:
-    """Uncalibrated latency model of one replica. Implements `simkit.types.LatencyModel`.
+    """Uncalibrated latency model of one replica. Implements `simkit.latency.protocol.LatencyModel`.
 
     Decode attention reads context_sum tokens a full layer and min(context_sum, sequences x window) a sliding-window
     layer. The latter is an upper bound of sum(min(context, window)) by Jensen's inequality (min is concave); prefill

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError, Interrupted
 from simkit.plain import canonical_json, plain
@@ -27,6 +26,7 @@ from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
 from simkit.studies.offered_load import Lengths, lengths
 from simkit.studies.study import Failure, Options, Say, guarded, located
+from simkit.version import __version__
 
 _PREFIX = "plan-"
 

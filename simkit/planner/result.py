@@ -10,7 +10,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simkit import __version__
 from simkit.metrics.intervals import half_width_95
 from simkit.plain import plain
 from simkit.planner import advise
@@ -23,6 +22,7 @@ from simkit.planner.values import Confirmation, Found, Plan
 from simkit.runs.manifest import CREATED_BY
 from simkit.studies.offered_load import MIN_FOR_P99
 from simkit.studies.study import value_text
+from simkit.version import __version__
 
 CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unlikely_per_s", "term", "soft",
                "replications")  # fmt: skip

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simkit import __version__
 from simkit.plain import Json, canonical_json, optional
+from simkit.version import __version__
 
 CREATED_BY = f"simkit {__version__}"
 

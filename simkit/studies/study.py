@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
 from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
+from simkit.version import __version__
 
 Kind = Literal["input", "check", "error", "lost"]
 Say = Callable[[str], None]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Unpack
 
-from simkit import __version__
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress, simulate
 from simkit.errors import CheckError, InputError
@@ -25,6 +24,7 @@ from simkit.studies.study import Options, Point, run_study
 from simkit.units import NS_PER_US
 from simkit.validation.bands import Verdict
 from simkit.validation.runs.comparison import Comparison, Errors, compare, shown_requests
+from simkit.version import __version__
 
 ABLATED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean", "makespan_s.value")
 """What is told of an effect: the errors without it."""

@@ -1,0 +1,5 @@
+"""The version of simkit, which every output names."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
