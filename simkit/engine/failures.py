@@ -215,7 +215,5 @@ class Outages:
             part: RequestState = seq.owner
             if seq in state.alive() or seq in state.sequences[0].forks:
                 state.add_part(part, seq, seq.num_output_tokens if self._stream else 0)
-        self._record.num_tokens_delivered += state.total_tokens
-        self._record.leave(now, state.arrival_ns)
-        self._record.requests.append(state.row(status, 0, now, self._stream))
+        state.leave(self._record, status, now, stream=self._stream)
         state.sequences = ()

@@ -1,31 +1,24 @@
-"""One request inside the engine: the true output length, which nobody else may see, and its stamps so far."""
+"""One request inside the engine: the true output length, which nobody else may see, and its stamps so far.
+
+The rows that the record keeps of a request are made here.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from simkit.metrics.record import Record, RequestRow
 from simkit.sequence import Phase, Sequence
 from simkit.types import Request
 
 
-class Arrival(NamedTuple):
-    """A request that reaches a replica, and what the engine knows of it beside."""
-
-    request: Request
-    arrival_ns: int
-    measured: bool
-    true_output_tokens: int
-    reserve_tokens: int
-
-
 class RequestState:
-    """What the engine knows of a request in the system, or one of several samples of it. Times are ns, -1 = not yet.
+    """What the engine knows of a request in the system, or of one of several samples of it. Times are ns, -1 = not yet.
 
-    `generated_*` are when the engine made the tokens, `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the
-    present residency in a slot. Samples beyond the first point to the first as their `lead`, which adds up what all of
-    them got (`total_*`) and is done when `num_parts` is 0. `stopped` tells that a grouped sequence only waits for its
-    last token. `internal_tokens` of its memory will never be filled, from
-    step `internal_from` on; while it is grouped it begins a block with each step whose number leaves `begins`.
+    `reserve_tokens` is what a contiguous allocator sets aside. `generated_*` are when the engine made the tokens;
+    `admitted_ns`, `prefill_end_ns` and `held_last_ns` describe the present residency in a slot. Samples beyond the
+    first point to the first as their `lead`, which adds up what all of them got (`total_*`) and is done when
+    `num_parts` is 0. `stopped`: its sequence, grouped, only waits for its last token. `internal_tokens` of its memory
+    will never be filled, from step `internal_from` on; while it is grouped it begins a block with each step whose
+    number leaves `begins`.
     """
 
     __slots__ = (
@@ -48,6 +41,7 @@ class RequestState:
         "prefill_end_ns",
         "replica",
         "request",
+        "reserve_tokens",
         "sequences",
         "stopped",
         "total_first_ns",
@@ -64,6 +58,7 @@ class RequestState:
         replica: int,
         measured: bool,
         true_output_tokens: int,
+        reserve_tokens: int = 0,
         lead: RequestState | None = None,
     ) -> None:
         self.request = request
@@ -71,6 +66,7 @@ class RequestState:
         self.replica = replica
         self.measured = measured
         self.true_output_tokens = true_output_tokens
+        self.reserve_tokens = reserve_tokens
         self.final_tokens = request.prompt_tokens + true_output_tokens - 1
         self.other_lead = lead
         self.sequences: tuple[Sequence, ...] = ()
@@ -123,29 +119,49 @@ class RequestState:
             self.total_first_ns = first if self.total_first_ns < 0 else min(self.total_first_ns, first)
             self.total_last_ns = max(self.total_last_ns, part.generated_last_ns)
 
-    def row(self, status: int, reason: int, left_ns: int, stream: bool) -> tuple[int, ...]:
-        """A row of the request table, as in REQUEST_COLUMNS. Without streaming everything is delivered at the end."""
-        request, samples = self.request, max(1, len(self.sequences))
-        delivered = self.total_tokens > 0
-        first, last = (self.total_first_ns, self.total_last_ns) if stream else (left_ns, left_ns)
-        return (
-            request.id,
-            self.arrival_ns,
-            self.first_scheduled_ns,
-            first if delivered else -1,
-            last if delivered else -1,
-            self.total_first_ns,
-            self.total_last_ns,
-            request.prompt_tokens,
-            self.total_tokens,
-            request.output_tokens * samples,
-            samples,
-            self.total_preemptions,
-            self.cached_tokens,
-            status,
-            reason,
-            self.replica,
-            request.tenant,
-            request.priority,
-            left_ns,
+    def leave(self, record: Record, status: int, now_ns: int, *, stream: bool, reason: int = 0) -> None:
+        """It leaves the system now: note what became of it. Without streaming everything is delivered at the end."""
+        record.num_tokens_delivered += self.total_tokens
+        record.leave(now_ns, self.arrival_ns)
+        request, samples = self.request, len(self.sequences) or 1
+        first_ns = last_ns = -1
+        if self.total_tokens:
+            first_ns, last_ns = (self.total_first_ns, self.total_last_ns) if stream else (now_ns, now_ns)
+        record.requests.append(
+            RequestRow(
+                id=request.id,
+                arrival_ns=self.arrival_ns,
+                first_scheduled_ns=self.first_scheduled_ns,
+                first_token_ns=first_ns,
+                last_token_ns=last_ns,
+                generated_first_ns=self.total_first_ns,
+                generated_last_ns=self.total_last_ns,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=self.total_tokens,
+                wanted_tokens=request.output_tokens * samples,
+                samples=samples,
+                num_preemptions=self.total_preemptions,
+                cached_tokens=self.cached_tokens,
+                status=status,
+                reject_reason=reason,
+                replica=self.replica,
+                tenant=request.tenant,
+                priority=request.priority,
+                left_ns=now_ns,
+            )
         )
+
+    def leave_slot(self, record: Record, now_ns: int, end: int) -> None:
+        """It gives back its slot now: note its residency (SLOT_COLUMNS). `end` as in RESIDENCY_ENDS."""
+        record.residency(
+            (
+                self.replica,
+                self.request.id,
+                self.admitted_ns,
+                self.prefill_end_ns,
+                self.held_last_ns,
+                now_ns,
+                end,
+            )
+        )
+        self.admitted_ns = self.prefill_end_ns = self.held_last_ns = -1

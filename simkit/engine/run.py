@@ -16,7 +16,7 @@ from simkit.engine.clock import Clock
 from simkit.engine.failures import FallibleReplica, Outages
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
-from simkit.engine.request import Arrival, RequestState
+from simkit.engine.request import RequestState
 from simkit.engine.router import ROUTERS
 from simkit.engine.source import Source
 from simkit.engine.warmup import WarmUp, warmup_of
@@ -187,9 +187,7 @@ class _Replicas:
 
     def _make_replica(self, index: int) -> Replica:
         if not self._single_step and may_ride(self._setup):
-            return self._put_together(
-                partial(FastReplica, make_state=lambda arrival: self._state_of(arrival, index)), index
-            )
+            return self._put_together(partial(FastReplica, make_sequences=self._make_sequences), index)
         return self._put_together(Replica, index)
 
     def _make_fallible(self, index: int, stop_ns: int | None) -> FallibleReplica:
@@ -282,12 +280,12 @@ class _Replicas:
             return
         true_output = min(request.output_tokens, request.max_tokens, self._max_model_len - request.prompt_tokens)
         measured = self._measure is None or self._measure(request, now)
-        arrival = Arrival(request, now, measured, true_output, reserve)
+        state = RequestState(request, now, index, measured, true_output, reserve)
         replica = self._replicas[index]
         if isinstance(replica, FastReplica):
-            replica.welcome(arrival)
+            replica.welcome(state)
             return
-        state = self._state_of(arrival, index)
+        self._make_sequences(state)
         abandon = replica.abandon
         if self._outages is not None:
             self._outages.send(state, index)
@@ -312,21 +310,18 @@ class _Replicas:
             return len(self._outages.waiting)
         return len(self._replicas[index].batcher.waiting)
 
-    def _state_of(self, arrival: Arrival, replica: int) -> RequestState:
-        """The request as the engine sees it, with a sequence for each sample, ready to join a replica."""
-        request, arrival_ns, measured, true_output, reserve = arrival
-        lead = RequestState(request, arrival_ns, replica, measured, true_output)
-        lead.num_parts = self._num_samples
-        first = Sequence(request, reserve, self._identity(request, 0) if self._prefix_caching else None, lead)
-        if self._num_samples == 1:
-            lead.sequences = (first,)
-            return lead
+    def _make_sequences(self, state: RequestState) -> None:
+        """Give a request a sequence for each sample, ready to join a replica."""
+        request, reserve = state.request, state.reserve_tokens
+        state.num_parts = self._num_samples
+        first = Sequence(request, reserve, self._identity(request, 0) if self._prefix_caching else None, state)
         for sample in range(1, self._num_samples):
-            state = RequestState(request, arrival_ns, replica, measured, true_output, lead)
+            part = RequestState(
+                request, state.arrival_ns, state.replica, state.measured, state.true_output_tokens, lead=state
+            )
             tokens = self._identity(request, sample) if self._prefix_caching else None
-            first.forks += (Sequence(request, reserve, tokens, state),)
-        lead.sequences = (first, *first.forks)
-        return lead
+            first.forks += (Sequence(request, reserve, tokens, part),)
+        state.sequences = (first, *first.forks)
 
     def _identity(self, request: Request, sample: int) -> PromptTokens:
         return PromptTokens(
@@ -352,11 +347,9 @@ class _Replicas:
     def _turn_away(self, request: Request, status: int, reason: str, index: int) -> None:
         now = self._clock.now_ns
         self._watch_turned_away(now)
-        self.record.leave(now, now)
-        state = RequestState(
-            request, now, index, self._measure is None or self._measure(request, now), request.output_tokens
-        )
-        self.record.requests.append(state.row(status, self.record.reason(reason), now, stream=True))
+        measured = self._measure is None or self._measure(request, now)
+        state = RequestState(request, now, index, measured, request.output_tokens)
+        state.leave(self.record, status, now, stream=True, reason=self.record.reason(reason))
         self.left(now, request.id)
 
     def _watch_turned_away(self, now_ns: int) -> None:

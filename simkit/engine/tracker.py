@@ -196,15 +196,11 @@ class RequestTracker:
         lead = state.lead
         self._free(state, self._number + 1)
         if state.admitted_ns >= 0:
-            self._residency(state, now, 2 if lead.abandoned else 0)
+            state.leave_slot(self._record, now, 2 if lead.abandoned else 0)
         lead.add_part(state, seq, seq.num_output_tokens if self._stream or not lead.abandoned else 0)
         if lead.num_parts:
             return
-        record = self._record
-        record.num_tokens_delivered += lead.total_tokens
-        record.leave(now, lead.arrival_ns)
-        status = rec.ABORTED if lead.abandoned else rec.FINISHED
-        record.requests.append(lead.row(status, 0, now, self._stream))
+        lead.leave(self._record, rec.ABORTED if lead.abandoned else rec.FINISHED, now, stream=self._stream)
         lead.sequences = ()  # they know their states: without this, they would wait for the garbage collector
         self.num_outstanding -= 1
         self._left_system(now, lead.request.id)
@@ -236,7 +232,7 @@ class RequestTracker:
         state: RequestState = seq.owner
         self._free(state, self._number + 1)
         if state.admitted_ns >= 0:
-            self._residency(state, self._end_ns, 4)
+            state.leave_slot(self._record, self._end_ns, 4)
 
     # --- slots and memory --------------------------------------------------------------------------------------------
 
@@ -253,7 +249,7 @@ class RequestTracker:
             self._preempted()
         for preemption in plan.preemptions:
             state: RequestState = preemption.seq.owner
-            self._residency(state, now_ns, 1)
+            state.leave_slot(self._record, now_ns, 1)
             self._free(state, first)
         self._number = plan.number
         self._preemptions_without_step += len(plan.preemptions)
@@ -271,20 +267,6 @@ class RequestTracker:
             return 0
         num_preemptions, self._preemptions_without_step = self._preemptions_without_step, 0
         return num_preemptions
-
-    def _residency(self, state: RequestState, now_ns: int, end: int) -> None:
-        self._record.residency(
-            (
-                self._replica,
-                state.request.id,
-                state.admitted_ns,
-                state.prefill_end_ns,
-                state.held_last_ns,
-                now_ns,
-                end,
-            )
-        )
-        state.admitted_ns = state.prefill_end_ns = state.held_last_ns = -1
 
     def _fill(self, seq: Sequence, state: RequestState, number: int) -> None:
         """What of the memory of `seq` is never filled, from step `number` on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,27 +19,6 @@ FINISHED, REJECTED, REFUSED, ABORTED, UNFINISHED = range(5)
 STATUS_NAMES = ("finished", "rejected", "refused", "aborted", "unfinished")
 RESIDENCY_ENDS = ("finished", "preempted", "aborted", "unfinished", "failed")
 
-REQUEST_COLUMNS = (
-    "id",
-    "arrival_ns",
-    "first_scheduled_ns",
-    "first_token_ns",
-    "last_token_ns",
-    "generated_first_ns",
-    "generated_last_ns",
-    "prompt_tokens",
-    "output_tokens",
-    "wanted_tokens",
-    "samples",
-    "num_preemptions",
-    "cached_tokens",
-    "status",
-    "reject_reason",
-    "replica",
-    "tenant",
-    "priority",
-    "left_ns",
-)
 SPAN_COLUMNS = (
     "replica",
     "t_start_ns",
@@ -58,6 +38,33 @@ SPAN_COLUMNS = (
     "kv_free_tokens",
     "num_preemptions",
 )
+
+
+class RequestRow(NamedTuple):
+    """A request that has left: times are ns, -1 = never. Its tokens are those of all its samples."""
+
+    id: int
+    arrival_ns: int
+    first_scheduled_ns: int
+    first_token_ns: int
+    last_token_ns: int
+    generated_first_ns: int
+    generated_last_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    wanted_tokens: int
+    samples: int
+    num_preemptions: int
+    cached_tokens: int
+    status: int
+    reject_reason: int
+    replica: int
+    tenant: int
+    priority: int
+    left_ns: int
+
+
+REQUEST_COLUMNS = RequestRow._fields
 SLOT_COLUMNS = ("replica", "id", "admitted_ns", "prefill_end_ns", "generated_last_ns", "released_ns", "end")
 
 FRESH_VALUES = 1 << 17

@@ -25,7 +25,7 @@ from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
-from simkit.engine.request import Arrival, RequestState
+from simkit.engine.request import RequestState
 from simkit.kv.counted import CountedAllocator
 from simkit.kv.paged import PagedAllocator
 from simkit.metrics.record import Record
@@ -108,15 +108,12 @@ def stamps(trace: Recording, way: str) -> list[list[int]]:
     rows: dict[int, RecordedRequest] = {row.id: row for row in trace.requests}
     interned: dict[object, int] = {}
 
-    def state_of(arrival: Arrival) -> RequestState:
-        request, arrival_ns, measured, output, _ = arrival
-        state = RequestState(request, arrival_ns, 0, measured, output)
+    def make_sequences(state: RequestState) -> None:
         state.num_parts = 1
-        tokens = SegmentTokens(rows[request.id], config["block_size"], interned)
-        state.sequences = (Sequence(request, tokens=tokens, owner=state),)
-        return state
+        tokens = SegmentTokens(rows[state.request.id], config["block_size"], interned)
+        state.sequences = (Sequence(state.request, tokens=tokens, owner=state),)
 
-    make: Callable[..., Replica] = partial(FastReplica, make_state=state_of) if way == "riding" else Replica
+    make: Callable[..., Replica] = partial(FastReplica, make_sequences=make_sequences) if way == "riding" else Replica
     replica = make(
         0,
         clock,
@@ -135,13 +132,14 @@ def stamps(trace: Recording, way: str) -> list[list[int]]:
     def arrive(row: RecordedRequest) -> None:
         output = min(row.output_tokens, config["max_model_len"] - row.prompt_tokens)
         request = Request(row.id, row.at_ns, row.prompt_tokens, output, row.output_tokens, row.priority)
-        arrival = Arrival(request, row.at_ns, True, output, row.prompt_tokens + row.output_tokens)
+        state = RequestState(request, row.at_ns, 0, True, output, row.prompt_tokens + row.output_tokens)
         record.arrive(clock.now_ns)
         door.arrived()
         if isinstance(replica, FastReplica):
-            replica.welcome(arrival)
+            replica.welcome(state)
         else:
-            replica.arrive(state_of(arrival).sequences[0])
+            make_sequences(state)
+            replica.arrive(state.sequences[0])
 
     for row in trace.requests:
         clock.at(row.at_ns, ranks.ARRIVAL, lambda row=row: arrive(row))  # type: ignore[misc]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from simkit.batching.plan import ContinuousSettings, StepPlan
 from simkit.engine.fast_path.riders import Rider, Riders
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
-from simkit.engine.request import Arrival
+from simkit.engine.request import RequestState
 from simkit.engine.step_log import RUN_COLUMNS, StepLog
 from simkit.kv.counted import CountedAllocator
 from simkit.metrics import record as rec
@@ -61,7 +61,7 @@ class Express:
     ) -> None:
         self.lag = 1 if settings.async_scheduling else 0
         self.scheduled = self.committed = 0
-        self.waiting: list[Arrival] = []
+        self.waiting: list[RequestState] = []
         self.riders = Riders(kv.num_free_blocks, kv.block_size, log)
         self.segments: list[Segment] = []
         self.detail: tuple[int, ...] | None = None
@@ -173,8 +173,8 @@ class Express:
         block_size = self._block_size
         budget, held = self._budget - self.riders.count, len(self.riders.on_board)
         free = self.riders.free - begun
-        for arrival in self.waiting:
-            tokens = arrival.request.prompt_tokens
+        for state in self.waiting:
+            tokens = state.request.prompt_tokens
             blocks = -(-tokens // block_size)
             held += 1
             # While somebody runs, the watermark stays free.
@@ -190,9 +190,9 @@ class Express:
         shape = self._describe(number)
         tokens = pairs = 0
         riders = []
-        for arrival in self.waiting:
-            prompt = arrival.request.prompt_tokens
-            rider = Rider(arrival, number, prompt - number, self._block_size)
+        for state in self.waiting:
+            prompt = state.request.prompt_tokens
+            rider = Rider(state, number, prompt - number, self._block_size)
             tokens += prompt
             pairs += prompt * (prompt + 1) // 2
             self.riders.admit(rider, prompt)
@@ -210,8 +210,9 @@ class Express:
         self._open_row(number, start_ns, shape, tokens)
         self.detail = (tokens, 0, pairs, len(riders), len(riders), 0, 0, 0, 0, 0)
         for rider in riders:
-            rider.admitted_ns = rider.first_scheduled_ns = start_ns
-            rider.first_token_ns = rider.prefill_end_ns = end_ns
+            state = rider.state
+            state.admitted_ns = state.first_scheduled_ns = start_ns
+            state.generated_first_ns = state.prefill_end_ns = end_ns
             self.riders.decode(rider, number + 1)
 
     def _plan_decodes(self, number: int, start_ns: int, until_ns: int | None) -> None:
@@ -254,36 +255,13 @@ class Express:
             self._split_at = free_from
 
     def _let_go(self, rider: Rider, now_ns: int) -> None:
-        record, arrival = self._record, rider.arrival
-        request, first_ns = arrival.request, rider.first_token_ns
-        tokens = arrival.true_output_tokens
-        record.num_tokens_delivered += tokens
-        record.leave(now_ns, arrival.arrival_ns)
-        record.residency((self._replica, request.id, rider.admitted_ns, rider.prefill_end_ns, now_ns, now_ns, 0))
-        record.requests.append(
-            (
-                request.id,
-                arrival.arrival_ns,
-                rider.first_scheduled_ns,
-                first_ns if self._stream else now_ns,
-                now_ns,
-                first_ns,
-                now_ns,
-                request.prompt_tokens,
-                tokens,
-                request.output_tokens,
-                1,
-                rider.num_preemptions,
-                0,
-                rec.FINISHED,
-                0,
-                self._replica,
-                request.tenant,
-                request.priority,
-                now_ns,
-            )
-        )
-        self._left(now_ns, request.id)
+        state = rider.state
+        state.total_first_ns, state.total_last_ns = state.generated_first_ns, now_ns
+        state.total_tokens, state.total_preemptions = state.true_output_tokens, rider.num_preemptions
+        state.held_last_ns = now_ns
+        state.leave_slot(self._record, now_ns, 0)
+        state.leave(self._record, rec.FINISHED, now_ns, stream=self._stream)
+        self._left(now_ns, state.request.id)
 
     # --- the log -----------------------------------------------------------------------------------------------------
 

@@ -14,20 +14,20 @@ from simkit.batching.plan import ScheduledChunk, StepPlan
 from simkit.engine.fast_path.express import Express, Segment
 from simkit.engine.fast_path.riders import Rider
 from simkit.engine.replica import Replica, Run
-from simkit.engine.request import Arrival, RequestState
+from simkit.engine.request import RequestState
 from simkit.kv.counted import CountedAllocator
 from simkit.sequence import Sequence
 
 
 class FastReplica(Replica):
-    """`make_state` gives the state by which the batcher knows an arrival."""
+    """`make_sequences` gives a request the sequences by which the batcher knows it."""
 
-    def __init__(self, *args: Any, make_state: Callable[[Arrival], RequestState], **options: Any) -> None:
+    def __init__(self, *args: Any, make_sequences: Callable[[RequestState], None], **options: Any) -> None:
         super().__init__(*args, **options)
         assert isinstance(self.batcher, ContinuousBatcher)
         assert isinstance(self.kv, CountedAllocator)
         self._full_batcher, self._roster, self._full_kv = self.batcher, self.batcher.roster, self.kv
-        self._make_state = make_state
+        self._make_sequences = make_sequences
         self._express = Express(
             self.index,
             self.batcher.settings,
@@ -46,14 +46,15 @@ class FastReplica(Replica):
         self.tracker.left_by_express()
         self._system.left(now_ns, request)
 
-    def welcome(self, arrival: Arrival) -> None:
+    def welcome(self, state: RequestState) -> None:
         """A request joins this replica now."""
         if not self._rides:
-            self.arrive(self._make_state(arrival).sequences[0])
+            self._make_sequences(state)
+            self.arrive(state.sequences[0])
             return
         self.tracker.enter()
         express = self._express
-        express.waiting.append(arrival)
+        express.waiting.append(state)
         if express.is_idle():
             self._book_pass()
         elif express.cut(self._clock.now_ns):
@@ -140,8 +141,9 @@ class FastReplica(Replica):
             run.plan.explicit = run.plan.outputs = chunks
             self._in_flight.append(run)
         self._device_free_ns = express.device_free_ns
-        for arrival in express.waiting:
-            self._full_batcher.waiting.push(self._make_state(arrival).sequences[0])
+        for state in express.waiting:
+            self._make_sequences(state)
+            self._full_batcher.waiting.push(state.sequences[0])
         express.waiting = []
         express.clear()
         if self._make_passes():
@@ -169,7 +171,8 @@ class FastReplica(Replica):
     def _sequence(self, rider: Rider) -> Sequence:
         """`rider` as the batcher and the tracker would know it."""
         scheduled, committed = self._express.scheduled, self._express.committed
-        state = self._make_state(rider.arrival)
+        state = rider.state
+        self._make_sequences(state)
         seq = state.sequences[0]
         seq.in_prefill = False
         seq.last_step = rider.first
@@ -178,10 +181,11 @@ class FastReplica(Replica):
         seq.num_outstanding_tokens = scheduled - committed
         seq.num_in_flight_tokens = seq.num_prompt_tokens if rider.first > committed else scheduled - committed
         seq.num_output_tokens = seq.num_computed_tokens - seq.num_prompt_tokens + 1 - seq.num_outstanding_tokens
-        state.admitted_ns, state.first_scheduled_ns = rider.admitted_ns, rider.first_scheduled_ns
         if rider.first <= committed:
-            state.generated_first_ns, state.prefill_end_ns = rider.first_token_ns, rider.prefill_end_ns
             state.generated_last_ns = state.held_last_ns = self._express.last_end_ns
+        else:
+            state.generated_first_ns = state.prefill_end_ns = -1
+        state.internal_tokens, state.internal_from = 0, 0
         if rider.slack:
             if rider.internal_from <= scheduled:
                 state.internal_tokens, state.internal_from = rider.slack, rider.internal_from
@@ -222,16 +226,7 @@ class FastReplica(Replica):
             tracker.dismiss(seq)
         for seq, base in zip(self._roster.dismiss(), bases, strict=True):
             state: RequestState = seq.owner
-            arrival = Arrival(
-                state.request,
-                state.arrival_ns,
-                state.measured,
-                state.true_output_tokens,
-                seq.reserve_tokens,
-            )
-            rider = Rider(arrival, seq.last_step, base, block_size)
-            rider.admitted_ns, rider.first_scheduled_ns = state.admitted_ns, state.first_scheduled_ns
-            rider.first_token_ns, rider.prefill_end_ns = state.generated_first_ns, state.prefill_end_ns
+            rider = Rider(state, seq.last_step, base, block_size)
             rider.num_preemptions = seq.num_preemptions
             express.take(rider)
             state.sequences = ()

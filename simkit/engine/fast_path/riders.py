@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from simkit.batching.outputs import NEVER
-from simkit.engine.request import Arrival
+from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog
 
 
@@ -16,33 +16,20 @@ class Rider:
     """A request that holds a slot. After step m it has computed `base` + m tokens; step `last` brings its last one.
 
     Its prompt is computed in step `first`, or was before. Step `internal_from` begins its last block, of which `slack`
-    tokens will never be filled. Stamps as in `RequestState`.
+    tokens will never be filled.
     """
 
-    __slots__ = (
-        "admitted_ns",
-        "arrival",
-        "base",
-        "first",
-        "first_scheduled_ns",
-        "first_token_ns",
-        "internal_from",
-        "last",
-        "num_preemptions",
-        "prefill_end_ns",
-        "slack",
-    )  # fmt: skip
+    __slots__ = ("base", "first", "internal_from", "last", "num_preemptions", "slack", "state")
 
-    def __init__(self, arrival: Arrival, first: int, base: int, block_size: int) -> None:
-        final = arrival.request.prompt_tokens + arrival.true_output_tokens - 1
-        self.arrival = arrival
+    def __init__(self, state: RequestState, first: int, base: int, block_size: int) -> None:
+        final = state.request.prompt_tokens + state.true_output_tokens - 1
+        self.state = state
         self.first = first
         self.base = base
         self.last = final - base
         self.slack = -final % block_size
         begins = final - block_size + self.slack + 1 - base
         self.internal_from = begins if begins > first else first
-        self.admitted_ns = self.first_scheduled_ns = self.first_token_ns = self.prefill_end_ns = -1
         self.num_preemptions = 0
 
 
@@ -108,7 +95,7 @@ class Riders:
         """`rider` decodes from step `number` on, unless it has its last token by then."""
         self.count += 1
         self._base_sum += rider.base
-        self.num_measured += rider.arrival.measured
+        self.num_measured += rider.state.measured
         self._count_begins(rider, number, 1)
         same_last = self.by_last.get(rider.last)
         if same_last is None:
@@ -130,7 +117,7 @@ class Riders:
         for rider in self.by_last[scheduled]:
             self.count -= 1
             self._base_sum -= rider.base
-            self.num_measured -= rider.arrival.measured
+            self.num_measured -= rider.state.measured
             self._count_begins(rider, scheduled + 1, -1)
             self.lingering_tokens += rider.base + rider.last
 
