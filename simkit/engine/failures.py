@@ -110,7 +110,8 @@ class FallibleReplica(Replica):
         assert run.steps == 1, "runs of several steps end before a failure"
         self._log.break_off(now_ns - run.start_ns, run.end_ns() - run.start_ns)
         run.ends_ns = [now_ns]
-        run.num_gaps = run.num_gaps_last = 0
+        assert run.facts is not None, "a step that has begun"
+        run.facts.num_gaps = run.facts.num_gaps_last = 0
         self._log_run(run)
 
 

@@ -19,7 +19,7 @@ from simkit.engine.clock import Clock
 from simkit.engine.kv_accounting import KVAccounting
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.request import RequestState
-from simkit.engine.step_log import StepLog
+from simkit.engine.step_log import StepLog, StepRun
 from simkit.engine.tracker import RequestTracker
 from simkit.errors import CheckError
 from simkit.kv.protocol import HasHoles, KVPool
@@ -52,23 +52,18 @@ class System(Protocol):
 class Run:
     """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
 
-    What else stands here holds when its first step begins. `num_gaps` of the group had a token in the step before as
-    well; in the last step to be kept there are `num_gaps_last`.
+    `facts` hold when its first step begins; None for a pass without a step.
     """
 
-    __slots__ = (
-        "allocated", "continues", "detail", "done", "ends_ns", "num_gaps", "num_gaps_last", "plan",
-        "start_ns", "steps", "used", "waiting",
-    )  # fmt: skip
+    __slots__ = ("done", "ends_ns", "facts", "plan", "start_ns", "steps")
 
     def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int] | Ints) -> None:
         self.plan = plan
         self.start_ns = start_ns
         self.ends_ns = ends_ns
         self.steps = len(ends_ns)
-        self.done = self.allocated = self.used = self.waiting = self.num_gaps = self.num_gaps_last = 0
-        self.continues = False
-        self.detail: tuple[int, ...] | None = None
+        self.done = 0
+        self.facts: StepRun | None = None
 
     def end_ns(self, before: int = 1) -> int:
         """When the last step to be kept ends, or one `before` it (2: the last but one)."""
@@ -237,15 +232,24 @@ class Replica:
 
     def _note(self, run: Run, num_preemptions: int) -> None:
         """What holds when the first step of `run` begins."""
-        plan = run.plan
-        run.continues = plan.stable and plan.version == self._last_version and not num_preemptions
+        plan, gaps = run.plan, self.tracker.num_grouped_measured
+        continues = plan.stable and plan.version == self._last_version and not num_preemptions
         self._last_version = plan.version if plan.stable else -1
-        run.num_gaps = run.num_gaps_last = self.tracker.num_grouped_measured
-        run.allocated, run.used = self._accounting.now(plan)
-        run.waiting = len(self.batcher.waiting)
+        allocated, used = self._accounting.now(plan)
         external = 0 if self._holes is None else self._external_tokens(self._holes)
+        run.facts = StepRun(
+            plan,
+            plan.number,
+            run.start_ns,
+            continues=continues,
+            held_slots=plan.held_slots,
+            waiting=len(self.batcher.waiting),
+            allocated_tokens=allocated,
+            used_tokens=used,
+            num_gaps=gaps,
+        )
         if plan.explicit or external or num_preemptions or plan.swap_out_bytes:
-            run.detail = (
+            run.facts.detail = (
                 plan.prefill_tokens,
                 plan.prefill_context_tokens,
                 plan.prefill_pairs,
@@ -364,32 +368,10 @@ class Replica:
                 self.batcher.abort(seq)
 
     def _log_run(self, run: Run) -> None:
-        facts = self._facts(run)
-        if run.detail is not None:
-            facts[-1] = self._log.detail(run.detail)
+        facts = run.facts
+        assert facts is not None, "a run with steps"
+        facts.num_steps = run.steps
         self._log.add(facts, run.ends_ns[: run.steps])
-
-    @staticmethod
-    def _facts(run: Run) -> list[int]:
-        """In the order of RUN_COLUMNS; the detail is still to be noted."""
-        plan = run.plan
-        return [
-            run.start_ns,
-            run.steps,
-            plan.number,
-            run.continues,
-            plan.num_decode,
-            plan.decode_context_sum,
-            plan.decode_context_max,
-            plan.dead_slots,
-            plan.held_slots,
-            run.waiting,
-            run.allocated,
-            run.used,
-            run.num_gaps,
-            run.num_gaps_last,
-            -1,
-        ]
 
     def _external_tokens(self, holes: HasHoles) -> int:
         head = head_of(self.batcher.waiting)

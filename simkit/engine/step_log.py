@@ -12,32 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.errors import CheckError
-from simkit.latency.protocol import LatencyModel, TaggedLatency
+from simkit.latency.protocol import LatencyModel, OneStep, TaggedLatency
 from simkit.metrics.int_sums import dot, rounded_total
 from simkit.metrics.record import SPAN_COLUMNS, Record
 from simkit.types import Floats, Ints, StepShapes
 
 RUN_COLUMNS = (
-    "t_start_ns",
-    "num_steps",
-    "number",
-    "continues",
-    "num_decode",
-    "context_sum",
-    "context_max",
-    "dead_slots",
-    "held_slots",
-    "waiting",
-    "kv_allocated_tokens",
-    "kv_used_tokens",
-    "num_gaps",
-    "num_gaps_last",
-    "detail",
-)
-"""A run: when it starts, the number of its first step, what each of its steps holds (contexts and memory: the first),
-how many sequences had a token in the step before as well (of the last step apart), and the number of its detail, -1 for
-none.
-"""
+    "t_start_ns", "num_steps", "number", "continues", "num_decode", "context_sum", "context_max", "dead_slots",
+    "held_slots", "waiting", "kv_allocated_tokens", "kv_used_tokens", "num_gaps", "num_gaps_last", "detail",
+)  # fmt: skip
+"""Of the table of runs, in which the last is the number of a detail, -1 for none."""
 
 DETAIL_COLUMNS = (
     "prefill_tokens",
@@ -54,6 +38,45 @@ DETAIL_COLUMNS = (
 """What most runs have none of."""
 
 FLUSH_STEPS = 1 << 13
+
+
+class StepRun:
+    """A run of equal steps as the log notes it: when it starts, and the number of its first step.
+
+    What each of its steps holds is that of the first where it grows (contexts and memory). `num_gaps` sequences had a
+    token in the step before as well; in the last step `num_gaps_last`. `detail`, in the order of DETAIL_COLUMNS, is
+    what most runs have none of. How many steps there are is known when it is noted.
+    """
+
+    __slots__ = RUN_COLUMNS
+
+    def __init__(
+        self,
+        shape: OneStep,
+        number: int,
+        start_ns: int,
+        *,
+        continues: bool,
+        held_slots: int,
+        waiting: int,
+        allocated_tokens: int,
+        used_tokens: int,
+        num_gaps: int,
+    ) -> None:
+        self.t_start_ns = start_ns
+        self.num_steps = 0
+        self.number = number
+        self.continues = continues
+        self.num_decode = shape.num_decode
+        self.context_sum = shape.decode_context_sum
+        self.context_max = shape.decode_context_max
+        self.dead_slots = shape.dead_slots
+        self.held_slots = held_slots
+        self.waiting = waiting
+        self.kv_allocated_tokens = allocated_tokens
+        self.kv_used_tokens = used_tokens
+        self.num_gaps = self.num_gaps_last = num_gaps
+        self.detail: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +110,30 @@ class StepLog:
         self._broken_off: tuple[int, int] | None = None
 
     def _clear(self) -> None:
-        self._runs, self._details, self._ends = (array("q") for _ in range(3))
-        self._num_details = 0
+        self._runs, self._details, self._ends = array("q"), array("q"), array("q")
 
     def internal(self, number: int, change_tokens: int) -> None:
         """From step `number` on (not yet noted) internal fragmentation is larger by `change_tokens`."""
         changes = self._internal_changes
         changes[number] = changes.get(number, 0) + change_tokens
 
-    def detail(self, values: tuple[int, ...]) -> int:
-        """The number by which a run names these values, in the order of DETAIL_COLUMNS."""
-        self._details.fromlist(list(values))
-        self._num_details += 1
-        return self._num_details - 1
-
     def begins(self, number: int, residue: int, change: int) -> None:
         """From step `number` on `change` more begin a block with each step whose number leaves `residue`."""
         self._begins_changes.fromlist([number, residue, change])
 
-    def add(self, run: list[int], ends_ns: list[int] | Ints) -> None:
-        """Note a run, values in the order of RUN_COLUMNS, whose steps ended at `ends_ns`.
-
-        Its detail is noted just before.
-        """
-        self._runs.fromlist(run)
+    def add(self, run: StepRun, ends_ns: list[int] | Ints) -> None:
+        """Note a run whose steps ended at `ends_ns`."""
+        detail = -1
+        if run.detail is not None:
+            detail = len(self._details) // len(DETAIL_COLUMNS)
+            self._details.fromlist(list(run.detail))
+        self._runs.fromlist(
+            [
+                run.t_start_ns, run.num_steps, run.number, run.continues, run.num_decode, run.context_sum,
+                run.context_max, run.dead_slots, run.held_slots, run.waiting, run.kv_allocated_tokens,
+                run.kv_used_tokens, run.num_gaps, run.num_gaps_last, detail,
+            ]
+        )  # fmt: skip
         if isinstance(ends_ns, list):
             self._ends.fromlist(ends_ns)
         else:

@@ -12,7 +12,7 @@ from simkit.batching.outputs import FinishCalendar
 from simkit.batching.plan import Batcher, StepPlan
 from simkit.batching.policies import head_of
 from simkit.engine.request import RequestState
-from simkit.engine.step_log import StepLog
+from simkit.engine.step_log import StepLog, StepRun
 from simkit.errors import CheckError
 from simkit.kv.protocol import KVPool
 from simkit.metrics import record as rec
@@ -27,7 +27,7 @@ class Launched(Protocol):
     """A run in flight, as far as gaps between tokens go."""
 
     plan: StepPlan
-    num_gaps_last: int
+    facts: StepRun | None
 
 
 class RequestTracker:
@@ -186,8 +186,8 @@ class RequestTracker:
         if self._stream and state.measured:
             self.num_grouped_measured -= 1
             for run in self.in_flight:
-                if seq.last_step < run.plan.number <= seq.counter.scheduled:
-                    run.num_gaps_last -= 1
+                if run.facts is not None and seq.last_step < run.plan.number <= seq.counter.scheduled:
+                    run.facts.num_gaps_last -= 1
 
     def released(self, seq: Sequence) -> None:
         """`seq` left its slot, or the queue if its client gave up: deliver what is due and let the request go."""

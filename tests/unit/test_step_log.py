@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from simkit.batching.plan import StepPlan
 from simkit.engine import step_log
-from simkit.engine.step_log import DETAIL_COLUMNS, RUN_COLUMNS, StepLog
+from simkit.engine.step_log import DETAIL_COLUMNS, StepLog, StepRun
 from simkit.errors import CheckError
 from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.record import SPAN_COLUMNS, Record, Totals
@@ -166,16 +167,18 @@ def note(runs: list[Run], changes: dict[int, int], flush_steps: int, early: bool
             upto = 10**9 if early else run.number + len(run.durations_ns)
             for step in [step for step in left if step < upto]:
                 log.internal(step, left.pop(step))
-            detail = log.detail(tuple(run.detail.get(name, 0) for name in DETAIL_COLUMNS)) if run.detail else -1
-            row = {
-                "t_start_ns": run.start_ns, "num_steps": len(run.durations_ns), "kv_allocated_tokens": run.allocated,
-                "kv_used_tokens": run.used, "detail": detail,
-            }  # fmt: skip
+            shape = StepPlan()
+            shape.num_decode, shape.dead_slots = run.num_decode, run.dead_slots
+            shape.decode_context_sum, shape.decode_context_max = run.context_sum, run.context_max
+            noted = StepRun(
+                shape, run.number, run.start_ns, continues=run.continues, held_slots=run.held_slots,
+                waiting=run.waiting, allocated_tokens=run.allocated, used_tokens=run.used, num_gaps=run.num_gaps,
+            )  # fmt: skip
+            noted.num_steps, noted.num_gaps_last = len(run.durations_ns), run.num_gaps_last
+            if run.detail:
+                noted.detail = tuple(run.detail.get(name, 0) for name in DETAIL_COLUMNS)
             ends = run.ends_ns
-            log.add(
-                [int(row[name] if name in row else getattr(run, name)) for name in RUN_COLUMNS],
-                np.array(ends) if len(ends) > 9 else ends,
-            )
+            log.add(noted, np.array(ends) if len(ends) > 9 else ends)
         log.close()
     return record
 

@@ -17,7 +17,7 @@ from simkit.batching.plan import ContinuousSettings, StepPlan
 from simkit.engine.fast_path.riders import Rider, Riders
 from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
 from simkit.engine.request import RequestState
-from simkit.engine.step_log import RUN_COLUMNS, StepLog
+from simkit.engine.step_log import StepLog, StepRun
 from simkit.kv.counted import CountedAllocator
 from simkit.metrics import record as rec
 from simkit.metrics.record import Record
@@ -64,9 +64,8 @@ class Express:
         self.waiting: list[RequestState] = []
         self.riders = Riders(kv.num_free_blocks, kv.block_size, log)
         self.segments: list[Segment] = []
-        self.detail: tuple[int, ...] | None = None
-        self.row: list[int] = []
-        """What holds from some step on, in the order of RUN_COLUMNS, and not noted yet; empty without any."""
+        self.row: StepRun | None = None
+        """What holds from some step on, and is not noted yet."""
         self.device_free_ns = self.last_end_ns = 0
         self.is_stable = self.goes_on = False
         """Whether the last step planned was stable; and whether nobody took or left a slot since, either."""
@@ -99,7 +98,7 @@ class Express:
         """All go on elsewhere."""
         self.riders.dismiss(self.scheduled)
         self.riders = Riders(self._num_blocks, self._block_size, self._log)
-        self.segments, self.row, self.detail = [], [], None
+        self.segments, self.row = [], None
         self._split_at = 0
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -207,8 +206,8 @@ class Express:
         end_ns = segment.end_ns(number)
         self.segments.append(segment)
         self.scheduled = number
-        self._open_row(number, start_ns, shape, tokens)
-        self.detail = (tokens, 0, pairs, len(riders), len(riders), 0, 0, 0, 0, 0)
+        row = self._open_row(number, start_ns, shape, tokens)
+        row.detail = (tokens, 0, pairs, len(riders), len(riders), 0, 0, 0, 0, 0)
         for rider in riders:
             state = rider.state
             state.admitted_ns = state.first_scheduled_ns = start_ns
@@ -265,30 +264,23 @@ class Express:
 
     # --- the log -----------------------------------------------------------------------------------------------------
 
-    def _open_row(self, number: int, start_ns: int, shape: StepPlan, prefill_tokens: int) -> None:
+    def _open_row(self, number: int, start_ns: int, shape: StepPlan, prefill_tokens: int) -> StepRun:
         """Steps from `number` on, which starts at `start_ns` and is described by `shape`; its blocks are taken."""
         riders = self.riders
         stable = not (prefill_tokens or riders.lingering_tokens)
-        self.detail = None
-        gaps = riders.num_measured if self._stream else 0
-        self.row = [
-            start_ns,
-            0,
+        self.row = row = StepRun(
+            shape,
             number,
-            stable and self.goes_on,
-            shape.num_decode,
-            shape.decode_context_sum,
-            shape.decode_context_max,
-            0,
-            len(riders.on_board),
-            0,
-            riders.allocated_tokens,
-            shape.decode_context_sum + prefill_tokens + riders.lingering_tokens,
-            gaps,
-            gaps,
-            -1,
-        ]
+            start_ns,
+            continues=stable and self.goes_on,
+            held_slots=len(riders.on_board),
+            waiting=0,
+            allocated_tokens=riders.allocated_tokens,
+            used_tokens=shape.decode_context_sum + prefill_tokens + riders.lingering_tokens,
+            num_gaps=riders.num_measured if self._stream else 0,
+        )
         self.is_stable = self.goes_on = stable
+        return row
 
     def _split_row(self) -> None:
         """Somebody has left meanwhile: from a step on that is planned already something else holds."""
@@ -300,16 +292,14 @@ class Express:
 
     def close_row(self, upto: int) -> None:
         """Note the steps of the open row up to number `upto`."""
-        row, self.row = self.row, []
-        if not row or row[_NUMBER] > upto:
+        row, self.row = self.row, None
+        if row is None or row.number > upto:
             return
-        row[_NUM_STEPS] = upto + 1 - row[_NUMBER]
-        if self.detail is not None:
-            row[_DETAIL] = self._log.detail(self.detail)
+        row.num_steps = upto + 1 - row.number
         for segment in reversed(self.segments):
-            first = row[_NUMBER] - segment.first
+            first = row.number - segment.first
             if first >= 0:
-                self._log.add(row, segment.ends_ns[first : first + row[_NUM_STEPS]])
+                self._log.add(row, segment.ends_ns[first : first + row.num_steps])
                 return
         raise AssertionError(f"step {upto} was not planned")
 
@@ -318,27 +308,23 @@ class Express:
         self._split_row()
         self.close_row(self.scheduled)
 
-    def last_step(self) -> list[int]:
+    def last_step(self) -> StepRun:
         """The last step planned as a row of its own, which is not noted; those before it are."""
         self._split_row()
         number, row = self.scheduled, self.row
-        ahead = number - row[_NUMBER]
+        assert row is not None, "a step is planned"
+        ahead = number - row.number
         if not ahead:
-            self.row = []
+            self.row = None
             return row
-        (start, _, _, _, num_decode, context_sum, context_max, dead, held, waiting, _, used, gaps, gaps_last, _) = row
         self.close_row(number - 1)
         self.riders.grow(number)
-        start, allocated = self.end_ns(number - 1), self.riders.allocated_tokens
-        context_sum, context_max, used = (
-            context_sum + num_decode * ahead,
-            context_max + ahead,
-            used + num_decode * ahead,
-        )
-        return [
-            start, 0, number, 1, num_decode, context_sum, context_max, dead, held, waiting, allocated, used, gaps,
-            gaps_last, -1,
-        ]  # fmt: skip
+        row.t_start_ns, row.number, row.continues = self.end_ns(number - 1), number, True
+        row.context_sum += row.num_decode * ahead
+        row.context_max += ahead
+        row.kv_used_tokens += row.num_decode * ahead
+        row.kv_allocated_tokens = self.riders.allocated_tokens
+        return row
 
     def end_ns(self, number: int) -> int:
         """When step `number` ends, of those planned lately."""
@@ -346,6 +332,3 @@ class Express:
             if number < segment.first + segment.num_steps:
                 return segment.end_ns(number)
         raise AssertionError(f"step {number} was not planned")
-
-
-_NUMBER, _NUM_STEPS, _DETAIL = (RUN_COLUMNS.index(name) for name in ("number", "num_steps", "detail"))

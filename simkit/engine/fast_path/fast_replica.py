@@ -151,21 +151,17 @@ class FastReplica(Replica):
 
     def _run_in_flight(self) -> Run:
         """The step whose outputs are to come, as the batcher would have planned it."""
-        express = self._express
-        detail = express.detail
-        start_ns, _, number, continues, num_decode, *shape, held, _, allocated, used, gaps, _, _ = express.last_step()
+        express, facts = self._express, self._express.last_step()
         plan = StepPlan()
-        plan.number, plan.held_slots, plan.stable = number, held, express.is_stable
-        plan.num_decode = plan.num_scheduled = plan.num_sampled = num_decode
-        plan.decode_context_sum, plan.decode_context_max, _ = shape
-        if detail is not None:
-            plan.prefill_tokens, plan.prefill_context_tokens, plan.prefill_pairs, sampled, prefills = detail[:5]
+        plan.number, plan.held_slots, plan.stable = facts.number, facts.held_slots, express.is_stable
+        plan.num_decode = plan.num_scheduled = plan.num_sampled = facts.num_decode
+        plan.decode_context_sum, plan.decode_context_max = facts.context_sum, facts.context_max
+        if facts.detail is not None:
+            plan.prefill_tokens, plan.prefill_context_tokens, plan.prefill_pairs, sampled, prefills = facts.detail[:5]
             plan.num_sampled += sampled
             plan.num_scheduled += prefills
-        run = Run(plan, start_ns, [express.end_ns(number)])
-        run.continues, run.detail = bool(continues), detail
-        run.allocated, run.used = allocated, used
-        run.num_gaps = run.num_gaps_last = gaps
+        run = Run(plan, facts.t_start_ns, [express.end_ns(facts.number)])
+        run.facts = facts
         return run
 
     def _sequence(self, rider: Rider) -> Sequence:
@@ -209,9 +205,10 @@ class FastReplica(Replica):
         if not self._in_flight:
             return True
         run = self._in_flight[0]
-        if run.steps - run.done != 1 or run.plan.outputs or run.num_gaps != run.num_gaps_last:
+        facts = run.facts
+        if facts is None or run.steps - run.done != 1 or run.plan.outputs or facts.num_gaps != facts.num_gaps_last:
             return False
-        return not run.waiting and run.plan.num_decode == len(self._roster.running)
+        return not facts.waiting and run.plan.num_decode == len(self._roster.running)
 
     def _get_on(self) -> None:
         """Everybody goes on as a rider. A pass is due."""
@@ -236,5 +233,5 @@ class FastReplica(Replica):
     def _keep_run(self, run: Run) -> None:
         express = self._express
         express.segments = [Segment(run.plan.number, run.start_ns, run.ends_ns[: run.steps])]
-        express.row, express.detail = self._facts(run), run.detail
+        express.row = run.facts
         express.is_stable = run.plan.stable
