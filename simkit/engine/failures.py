@@ -52,7 +52,7 @@ class FallibleReplica(Replica):
 
     def take(self, state: RequestState) -> None:
         """A request joins this replica now: anew, or with the tokens that its client has."""
-        self.tracker.enter()
+        self.tracker.num_outstanding += 1
         for seq in state.alive():
             seq.owner.replica = self.index
             self._join(seq)

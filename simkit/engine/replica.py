@@ -127,7 +127,7 @@ class Replica:
 
     def arrive(self, seq: Sequence) -> None:
         """A request joins this replica now; the owner of `seq` is its state, which knows its further samples."""
-        self.tracker.enter()
+        self.tracker.num_outstanding += 1
         self._join(seq)
 
     def _join(self, seq: Sequence) -> None:

@@ -53,6 +53,7 @@ class RequestTracker:
         counts_memory: bool = True,
     ) -> None:
         self.num_outstanding = 0
+        """Requests that are here and have not left."""
         self.num_grouped_measured = 0
         self.num_stopped = 0
         self.calendar = FinishCalendar()
@@ -76,14 +77,6 @@ class RequestTracker:
         self._tokens_now = False
         self._idle_passes = 0
         self._preemptions_without_step = 0
-
-    def enter(self) -> None:
-        """A request comes in."""
-        self.num_outstanding += 1
-
-    def left_by_express(self) -> None:
-        """A request that nobody else knew has left."""
-        self.num_outstanding -= 1
 
     def resume(self, number: int, committed: int, last_end_ns: int) -> None:
         """Steps up to `number` are scheduled; those up to `committed` are over, since `last_end_ns`."""

@@ -43,7 +43,7 @@ class FastReplica(Replica):
         self._next = (0, 0)
 
     def _gone(self, now_ns: int, request: int) -> None:
-        self.tracker.left_by_express()
+        self.tracker.num_outstanding -= 1
         self._system.left(now_ns, request)
 
     def welcome(self, state: RequestState) -> None:
@@ -52,7 +52,7 @@ class FastReplica(Replica):
             self._make_sequences(state)
             self.arrive(state.sequences[0])
             return
-        self.tracker.enter()
+        self.tracker.num_outstanding += 1
         express = self._express
         express.waiting.append(state)
         if express.is_idle():
