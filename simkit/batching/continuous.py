@@ -16,15 +16,9 @@ from operator import attrgetter
 
 from simkit.batching.group import Roster
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import (
-    ContinuousSettings,
-    OutputListener,
-    PassState,
-    Preemption,
-    ScheduledChunk,
-    StepPlan,
-)
-from simkit.batching.policies import POLICIES, WaitingQueue
+from simkit.batching.plan import ContinuousSettings, PassState, Preemption, ScheduledChunk, StepPlan
+from simkit.batching.policies import POLICIES
+from simkit.batching.protocol import OutputListener, WaitingQueue
 from simkit.kv.protocol import CanSwap, CountsBlocks, KVAllocator
 from simkit.sequence import Phase, Sequence
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from simkit.batching.plan import OutputListener, PassState, ScheduledChunk, StepPlan
+from simkit.batching.plan import PassState, ScheduledChunk, StepPlan
+from simkit.batching.protocol import OutputListener
 from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Phase, Sequence, StepCounter
 

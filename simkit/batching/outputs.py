@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 from operator import itemgetter
 
 from simkit.batching.group import Roster
-from simkit.batching.plan import ContinuousSettings, OutputListener, ScheduledChunk, StepPlan
-from simkit.batching.policies import WaitingQueue
+from simkit.batching.plan import ContinuousSettings, ScheduledChunk, StepPlan
+from simkit.batching.protocol import OutputListener, WaitingQueue
 from simkit.kv.protocol import CanFork, CanSwap, KVAllocator, SharesBlocks
 from simkit.sequence import Phase, Sequence
 

@@ -1,11 +1,10 @@
-"""What a batcher decides by and what it decided: settings, one pass, and who listens to what comes of it."""
+"""What a batcher decides by, and what it decided: its settings, and one pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from simkit.batching.policies import WaitingQueue
 from simkit.sequence import Sequence
 from simkit.types import StepShapes
 
@@ -149,70 +148,6 @@ class Hold:
 
     max_wait_ns: int | None
     oldest_arrival_ns: int
-
-
-class OutputListener(Protocol):
-    """Listens for the engine: called by `commit` in schedule order, each call before the next output is looked at."""
-
-    def token(self, seq: Sequence, ends: bool) -> bool:
-        """`seq` produced a token, its last one if `ends` (a limit that everybody sees); True when it ends here."""
-
-    def joined(self, seq: Sequence, commit: int) -> None:
-        """`seq` joined the group: a token comes with each commit from number `commit` + 1 on, until it leaves."""
-
-    def stopped(self, seq: Sequence) -> None:
-        """`seq`, grouped, is scheduled no more: its last token comes with the commit of the last plan made."""
-
-    def left(self, seq: Sequence) -> None:
-        """`seq` leaves the group; its tokens come by `token` again."""
-
-    def tokens(self, commit: int) -> list[Sequence]:
-        """Commit number `commit`: each grouped sequence got a token. Those for which it was the last, in any order."""
-
-    def released(self, seq: Sequence) -> None:
-        """`seq` gave back its slot and memory."""
-
-
-class Batcher(Protocol):
-    """Decides what a step holds and applies it to memory and queues."""
-
-    @property
-    def waiting(self) -> WaitingQueue:
-        """The sequences that wait."""
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Computed tokens of all members."""
-
-    def add(self, seq: Sequence) -> bool:
-        """A sequence arrives. True when the next pass may decide otherwise because of it."""
-
-    def plan(self, *, closed: bool = False, expired: bool = False) -> StepPlan | Hold | None:
-        """Make and apply one pass; None when there is nothing to do.
-
-        `closed`: no further arrival is pending. `expired`: the oldest waiting sequence waited as long as `Hold` said.
-        """
-
-    def commit(self, plan: StepPlan) -> None:
-        """Process the outputs of `plan`, the oldest one not committed; of a run of equal steps, those of the last."""
-
-    def run_ahead(self, num_steps: int) -> None:
-        """`num_steps` further steps are equal to that of the stable plan made last: apply them.
-
-        The outputs of that plan and of all of them but the last are processed as well; they end nobody.
-        """
-
-    def abort(self, seq: Sequence) -> None:
-        """The client left: remove `seq` and give back what it holds, between passes."""
-
-    def has_work(self) -> bool:
-        """Whether a pass could schedule something or must clear what has ended."""
-
-    def members(self) -> list[Sequence]:
-        """Sequences that hold a slot, in order of admission."""
-
-    def num_members(self) -> int:
-        """How many hold a slot."""
 
 
 @dataclass(frozen=True, slots=True)

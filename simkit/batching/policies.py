@@ -11,39 +11,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
+from simkit.batching.protocol import WaitingQueue
 from simkit.sequence import Sequence
-
-
-class WaitingQueue(Protocol):
-    """Sequences that wait, in the order in which they will be considered."""
-
-    def __len__(self) -> int:
-        """How many wait."""
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """All of them, the head first."""
-
-    def push(self, seq: Sequence) -> None:
-        """A new arrival joins."""
-
-    def push_preempted(self, seq: Sequence) -> None:
-        """A preempted sequence returns."""
-
-    def peek(self) -> Sequence:
-        """The head; there must be one."""
-
-    def pop(self) -> Sequence:
-        """Remove and return the head."""
-
-    def remove(self, seq: Sequence) -> None:
-        """Remove a sequence from wherever it stands."""
-
-
-def head_of(queue: WaitingQueue) -> Sequence | None:
-    """The sequence that is considered first, None when nobody waits."""
-    return queue.peek() if len(queue) else None
 
 
 class FcfsQueue:

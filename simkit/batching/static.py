@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from simkit.batching.plan import Hold, OutputListener, ScheduledChunk, StepPlan
-from simkit.batching.policies import POLICIES, WaitingQueue
+from simkit.batching.plan import Hold, ScheduledChunk, StepPlan
+from simkit.batching.policies import POLICIES
+from simkit.batching.protocol import OutputListener, WaitingQueue
 from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Phase, Sequence, StepCounter
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.plan import Batcher, ContinuousSettings, OutputListener
+from simkit.batching.plan import ContinuousSettings
 from simkit.batching.policies import POLICIES, Fcfs
+from simkit.batching.protocol import Batcher, OutputListener
 from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.engine.pricing import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect

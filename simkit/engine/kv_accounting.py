@@ -12,7 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simkit.batching.plan import Batcher, StepPlan
+from simkit.batching.plan import StepPlan
+from simkit.batching.protocol import Batcher
 from simkit.engine.step_log import StepLog
 from simkit.engine.tracker import RequestTracker
 from simkit.kv.protocol import KVPool, SharesBlocks

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.plan import Batcher, Hold, OutputListener, StepPlan
-from simkit.batching.policies import head_of
+from simkit.batching.plan import Hold, StepPlan
+from simkit.batching.protocol import Batcher, OutputListener, head_of
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.kv_accounting import KVAccounting

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
 from simkit.batching.outputs import FinishCalendar
-from simkit.batching.plan import Batcher, StepPlan
-from simkit.batching.policies import head_of
+from simkit.batching.plan import StepPlan
+from simkit.batching.protocol import Batcher, head_of
 from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog, StepRun
 from simkit.errors import CheckError
