@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from simkit.batching.group import Roster
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import ContinuousSettings, PassState, Preemption, ScheduledChunk, StepPlan
+from simkit.batching.plan import ContinuousSettings, PassState, Preemption, PrefillLimits, ScheduledChunk, StepPlan
 from simkit.batching.policies import POLICIES
 from simkit.batching.protocol import OutputListener, WaitingQueue
 from simkit.kv.protocol import CanSwap, CountsBlocks, KVAllocator
@@ -58,36 +58,7 @@ class ContinuousBatcher:
         self._known = 0 if settings.async_scheduling else 1
         self._plain = not self._policy.charges and settings.prefill_schedule_interval == 1
         self._last_goes_first = self._policy.preempts_last and isinstance(kv, CountsBlocks)
-        self._last_prefill_pass = -settings.prefill_schedule_interval
-        self._backlog = False
-
-    @property
-    def roster(self) -> Roster:
-        """Who runs."""
-        return self._roster
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Computed tokens of all who run."""
-        return self._roster.num_computed_tokens
-
-    def schedule(self, plan: StepPlan) -> list[ScheduledChunk]:
-        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
-        return self._roster.schedule(plan)
-
-    def members(self) -> list[Sequence]:
-        """Those that run, in order of admission."""
-        return list(self.running)
-
-    def num_members(self) -> int:
-        """How many run."""
-        return len(self.running)
-
-    def is_all_grouped(self) -> bool:
-        """Whether, before a pass, all who run are in the group, nobody waits and nothing is owed."""
-        self._roster.regroup()
-        roster = self._roster
-        return not (roster.ungrouped or roster.stopped or len(self.waiting) or self._unpaid_swap_out)
+        self._limits = PrefillLimits(settings)
 
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
@@ -115,7 +86,10 @@ class ContinuousBatcher:
         if not self.has_work():
             return None
         self._outputs.ended = False
-        state = self._begin_pass()
+        if self._policy.charges:
+            self._policy.begin_pass()
+        num_requests = len(self.running) + len(self.waiting)
+        state = self._limits.begin_pass(self._roster.counter.scheduled + 1, num_requests, self._roster.has_decodes)
         if self.settings.prefill_first:
             self._schedule_ungrouped_prefills(state)
             self._admit(state)
@@ -136,30 +110,6 @@ class ContinuousBatcher:
             and self._plain
             and (not len(self.waiting) or len(self.running) >= self._max_running)
         )
-
-    def _begin_pass(self) -> PassState:
-        settings = self.settings
-        if self._policy.charges:
-            self._policy.begin_pass()
-        cap = settings.long_prefill_token_threshold
-        if cap > 0:
-            num_requests = len(self.running) + len(self.waiting)
-            if num_requests <= 1:
-                cap = 0
-            elif settings.long_prefill_token_threshold_adaptive:
-                cap = max(cap, settings.max_num_batched_tokens // num_requests)
-        interval = settings.prefill_schedule_interval
-        hold = bool(
-            interval > 1
-            and not self._backlog
-            and self._roster.counter.scheduled + 1 - self._last_prefill_pass < interval
-            and (
-                self._roster.group.count
-                or self._roster.stopped
-                or any(not seq.in_prefill for seq in self._roster.ungrouped)
-            )
-        )
-        return PassState(settings.max_num_batched_tokens, cap, hold)
 
     def _schedule_running(self, state: PassState) -> None:
         """Section 3a: the group together if its order does not matter, then the others one by one."""
@@ -182,20 +132,6 @@ class ContinuousBatcher:
         state.budget -= group.count
         if due:
             self._schedule_each(state, due, 0)
-
-    def _evict_until_all_grow(self, state: PassState) -> None:
-        """Nobody else is to be looked at, and blocks are all alike: then it does not matter who found none."""
-        while not self.kv.grow_all(1, self._known):
-            victim = self._policy.victim(self.running)
-            if victim.is_grouped:
-                self._roster.leave_group(victim)
-            self._evict(victim, state)
-
-    def _is_due(self, seq: Sequence, state: PassState) -> bool:
-        """Whether the pass has to look at a running sequence: not one that is held or whose last token is under way."""
-        if seq.in_prefill:
-            return not state.hold
-        return seq.num_computed_tokens < self.settings.max_model_len - 1 and not self._last_token_is_under_way(seq)
 
     def _schedule_ungrouped_prefills(self, state: PassState) -> None:
         due = [seq for seq in self._roster.ungrouped if seq.in_prefill and not state.hold]
@@ -228,11 +164,6 @@ class ContinuousBatcher:
                 state.with_prefill |= seq.in_prefill
                 index += 1
 
-    @staticmethod
-    def _last_token_is_under_way(seq: Sequence) -> bool:
-        outstanding = seq.num_outstanding_tokens
-        return outstanding > 0 and seq.num_computed_tokens + 2 - outstanding >= seq.num_prompt_tokens + seq.max_tokens
-
     def _preempt_one(self, state: PassState, due: list[Sequence], index: int) -> tuple[Sequence, int]:
         """Section 4: choose and evict a victim; returns it and the position in `due` to go on from."""
         if state.group_size:
@@ -249,6 +180,14 @@ class ContinuousBatcher:
             index -= position < index
         self._evict(victim, state)
         return victim, index
+
+    def _evict_until_all_grow(self, state: PassState) -> None:
+        """Nobody else is to be looked at, and blocks are all alike: then it does not matter who found none."""
+        while not self.kv.grow_all(1, self._known):
+            victim = self._policy.victim(self.running)
+            if victim.is_grouped:
+                self._roster.leave_group(victim)
+            self._evict(victim, state)
 
     def _evict(self, victim: Sequence, state: PassState) -> None:
         """Take the victim's memory, and its computed tokens unless they can wait in the host pool."""
@@ -302,7 +241,7 @@ class ContinuousBatcher:
             self.waiting.pop()
             self._enter_slot(seq, state, computed, num_tokens, swapped)
         if not state.hold:
-            self._backlog = len(self.waiting) > 0
+            self._limits.backlog = len(self.waiting) > 0
 
     def _enter_slot(self, seq: Sequence, state: PassState, computed: int, num_tokens: int, swapped: bool) -> None:
         self._roster.num_pending_forks += len(seq.forks)
@@ -318,16 +257,26 @@ class ContinuousBatcher:
         state.budget -= num_tokens
         state.with_prefill |= computed < seq.num_known_tokens - 1
 
+    def _is_due(self, seq: Sequence, state: PassState) -> bool:
+        """Whether the pass has to look at a running sequence: not one that is held or whose last token is under way."""
+        if seq.in_prefill:
+            return not state.hold
+        return seq.num_computed_tokens < self.settings.max_model_len - 1 and not self._last_token_is_under_way(seq)
+
+    @staticmethod
+    def _last_token_is_under_way(seq: Sequence) -> bool:
+        outstanding = seq.num_outstanding_tokens
+        return outstanding > 0 and seq.num_computed_tokens + 2 - outstanding >= seq.num_prompt_tokens + seq.max_tokens
+
     def _finish_pass(self, state: PassState) -> StepPlan:
         """Put what was decided into a plan, and charge for it."""
         plan = self._roster.make_plan(state)
         if state.with_prefill and plan.num_scheduled:
-            self._last_prefill_pass = plan.number
+            self._limits.last_prefill_pass = plan.number
         if self._policy.charges:
-            for seq, num_tokens in state.scheduled.items():
-                self._policy.charge(seq.tenant, num_tokens)
+            self._policy.charge(state.scheduled)
             if state.group_size:
-                self._charge_group(1)
+                self._policy.charge_group(self._roster.group.tenants, 1)
         if self._host is not None:
             self._unpaid_swap_out += state.swapped_out
             if plan.num_scheduled:  # what leaves in a pass without a step crosses the link during the next one
@@ -347,11 +296,6 @@ class ContinuousBatcher:
             return False  # what was charged moves with every token, and with it the head
         return self.settings.prefill_schedule_interval == 1
 
-    def _charge_group(self, num_steps: int) -> None:
-        for tenant, count in self._roster.group.tenants.items():
-            if count:
-                self._policy.charge(tenant, count * num_steps)
-
     # --- outputs -----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan) -> None:
@@ -363,11 +307,41 @@ class ContinuousBatcher:
         """Apply further passes, which only let the group decode, and the outputs of those before the last."""
         self._roster.run_ahead(num_steps, self._known)
         if self._policy.charges:
-            self._charge_group(num_steps)
+            self._policy.charge_group(self._roster.group.tenants, num_steps)
 
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""
         self._outputs.abort(seq)
+
+    # --- what others ask --------------------------------------------------------------------------------------------
+
+    @property
+    def roster(self) -> Roster:
+        """Who runs."""
+        return self._roster
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Computed tokens of all who run."""
+        return self._roster.num_computed_tokens
+
+    def schedule(self, plan: StepPlan) -> list[ScheduledChunk]:
+        """All that `plan`, the last one made, schedules, in schedule order: for recordings."""
+        return self._roster.schedule(plan)
+
+    def members(self) -> list[Sequence]:
+        """Those that run, in order of admission."""
+        return list(self.running)
+
+    def num_members(self) -> int:
+        """How many run."""
+        return len(self.running)
+
+    def is_all_grouped(self) -> bool:
+        """Whether, before a pass, all who run are in the group, nobody waits and nothing is owed."""
+        self._roster.regroup()
+        roster = self._roster
+        return not (roster.ungrouped or roster.stopped or len(self.waiting) or self._unpaid_swap_out)
 
 
 _NUMBER = attrgetter("number")

@@ -131,6 +131,10 @@ class Roster:
         decodes = [ScheduledChunk(seq, "D", seq.num_computed_tokens - 1, 1, True) for seq in grouped]
         return sorted([*plan.explicit, *decodes], key=lambda chunk: chunk.seq.number)
 
+    def has_decodes(self) -> bool:
+        """Whether anybody who runs has its prompt computed."""
+        return bool(self.group.count or self.stopped or any(not seq.in_prefill for seq in self.ungrouped))
+
     def take_slot(self, seq: Sequence) -> None:
         """`seq` runs, and is ungrouped."""
         seq.phase = Phase.RUNNING

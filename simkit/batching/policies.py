@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import ClassVar
 
@@ -187,8 +187,11 @@ class Policy:
     def begin_pass(self) -> None:
         """A pass begins; called only where the policy `charges`."""
 
-    def charge(self, tenant: int, num_tokens: int) -> None:
-        """A pass scheduled `num_tokens` for `tenant`; called only where the policy `charges`."""
+    def charge(self, scheduled: Mapping[Sequence, int]) -> None:
+        """A pass scheduled so many tokens of sequences, one by one; called only where the policy `charges`."""
+
+    def charge_group(self, tenants: Mapping[int, int], num_tokens: int) -> None:
+        """And `num_tokens` for each of so many sequences of a tenant that decode together."""
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         """Whom to preempt of those that run, in order of admission: the last (scheduler specification, section 4)."""
@@ -238,9 +241,18 @@ class Fair(Policy):
         """Let those who arrived since the last pass take their places."""
         self.waiting.place_arrivals()
 
-    def charge(self, tenant: int, num_tokens: int) -> None:
-        """Count it as served."""
-        self.waiting.served[tenant] += num_tokens
+    def charge(self, scheduled: Mapping[Sequence, int]) -> None:
+        """Count them as served."""
+        served = self.waiting.served
+        for seq, num_tokens in scheduled.items():
+            served[seq.tenant] += num_tokens
+
+    def charge_group(self, tenants: Mapping[int, int], num_tokens: int) -> None:
+        """Count them as served."""
+        served = self.waiting.served
+        for tenant, count in tenants.items():
+            if count:
+                served[tenant] += count * num_tokens
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         """The last admitted of the most served tenant; below the floor only when nobody else is left."""

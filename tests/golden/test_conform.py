@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.group import DecodeGroup
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import StepPlan
+from simkit.batching.plan import PrefillLimits, StepPlan
 from simkit.batching.policies import FcfsQueue, Priority
 from simkit.cli import app
 from simkit.conformance.check import check_file
@@ -471,24 +471,24 @@ def ignore_the_adaptive_threshold(patch: Patch) -> None:
 
 
 def cap_a_lone_request(patch: Patch) -> None:
-    right = ContinuousBatcher._begin_pass
+    right = PrefillLimits.begin_pass
 
-    def begin_pass(self: ContinuousBatcher) -> Any:
-        state = right(self)
-        state.cap = state.cap or self.settings.long_prefill_token_threshold
+    def begin_pass(self: PrefillLimits, *asked: Any) -> Any:
+        state = right(self, *asked)
+        state.cap = state.cap or self._settings.long_prefill_token_threshold
         return state
 
-    patch.setattr(ContinuousBatcher, "_begin_pass", begin_pass)
+    patch.setattr(PrefillLimits, "begin_pass", begin_pass)
 
 
 def forget_the_backlog(patch: Patch) -> None:
-    right = ContinuousBatcher._begin_pass
+    right = PrefillLimits.begin_pass
 
-    def begin_pass(self: ContinuousBatcher) -> Any:
-        self._backlog = False
-        return right(self)
+    def begin_pass(self: PrefillLimits, *asked: Any) -> Any:
+        self.backlog = False
+        return right(self, *asked)
 
-    patch.setattr(ContinuousBatcher, "_begin_pass", begin_pass)
+    patch.setattr(PrefillLimits, "begin_pass", begin_pass)
 
 
 def give_no_budget_back(patch: Patch) -> None:

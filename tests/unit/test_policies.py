@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -256,8 +257,11 @@ class LongestFirst(Policy):
         self.charged = 0
         MADE.append(self)
 
-    def charge(self, tenant: int, num_tokens: int) -> None:
-        self.charged += num_tokens
+    def charge(self, scheduled: Mapping[Sequence, int]) -> None:
+        self.charged += sum(scheduled.values())
+
+    def charge_group(self, tenants: Mapping[int, int], num_tokens: int) -> None:
+        self.charged += sum(tenants.values()) * num_tokens
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         return max(running, key=lambda seq: seq.num_output_tokens)
