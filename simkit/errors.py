@@ -13,6 +13,8 @@ begins with an underscore never leave their module.
     ├── Stopped                 an interrupt that has something to say (simkit.cli.studies)
     ├── StdoutClosed            nobody reads any more (simkit.cli.console)
     ├── Overload                a run was given up (simkit.engine.run)
+    ├── TooMany                 an arrival is one too many (simkit.engine.system)
+    ├── BlocksMatter            blocks need names after all (simkit.engine.system)
     ├── Failed                  a second process has no result (simkit.studies.background)
     ├── DamagedPart             a kept result cannot be used (simkit.studies.checkpoint)
     ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
