@@ -274,9 +274,7 @@ class ContinuousBatcher:
         if state.with_prefill and plan.num_scheduled:
             self._limits.last_prefill_pass = plan.number
         if self._policy.charges:
-            self._policy.charge(state.scheduled)
-            if state.group_size:
-                self._policy.charge_group(self._roster.group.tenants, 1)
+            self._policy.charge(state.scheduled, self._roster.group.tenants if state.group_size else {})
         if self._host is not None:
             self._unpaid_swap_out += state.swapped_out
             if plan.num_scheduled:  # what leaves in a pass without a step crosses the link during the next one
@@ -307,7 +305,7 @@ class ContinuousBatcher:
         """Apply further passes, which only let the group decode, and the outputs of those before the last."""
         self._roster.run_ahead(num_steps, self._known)
         if self._policy.charges:
-            self._policy.charge_group(self._roster.group.tenants, num_steps)
+            self._policy.charge({}, self._roster.group.tenants, num_steps)
 
     def abort(self, seq: Sequence) -> None:
         """Section 7: a client abort frees at once, from whichever queue."""

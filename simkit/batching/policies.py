@@ -187,11 +187,11 @@ class Policy:
     def begin_pass(self) -> None:
         """A pass begins; called only where the policy `charges`."""
 
-    def charge(self, scheduled: Mapping[Sequence, int]) -> None:
-        """A pass scheduled so many tokens of sequences, one by one; called only where the policy `charges`."""
+    def charge(self, scheduled: Mapping[Sequence, int], group: Mapping[int, int], num_steps: int = 1) -> None:
+        """A pass scheduled so many tokens of sequences; called only where the policy `charges`.
 
-    def charge_group(self, tenants: Mapping[int, int], num_tokens: int) -> None:
-        """And `num_tokens` for each of so many sequences of a tenant that decode together."""
+        In `num_steps` steps each of a `group` got a token as well, which has so many sequences of each tenant.
+        """
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         """Whom to preempt of those that run, in order of admission: the last (scheduler specification, section 4)."""
@@ -241,18 +241,14 @@ class Fair(Policy):
         """Let those who arrived since the last pass take their places."""
         self.waiting.place_arrivals()
 
-    def charge(self, scheduled: Mapping[Sequence, int]) -> None:
-        """Count them as served."""
+    def charge(self, scheduled: Mapping[Sequence, int], group: Mapping[int, int], num_steps: int = 1) -> None:
+        """Count the tokens as served."""
         served = self.waiting.served
         for seq, num_tokens in scheduled.items():
             served[seq.tenant] += num_tokens
-
-    def charge_group(self, tenants: Mapping[int, int], num_tokens: int) -> None:
-        """Count them as served."""
-        served = self.waiting.served
-        for tenant, count in tenants.items():
+        for tenant, count in group.items():
             if count:
-                served[tenant] += count * num_tokens
+                served[tenant] += count * num_steps
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         """The last admitted of the most served tenant; below the floor only when nobody else is left."""

@@ -257,11 +257,8 @@ class LongestFirst(Policy):
         self.charged = 0
         MADE.append(self)
 
-    def charge(self, scheduled: Mapping[Sequence, int]) -> None:
-        self.charged += sum(scheduled.values())
-
-    def charge_group(self, tenants: Mapping[int, int], num_tokens: int) -> None:
-        self.charged += sum(tenants.values()) * num_tokens
+    def charge(self, scheduled: Mapping[Sequence, int], group: Mapping[int, int], num_steps: int = 1) -> None:
+        self.charged += sum(scheduled.values()) + num_steps * sum(group.values())
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         return max(running, key=lambda seq: seq.num_output_tokens)
