@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 
-from simkit.batching.group import Roster
+from simkit.batching.group import PrefillLimits, Roster
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import ContinuousSettings, PassState, Preemption, PrefillLimits, ScheduledChunk, StepPlan
+from simkit.batching.plan import ContinuousSettings, PassState, Preemption, ScheduledChunk, StepPlan
 from simkit.batching.policies import POLICIES
 from simkit.batching.protocol import OutputListener, WaitingQueue
 from simkit.kv.protocol import CanSwap, CountsBlocks, KVAllocator
@@ -88,8 +88,7 @@ class ContinuousBatcher:
         self._outputs.ended = False
         if self._policy.charges:
             self._policy.begin_pass()
-        num_requests = len(self.running) + len(self.waiting)
-        state = self._limits.begin_pass(self._roster.counter.scheduled + 1, num_requests, self._roster.has_decodes)
+        state = self._limits.begin_pass(self._roster, self.waiting)
         if self.settings.prefill_first:
             self._schedule_ungrouped_prefills(state)
             self._admit(state)

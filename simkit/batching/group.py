@@ -1,15 +1,16 @@
 """Who runs: the sequences that decode together, those looked at one by one, and those whose last token is under way.
 
 Owns the running list and the counts over it, and of the decode group the sum and maximum of contexts and when a visible
-limit stops somebody. A step costs nothing for each member of the group. Makes no decision.
+limit stops somebody. A step costs nothing for each member of the group. Makes no decision, but for how much of prompts
+a pass may compute beside those who run.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from simkit.batching.plan import PassState, ScheduledChunk, StepPlan
-from simkit.batching.protocol import OutputListener
+from simkit.batching.plan import ContinuousSettings, PassState, ScheduledChunk, StepPlan
+from simkit.batching.protocol import OutputListener, WaitingQueue
 from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Phase, Sequence, StepCounter
 
@@ -308,3 +309,27 @@ class Roster:
         self.open_plans.clear()
         self.num_computed_tokens = 0
         return seqs
+
+
+class PrefillLimits:
+    """How much of prompts a pass may compute: the cap on each, and the passes that leave prompts alone."""
+
+    def __init__(self, settings: ContinuousSettings) -> None:
+        self._settings = settings
+        self.last_prefill_pass = -settings.prefill_schedule_interval
+        self.backlog = False
+        """Whether somebody still waited after the last pass that was free to admit."""
+
+    def begin_pass(self, roster: Roster, waiting: WaitingQueue) -> PassState:
+        """The budget of the next pass, its cap (0: none), and whether it holds prompts back."""
+        settings = self._settings
+        cap, interval = settings.long_prefill_token_threshold, settings.prefill_schedule_interval
+        if cap > 0:
+            num_requests = len(roster.running) + len(waiting)
+            if num_requests <= 1:
+                cap = 0
+            elif settings.long_prefill_token_threshold_adaptive:
+                cap = max(cap, settings.max_num_batched_tokens // num_requests)
+        is_early = interval > 1 and roster.counter.scheduled + 1 - self.last_prefill_pass < interval
+        hold = is_early and not self.backlog and roster.has_decodes()
+        return PassState(settings.max_num_batched_tokens, cap, hold)

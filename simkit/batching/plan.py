@@ -1,8 +1,7 @@
-"""What a batcher decides by, and what it decided: settings, the limits of a pass, and the plan that it makes."""
+"""What a batcher decides by, and what it decided: settings, one pass, and the plan that it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -167,26 +166,3 @@ class ContinuousSettings:
     prefill_schedule_interval: int = 1
     max_num_active_seqs: int | None = None
     async_scheduling: bool = False
-
-
-class PrefillLimits:
-    """How much of prompts a pass may compute: the cap on each, and the passes that leave prompts alone."""
-
-    def __init__(self, settings: ContinuousSettings) -> None:
-        self._settings = settings
-        self.last_prefill_pass = -settings.prefill_schedule_interval
-        self.backlog = False
-        """Whether somebody still waited after the last pass that was free to admit."""
-
-    def begin_pass(self, number: int, num_requests: int, has_decodes: Callable[[], bool]) -> PassState:
-        """The budget of pass `number`, its cap (0: none), and whether it holds prompts back."""
-        settings = self._settings
-        cap, interval = settings.long_prefill_token_threshold, settings.prefill_schedule_interval
-        if cap > 0:
-            if num_requests <= 1:
-                cap = 0
-            elif settings.long_prefill_token_threshold_adaptive:
-                cap = max(cap, settings.max_num_batched_tokens // num_requests)
-        is_early = interval > 1 and number - self.last_prefill_pass < interval
-        hold = is_early and not self.backlog and has_decodes()
-        return PassState(settings.max_num_batched_tokens, cap, hold)

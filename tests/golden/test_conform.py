@@ -20,9 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 from simkit.batching.continuous import ContinuousBatcher
-from simkit.batching.group import DecodeGroup
+from simkit.batching.group import DecodeGroup, PrefillLimits
 from simkit.batching.outputs import Outputs
-from simkit.batching.plan import PrefillLimits, StepPlan
+from simkit.batching.plan import StepPlan
 from simkit.batching.policies import FcfsQueue, Priority
 from simkit.cli import app
 from simkit.conformance.check import check_file
