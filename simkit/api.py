@@ -76,7 +76,7 @@ def run_set_up(setup: Setup, *, progress: Progress | None = None, single_step: b
 
 
 def with_length(result: Result, length: RunLength | None) -> Result:
-    """The result with what is to be told of its length in its manifest."""
+    """The result with a manifest that says what became of the length that was asked for."""
     return replace(result, manifest={**result.manifest, "run_length": plain(length)})
 
 

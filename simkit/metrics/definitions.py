@@ -48,7 +48,7 @@ class RunMetrics:
 
 
 def summarise(record: Record, inputs: SummaryInputs) -> RunMetrics:
-    """Numbers of one replication."""
+    """Compute the numbers of one replication from its facts."""
     table = record.requests.sort("id")
     count_from_sending(table, inputs.path_ns)
     finished = table["status"] == rec.FINISHED
@@ -106,10 +106,8 @@ def _counts(record: Record, table: dict[str, Ints]) -> RequestCounts:
 
 
 def _busy_span_ns(table: dict[str, Ints], record: Record, span_ns: int) -> int:
-    """Time over which shares are taken: first arrival to last delivery, or to the end of the last step if later.
-
-    They differ only where work goes on for clients that have given up.
-    """
+    """The time over which shares are taken: from the first arrival to the last delivery, or to the end of the last step
+    if that is later. The two differ only where the engine goes on working for clients that have given up."""
     ends = record.spans.to_dict()["t_end_ns"]
     return max(span_ns, int(ends.max() - table["arrival_ns"].min())) if len(ends) else span_ns
 
@@ -132,7 +130,7 @@ def latencies_of(
 
 
 def stats_ms(values_ns: Ints | Floats) -> LatencyStats:
-    """Mean and percentiles in ms (numpy "linear"); none where there is nothing to describe."""
+    """Mean and percentiles in ms (numpy "linear"); all are None where there is nothing to describe."""
     if not len(values_ns):
         return LatencyStats()
     percentiles = np.percentile(values_ns, PERCENTILES)
@@ -141,7 +139,7 @@ def stats_ms(values_ns: Ints | Floats) -> LatencyStats:
 
 
 def pooled_stats_ms(durations: DurationHistogram) -> LatencyStats:
-    """The same of pooled durations."""
+    """Mean and percentiles in ms of pooled durations, exact to the width of their bins."""
     mean = durations.mean_ns()
     if mean is None:
         return LatencyStats()
@@ -149,7 +147,7 @@ def pooled_stats_ms(durations: DurationHistogram) -> LatencyStats:
 
 
 def _kv(record: Record, inputs: SummaryInputs, span_ns: int) -> KvUse:
-    """Time-weighted shares: of the pool over all the time, of what was allocated over the same time."""
+    """Shares of KV memory, weighted by time: of the pool, and of what was allocated (used + reserved + internal)."""
     totals = record.totals
     pool = inputs.capacity_tokens * inputs.num_replicas * span_ns
 
@@ -170,8 +168,8 @@ def _kv(record: Record, inputs: SummaryInputs, span_ns: int) -> KvUse:
 
 
 def _hit_rate(table: dict[str, Ints], counted: Bools, inputs: SummaryInputs) -> tuple[float | None, str | None]:
-    """Share of the prompt tokens that were cached, or why it is not known: it is not 0 where nobody knows which prompts
-    are alike."""
+    """The share of prompt tokens that were found in the cache, and why it is not known where nobody knows which prompts
+    are alike: it is not 0 then."""
     if not inputs.prefix_caching:
         return None, None
     if not inputs.prefix_known:
@@ -213,14 +211,15 @@ def _extrapolated(parts_ns: Mapping[str, int], gpu_ns: int) -> Extrapolated | No
 
 
 def _cost(output_tokens_per_s: float | None, inputs: SummaryInputs) -> float | None:
-    """Price of all GPUs per million output tokens, at the rate of the window; None without a price."""
+    """Price of all GPUs for a million output tokens: price an hour / (tokens a second x 3600) x 10^6."""
     if inputs.price_per_hour is None or not output_tokens_per_s:
         return None
     return inputs.price_per_hour / (output_tokens_per_s * 3600) * 1e6
 
 
 def _growth(table: dict[str, Ints], inputs: SummaryInputs) -> float | None:
-    """Judged on everybody who ever waited; a closed loop cannot outgrow its clients."""
+    """Requests that stay behind for each that arrives, over all that ever waited; None where the queue does not grow. A
+    closed loop cannot outgrow its clients."""
     if not inputs.open_loop:
         return None
     waited = (table["status"] != rec.REJECTED) & (table["status"] != rec.REFUSED)

@@ -18,14 +18,15 @@ _MAX_PENDING = 1 << 16
 
 
 def _bin_of(durations_ns: Ints) -> Ints:
-    """Exponent and the first ten bits of the mantissa of a double are a logarithm that costs nothing; 0 is bin 0."""
+    """The bin of each duration. The exponent and the first ten bits of the mantissa of a double are a logarithm that
+    costs nothing: 1,024 bins between two powers of two. A duration of 0 is in bin 0."""
     bits = durations_ns.astype(np.float64).view(np.int64) >> _DROPPED_BITS
     bins: Ints = np.maximum(bits - (_BITS_OF_ONE - 1), 0)
     return bins
 
 
 def _lower_ns(bins: Ints) -> Ints:
-    """Where bins begin."""
+    """The shortest duration of each bin."""
     edges = ((bins + (_BITS_OF_ONE - 1)) << _DROPPED_BITS).view(np.float64).astype(np.int64)
     lower: Ints = np.where(bins > 0, edges, 0)
     return lower

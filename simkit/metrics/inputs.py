@@ -1,4 +1,4 @@
-"""What the summary must know of the set-up, and small helpers its parts share."""
+"""What the summary must know of the set-up of a run, beside its facts."""
 
 from __future__ import annotations
 

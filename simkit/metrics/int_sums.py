@@ -10,7 +10,7 @@ _SAFE = 1 << 62
 
 
 def dot(values: Ints, weights: Ints) -> int:
-    """Sum of values x weights, exactly: by 64 bits where they suffice, else by Python's integers."""
+    """The exact sum of values x weights. It is taken in 64 bits where they suffice, else in Python's integers."""
     if not len(values):
         return 0
     largest = int(np.abs(values).max()) * int(np.abs(weights).max()) * len(values)
@@ -20,12 +20,12 @@ def dot(values: Ints, weights: Ints) -> int:
 
 
 def total(values: Ints) -> int:
-    """Sum of values, exactly."""
+    """The exact sum of values."""
     return dot(values, np.ones(len(values), dtype=np.int64))
 
 
 def rounded_total(values: Floats) -> int:
-    """Sum of values, each rounded to an integer, exactly."""
+    """The exact sum of values that are rounded to integers first."""
     rounded = np.rint(values)
     if not len(rounded) or float(np.abs(rounded).max()) * len(rounded) < _SAFE:
         return int(rounded.astype(np.int64).sum())

@@ -38,7 +38,8 @@ def one_sided_t_95(degrees: int) -> float:
 
 def normal_quantile_95(mean: float, deviation: float, quantile: float, count: int) -> tuple[float, float]:
     """The 95 % interval of the point `quantile` deviations below the mean of a normal distribution of which `count`
-    values have this mean and deviation; unbounded for one value. Exact: non-central t.
+    values have this mean and deviation; it has no bounds for one value. Exact, by the non-central t distribution (Hahn
+    and Meeker, Statistical Intervals, 1991).
     """
     if count < 2:
         return -math.inf, math.inf

@@ -16,7 +16,10 @@ from simkit.types import Ints
 
 
 def check_run(record: Record, unfinished: int) -> None:
-    """Conservation of requests and tokens, order of stamps, and Little's law as an exact integer identity."""
+    """Check that no request and no token is lost, that times are in order, and Little's law.
+
+    The law is an identity of integers here: the integral of the number in the system is the sum of the times in it.
+    """
     table = record.requests.to_dict()
     if len(record.requests) + unfinished != record.num_arrived:
         raise CheckError(

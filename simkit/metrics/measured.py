@@ -19,8 +19,7 @@ Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A number that was measured and the same as predicted; by how many % the prediction is too high, None where that
-    cannot be told."""
+    """A number that was measured, the same as it was predicted, and by how many % the prediction is too high."""
 
     measured: float | None
     predicted: float | None

@@ -187,19 +187,19 @@ class Record:
         self._in_system += 1
 
     def leave(self, now_ns: int, arrival_ns: int) -> None:
-        """A request leaves the system, served or not."""
+        """A request leaves the system, whether it was served or not."""
         self.in_system_area_ns += self._in_system * (now_ns - self._in_system_since_ns)
         self._in_system_since_ns = now_ns
         self._in_system -= 1
         self.sojourn_ns += now_ns - arrival_ns
 
     def reason(self, text: str) -> int:
-        """Number of a reject reason."""
+        """The number of a reject reason; a new one gets the next."""
         if text not in self.reasons:
             self.reasons.append(text)
         return self.reasons.index(text)
 
     def residency(self, row: tuple[int, ...]) -> None:
-        """Somebody gave back a slot; `row` as in SLOT_COLUMNS."""
+        """A sequence gave back its slot; `row` has the values of SLOT_COLUMNS."""
         if self._keep_slots:
             self.slots.append(row)

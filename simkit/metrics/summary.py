@@ -80,7 +80,7 @@ class KvUse:
 
 @dataclass(frozen=True, slots=True)
 class Extrapolated:
-    """Shares of GPU time that do not rest on measurements, in all and by what it is."""
+    """The share of GPU time that does not rest on measurements, and its parts by what is extrapolated."""
 
     share: float | None
     parts: Mapping[str, float | None]
@@ -164,7 +164,7 @@ class Summary:
         return found
 
     def of_others(self, latencies: Mapping[str, LatencyStats], slo: Slo | None) -> Summary:
-        """The same run with the latencies and the SLO of another choice of its requests."""
+        """The summary of the same run with the latencies and the SLO of another choice of its requests."""
         changes: dict[str, Any] = {**latencies, "slo": slo}
         return replace(self, **changes)
 

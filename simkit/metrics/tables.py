@@ -1,7 +1,7 @@
 """The parquet tables of a run directory, from column buffers to arrow.
 
-Arrays are made from buffers: so they share the memory of the columns, and `pa.array` would import pandas only to ask
-whether it was given something of its.
+Arrays are made from buffers. So they share the memory of the columns; and pandas is not imported, which `pa.array`
+does only to ask whether it was given something of it.
 """
 
 from __future__ import annotations

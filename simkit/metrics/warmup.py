@@ -20,7 +20,7 @@ BATCH = 5
 
 
 def leave_out(table: Mapping[str, Ints], finished: Bools, inputs: SummaryInputs) -> tuple[Bools, Warmup]:
-    """Which requests count, and what was done about warm-up and why (with the MSER-5 proposal, always)."""
+    """Which requests count, and what the manifest says of it. MSER-5 makes its proposal whatever the rule is."""
     arrival, rule = table["arrival_ns"], inputs.warmup
     proposal = mser5(values_ns(table, "e2e_ms")[finished].astype(np.float64))
     if rule == "none":

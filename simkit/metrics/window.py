@@ -29,8 +29,11 @@ from simkit.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`start_ns` to `end_ns`; by request, the time of its stay that lies inside and its share of the stay (0 of those
-    that did not finish)."""
+    """The time from `start_ns` to `end_ns`.
+
+    By request, `inside_ns` is the time of its stay that lies inside, and `share` is that time over its stay. Both are 0
+    for requests that did not finish.
+    """
 
     start_ns: int
     end_ns: int
@@ -39,7 +42,7 @@ class Window:
 
     @property
     def length_ns(self) -> int:
-        """0 when nobody finished: then nothing is served in any time."""
+        """The length, 0 where nobody finished: then nothing is served in any time."""
         return self.end_ns - self.start_ns
 
     @property
@@ -48,14 +51,14 @@ class Window:
         return ratio(total(self.inside_ns), self.length_ns)
 
     def per_s(self, amounts: Ints, chosen: Bools) -> float | None:
-        """`amounts` of the chosen requests a second, each by its share."""
+        """The sum of `amounts` of the chosen requests, each times its share, a second."""
         whole, part = chosen & (self.share == 1.0), chosen & (self.share > 0.0) & (self.share < 1.0)
         amount = total(amounts[whole]) + math.fsum((amounts[part] * self.share[part]).tolist())
         return ratio(amount * NS_PER_S, self.length_ns)
 
 
 def makespan(table: Mapping[str, Ints], finished: Bools) -> Window:
-    """First arrival to last delivery: every finished request lies in it whole."""
+    """The window from the first arrival to the last delivery; every finished request lies in it whole."""
     if not finished.any():
         return Window(0, 0, np.zeros(len(finished), dtype=np.int64), np.zeros(len(finished)))
     start_ns, end_ns = int(table["arrival_ns"].min()), int(table["last_token_ns"][finished].max())
@@ -64,7 +67,10 @@ def makespan(table: Mapping[str, Ints], finished: Bools) -> Window:
 
 
 def measured_window(table: Mapping[str, Ints], finished: Bools, measured: Bools, *, finite: bool) -> Window:
-    """First measured arrival to last arrival; the makespan of a finite load, and where that time has no length."""
+    """The window from the first measured arrival to the last arrival.
+
+    It is the makespan for a finite load, and where that time has no length.
+    """
     start_ns = int(table["arrival_ns"][measured].min()) if measured.any() else 0
     end_ns = int(table["arrival_ns"].max()) if measured.any() else 0
     if finite or end_ns == start_ns or not finished.any():
@@ -79,7 +85,7 @@ def measured_window(table: Mapping[str, Ints], finished: Bools, measured: Bools,
 
 
 def rates(table: Mapping[str, Ints], finished: Bools, window: Window) -> Rates:
-    """Requests and tokens a second."""
+    """Requests and tokens a second of a window."""
     output = table["output_tokens"]
     amounts = (np.ones_like(output), output, output + table["prompt_tokens"])
     return Rates(*(window.per_s(values, finished) for values in amounts))

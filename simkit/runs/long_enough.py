@@ -24,8 +24,8 @@ PRECISION = 0.02
 """Half width of the 95 % interval that the rate of output tokens, and so their cost, is to have."""
 
 PRECISE_ROOM = 1.05
-"""A run that is made longer for its precision gets so much more than is missing, for the spread of the lengths is
-known better then, and may be greater: a run should not be simulated again for one per cent."""
+"""A run that is made longer for its precision gets so much more than is missing. The spread of lengths is known better
+then and may be greater, and a run should not be simulated again for one per cent."""
 
 NORMAL_95 = 1.96
 
@@ -39,7 +39,7 @@ MAX_REQUESTS = 200_000
 """Requests up to which a run is made longer for the system to fill."""
 
 MAX_GROWTHS, MAX_RISING_GROWTHS = 4, 2
-"""How often a run is made longer, and how often of these because something still rises; what does so later is told."""
+"""How often a run is made longer, and how often because something still rises; after that the manifest says so."""
 
 FILLS = {
     "in_system": "requests in the system",
@@ -50,7 +50,7 @@ FILLS = {
 
 @dataclass(frozen=True, slots=True)
 class LongEnough:
-    """A set-up whose runs are long enough, the first replication of it, and what to tell of its length."""
+    """A set-up whose runs are long enough, its first replication, and what the manifest says of the length."""
 
     setup: Setup
     first: Part
@@ -115,7 +115,7 @@ def _levels(metrics: RunMetrics, facts: RunFacts) -> dict[str, tuple[float, ...]
 
 
 def _missing(setup: Setup, metrics: RunMetrics, rising: str | None) -> tuple[float, str]:
-    """(factor by which arrivals are too few, the reason that asks for most); 1 where they are enough."""
+    """The factor by which arrivals are too few (1 where they suffice), and the reason that asks for most."""
     table = metrics.requests
     finished = table["status"] == rec.FINISHED
     if not finished.any():
@@ -161,7 +161,7 @@ def _gap_cv(setup: Setup) -> float:
 
 
 def _length(asked: Setup, setup: Setup, why: str, rising: str | None) -> RunLength | None:
-    """What the manifest says of the length; None for a run as it was asked for that has levelled off."""
+    """What the manifest says of the length; None for a run that is as it was asked for and has levelled off."""
     if setup is asked and rising is None:
         return None
     before, after = asked.scenario.workload, setup.scenario.workload

@@ -1,4 +1,4 @@
-"""How a directory is written: whole or not at all, and what one run puts into its own."""
+"""What a run puts into its directory, and how a directory takes the place of an earlier one."""
 
 from __future__ import annotations
 
