@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import simkit
+from simkit.cli import app
 from simkit.metrics import catalogue, definitions
-from simkit.metrics.catalogue import HIGHER, METRICS, PAIRED, SWEEP_CSV, Metric, Place, shown
+from simkit.metrics.catalogue import HIGHER, METRICS, Metric, Place, shown
 from simkit.metrics.summary import RequestCounts
 from simkit.plain import plain
-from simkit.studies.compare import compare
-from simkit.studies.sweep import sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = ROOT / "scenarios" / "eight-requests.yaml"
@@ -77,20 +77,32 @@ def test_a_value_is_looked_up_by_its_path() -> None:
     assert catalogue.number(data, "no.such") is None
 
 
-def test_a_new_metric_is_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    last = {PAIRED: 99, SWEEP_CSV: 99}
-    counted = definitions._counts
-
+def test_a_new_metric_is_an_entry_and_what_computes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     @dataclass(frozen=True, slots=True)
     class WithMore(RequestCounts):
         per_step: float
 
-    entry = Metric("num_requests.per_step", "Requests a step", better=HIGHER, shown=last, names={SWEEP_CSV: "a_step"})
-    monkeypatch.setattr(catalogue, "METRICS", (*METRICS, entry))
+    def called(*arguments: object) -> str:
+        """What a command prints, and the pages and tables that it writes."""
+        out = tmp_path / str(arguments[0])
+        done = CliRunner().invoke(app.app, [str(each) for each in (*arguments, "--out", out)], env={"COLUMNS": "500"})
+        assert done.exit_code == 0, done.output
+        return done.output + "".join(path.read_text() for path in (*out.glob("*.html"), *out.glob("*.csv")))
+
+    counted = definitions._counts
+    last = dict.fromkeys((Place.HTML, Place.RUN, Place.COMPARE, Place.PAIRED, Place.SWEEP, Place.SWEEP_CSV), 99)
+    names = {Place.RUN: "invented, run", Place.COMPARE: "invented, compare", Place.SWEEP: "invented, sweep"}
+    invented = Metric("num_requests.per_step", "invented, html", better=HIGHER, heading="Requests", shown=last,
+                      names={**names, Place.SWEEP_CSV: "invented, csv"})  # fmt: skip
+    monkeypatch.setattr(catalogue, "METRICS", (*METRICS, invented))
     monkeypatch.setattr(definitions, "_counts", lambda *args: WithMore(**plain(counted(*args)), per_step=1.5))
-    scenario = simkit.load(SCENARIO)
-    swept = sweep(scenario, {"engine.max_num_seqs": [2]})
-    (row,) = csv.DictReader(io.StringIO(swept.to_csv()))
-    assert row["a_step"] == "1.5"
-    compared = compare(scenario)
-    assert all(paired["num_requests.per_step"]["difference"] == 0 for paired in compared.paired.values())
+    ran = called("run", SCENARIO)
+    assert "invented, run" in ran
+    assert "invented, html" in ran
+    compared = called("compare", SCENARIO, "--jobs", 1)
+    assert compared.count("invented, compare") == 2, "a column, and its paired differences"
+    assert "invented, html" in compared
+    swept = called("sweep", SCENARIO, "--axis", "engine.max_num_seqs=2", "--jobs", 1)
+    assert "invented, sweep" in swept
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "sweep" / "sweep.csv").read_text()))
+    assert row["invented, csv"] == "1.5"
