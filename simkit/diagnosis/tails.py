@@ -9,8 +9,8 @@ from simkit.diagnosis import losses, remedies
 from simkit.diagnosis import thresholds as at
 from simkit.diagnosis.facts import Facts, over
 from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
+from simkit.metrics.catalogue import MEASURED_LATENCIES
 
-NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
 REASONS = {
     "slots": "requests wait for a slot",
     "memory": "requests wait for KV memory",
@@ -76,7 +76,7 @@ def prefill_stall(facts: Facts) -> Finding | None:
 
 def mean_hides_tail(facts: Facts) -> Finding | None:
     """The mean of a latency meets the objective; the percentile that was asked for does not."""
-    for metric, name in NAMES.items():
+    for metric, name in MEASURED_LATENCIES.items():
         hidden = _hidden(facts, metric)
         if hidden is None:
             continue

@@ -57,6 +57,7 @@ class Place(Enum):
     PLAN = "numbers that a plan keeps of each simulation, in plan.json"
     DOCTOR = "shown with every re-run of the doctor"
     ROWS = "columns of measured numbers in a table of serving benchmarks"
+    REQUIRED = "what every summary has that a report reads, null where there is no value"
 
 
 class Kind(Enum):
@@ -84,7 +85,7 @@ class Scope(Enum):
     FULLEST = "fullest"
 
 
-HTML, RUN, COMPARE, PAIRED, SWEEP, SWEEP_CSV, PLAN, DOCTOR, ROWS = Place
+HTML, RUN, COMPARE, PAIRED, SWEEP, SWEEP_CSV, PLAN, DOCTOR, ROWS, REQUIRED = Place
 NUMBER, COUNT, SHARE, FLAG, TEXT = Kind
 LOWER, HIGHER = Better
 ALL, EACH, FULLEST = Scope
@@ -133,7 +134,7 @@ _TEXTS = {**dict(DEFINITIONS), **MEANINGS}
 _STATS_AT: Mapping[Place, tuple[str, ...]] = {
     PLAN: STATS,
     ROWS: STATS,
-    DOCTOR: ("p99",),
+    **dict.fromkeys((DOCTOR, REQUIRED), ("p99",)),
     **dict.fromkeys((HTML, COMPARE, PAIRED, SWEEP, SWEEP_CSV), ("p50", "p95", "p99")),
 }
 """Which statistics of a latency a place shows, if it shows the latency."""
@@ -171,11 +172,11 @@ def _makespan_rate(key: str, label: str, unit: str, run: int, name: str, row: in
     return Metric(f"makespan_throughput.{key}", label, unit, NUMBER, HIGHER, term, THROUGHPUT, shown, names)
 
 
-def _kv_share(kind: str, compared: Shown) -> Metric:
-    """A share of the allocated KV memory; `compared` has its positions where arms are compared, if it is waste."""
-    key, label, better = f"kv.{kind}.share_of_allocated", f"KV {kind}", LOWER if compared else None
+def _kv_share(kind: str, better: Better | None, shown: Shown) -> Metric:
+    """A share of the allocated KV memory."""
+    key, label = f"kv.{kind}.share_of_allocated", f"KV {kind}"
     names = {COMPARE: f"KV {kind[:2]}-\n{kind[2:]}", DOCTOR: f"KV {kind} waste"}
-    return Metric(key, label, "of allocated", SHARE, better, label, KV, {HTML: 1, **compared}, names)
+    return Metric(key, label, "of allocated", SHARE, better, label, KV, {HTML: 1, **shown}, names)
 
 
 def _requests(kind: str, better: Better | None, shown: Shown) -> Metric:
@@ -187,16 +188,16 @@ def _requests(kind: str, better: Better | None, shown: Shown) -> Metric:
 # fmt: off
 METRICS: tuple[Metric, ...] = (
     _rate("requests_per_s", "Throughput", "req/s",
-          {HTML: 1, RUN: 1, COMPARE: 11, PAIRED: 11, SWEEP: 11, SWEEP_CSV: 11, PLAN: 21},
+          {HTML: 1, RUN: 1, COMPARE: 11, PAIRED: 11, SWEEP: 11, SWEEP_CSV: 11, PLAN: 21, REQUIRED: 3},
           {RUN: "requests per second", COMPARE: "req/s", SWEEP: "req/s", SWEEP_CSV: "requests_per_s",
            DOCTOR: "requests/s"}),
     _rate("output_tokens_per_s", "Output tokens", "tok/s",
-          {HTML: 1, RUN: 2, COMPARE: 12, PAIRED: 12, SWEEP: 12, SWEEP_CSV: 12, PLAN: 22, DOCTOR: 1},
+          {HTML: 1, RUN: 2, COMPARE: 12, PAIRED: 12, SWEEP: 12, SWEEP_CSV: 12, PLAN: 22, DOCTOR: 1, REQUIRED: 4},
           {RUN: "output tokens per second", COMPARE: "out\ntok/s", SWEEP: "out\ntok/s",
            SWEEP_CSV: "output_tokens_per_s", DOCTOR: "output tokens/s"}),
     _rate("total_tokens_per_s", "All tokens", "tok/s", {HTML: 1, RUN: 3, PLAN: 23}, {RUN: "total tokens per second"}),
     Metric("concurrency_mean", "Concurrency, mean", "requests", NUMBER, None, "Concurrency", THROUGHPUT,
-           {HTML: 1, RUN: 5, COMPARE: 13, PAIRED: 13, PLAN: 24},
+           {HTML: 1, RUN: 5, COMPARE: 13, PAIRED: 13, PLAN: 24, REQUIRED: 5},
            {RUN: "concurrency, mean", COMPARE: "concur-\nrency"}, ALL),
     Metric("goodput_per_s", "Goodput", "req/s", NUMBER, HIGHER, "Goodput", THROUGHPUT,
            {HTML: 1, RUN: 8, PAIRED: 33, SWEEP: 13, SWEEP_CSV: 13},
@@ -211,28 +212,34 @@ METRICS: tuple[Metric, ...] = (
     _makespan_rate("requests_per_s", "Throughput", "req/s", 11, "requests per s", 23, "req_per_s"),
     _makespan_rate("output_tokens_per_s", "Output tokens", "tok/s", 12, "output tokens per s", 21, "output_tok_s"),
     _makespan_rate("total_tokens_per_s", "All tokens", "tok/s", 13, "total tokens per s", 22, "total_tok_s"),
-    *_latency("ttft_ms", {HTML: 1, COMPARE: 41, PAIRED: 41, SWEEP: 21, SWEEP_CSV: 21, PLAN: 1, DOCTOR: 2, ROWS: 1}),
-    *_latency("tpot_ms", {HTML: 1, COMPARE: 51, PAIRED: 51, SWEEP: 31, SWEEP_CSV: 31, PLAN: 6, DOCTOR: 3, ROWS: 6}),
-    *_latency("itl_ms", {HTML: 1, COMPARE: 71, PAIRED: 71, PLAN: 11, DOCTOR: 4, ROWS: 11}, compared=("p99",)),
-    *_latency("e2e_ms", {HTML: 1, COMPARE: 61, PAIRED: 61, SWEEP: 41, SWEEP_CSV: 41, PLAN: 16, DOCTOR: 5, ROWS: 16}),
+    *_latency("ttft_ms",
+              {HTML: 1, COMPARE: 41, PAIRED: 41, SWEEP: 21, SWEEP_CSV: 21, PLAN: 1, DOCTOR: 2, ROWS: 1, REQUIRED: 8}),
+    *_latency("tpot_ms",
+              {HTML: 1, COMPARE: 51, PAIRED: 51, SWEEP: 31, SWEEP_CSV: 31, PLAN: 6, DOCTOR: 3, ROWS: 6, REQUIRED: 9}),
+    *_latency("itl_ms",
+              {HTML: 1, COMPARE: 71, PAIRED: 71, PLAN: 11, DOCTOR: 4, ROWS: 11, REQUIRED: 10}, compared=("p99",)),
+    *_latency("e2e_ms",
+              {HTML: 1, COMPARE: 61, PAIRED: 61, SWEEP: 41, SWEEP_CSV: 41, PLAN: 16, DOCTOR: 5, ROWS: 16,
+               REQUIRED: 11}),
     *_latency("queue_ms", {HTML: 1}),
     Metric("slot_utilization", "Slot utilisation", "", SHARE, HIGHER, "Slot utilisation", "Slots",
-           {HTML: 1, RUN: 6, COMPARE: 14, PAIRED: 14, PLAN: 25},
+           {HTML: 1, RUN: 6, COMPARE: 14, PAIRED: 14, PLAN: 25, REQUIRED: 6},
            {RUN: "slot utilisation", COMPARE: "slot\nutil."}),
     Metric("slot_occupancy", "Slot occupancy", "", SHARE, None, "Slot occupancy", "Slots",
-           {HTML: 1, RUN: 7, COMPARE: 15, PAIRED: 15}, {RUN: "slot occupancy", COMPARE: "slot\noccup."}),
-    _kv_share("used", {}),
-    _kv_share("reserved", {COMPARE: 21, PAIRED: 21}),
-    _kv_share("internal", {COMPARE: 22, PAIRED: 22}),
-    _kv_share("external", {COMPARE: 23, PAIRED: 23}),
+           {HTML: 1, RUN: 7, COMPARE: 15, PAIRED: 15, REQUIRED: 7}, {RUN: "slot occupancy", COMPARE: "slot\noccup."}),
+    _kv_share("used", None, {REQUIRED: 15}),
+    _kv_share("reserved", LOWER, {COMPARE: 21, PAIRED: 21}),
+    _kv_share("internal", LOWER, {COMPARE: 22, PAIRED: 22}),
+    _kv_share("external", LOWER, {COMPARE: 23, PAIRED: 23}),
     Metric("kv.utilization", "KV utilisation", "of the pool", SHARE, None, "KV utilisation", KV,
-           {HTML: 1, RUN: 23, SWEEP: 52, SWEEP_CSV: 52, PLAN: 27},
+           {HTML: 1, RUN: 23, SWEEP: 52, SWEEP_CSV: 52, PLAN: 27, REQUIRED: 14},
            {SWEEP: "KV\nutil.", SWEEP_CSV: "kv_utilization"}),
     Metric("kv.peak_tokens", "KV peak", "tokens", COUNT, None, "KV peak", KV, {HTML: 1, RUN: 22}, scope=FULLEST),
-    Metric("kv.capacity_tokens", "KV capacity", "tokens", COUNT, None, "KV capacity", KV, {RUN: 20}, scope=EACH),
+    Metric("kv.capacity_tokens", "KV capacity", "tokens", COUNT, None, "KV capacity", KV,
+           {RUN: 20, REQUIRED: 13}, scope=EACH),
     Metric("kv.num_gpu_blocks", "KV blocks", "", COUNT, None, "KV capacity", KV, {RUN: 21}, scope=EACH),
     Metric("num_preemptions", "Preemptions", "", COUNT, LOWER, "Preemption", WORK,
-           {HTML: 1, RUN: 18, COMPARE: 31, PAIRED: 31, SWEEP: 51, SWEEP_CSV: 51, PLAN: 26, DOCTOR: 6},
+           {HTML: 1, RUN: 18, COMPARE: 31, PAIRED: 31, SWEEP: 51, SWEEP_CSV: 51, PLAN: 26, DOCTOR: 6, REQUIRED: 12},
            {RUN: "preemptions", COMPARE: "pre-\nempted", SWEEP: "pre-\nempted", SWEEP_CSV: "num_preemptions",
             DOCTOR: "preemptions"}, ALL),
     Metric("num_requeued", "Requeued", "requests", COUNT, None, "Requeued", WORK,
@@ -240,13 +247,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("prefix_cache_hit_rate", "Prefix cache hits", "of prompt tokens", SHARE, HIGHER, "Prefix cache hits", WORK,
            {HTML: 1, RUN: 19, COMPARE: 32, PLAN: 32}, {RUN: "prefix cache hits", COMPARE: "cache\nhits"}),
     Metric("num_steps", "Steps", "", COUNT, None, "Steps", WORK, {HTML: 1, RUN: 17}, {RUN: "steps"}, ALL),
-    Metric("gpu.busy", "GPU busy", "", SHARE, None, "GPU busy", WORK, {HTML: 1, RUN: 14, PLAN: 28}),
+    Metric("gpu.busy", "GPU busy", "", SHARE, None, "GPU busy", WORK, {HTML: 1, RUN: 14, PLAN: 28, REQUIRED: 16}),
     Metric("gpu.mfu", "MFU", "", SHARE, HIGHER, "MFU, MBU", WORK, {HTML: 1, RUN: 15, PLAN: 29}),
     Metric("gpu.mbu", "MBU", "", SHARE, HIGHER, "MFU, MBU", WORK, {HTML: 1, RUN: 16, PLAN: 30}),
     Metric("gpu.extrapolated.share", "Extrapolated", "of GPU time", SHARE, LOWER, "Extrapolated", WORK,
            {SWEEP_CSV: 56, PLAN: 31}, {SWEEP_CSV: "extrapolated_share"}),
-    _requests("arrived", None, {HTML: 1, PLAN: 33}),
-    _requests("finished", HIGHER, {HTML: 1, PLAN: 34, DOCTOR: 7}),
+    _requests("arrived", None, {HTML: 1, PLAN: 33, REQUIRED: 1}),
+    _requests("finished", HIGHER, {HTML: 1, PLAN: 34, DOCTOR: 7, REQUIRED: 2}),
     _requests("rejected", LOWER, {HTML: 1, PLAN: 35}),
     _requests("refused", LOWER, {HTML: 1}),
     _requests("aborted", LOWER, {HTML: 1}),
@@ -254,7 +261,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_truncated", "Truncated", "requests", COUNT, LOWER, "Truncated", REQUESTS,
            {RUN: 30}, {RUN: "outputs cut short"}, rare=True),
     Metric("saturated", "Saturated", "", FLAG, LOWER, "Saturated", REQUESTS,
-           {HTML: 1, SWEEP_CSV: 53, PLAN: 36}, {SWEEP_CSV: "saturated"}),
+           {HTML: 1, SWEEP_CSV: 53, PLAN: 36, REQUIRED: 17}, {SWEEP_CSV: "saturated"}),
     Metric("latency_source", "Latency source", "", TEXT, None, "Latency source", WORK,
            {SWEEP_CSV: 55}, {SWEEP_CSV: "latency_source"}),
 )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit.errors import InputError
-from simkit.metrics.catalogue import value
+from simkit.metrics.catalogue import REQUIRED, shown, value
 from simkit.plain import Json
 
 Column = npt.NDArray[Any]
@@ -49,28 +49,6 @@ STEP_COLUMNS = (
     "kv_free_tokens",
 )
 SLOT_COLUMNS = ("replica", "id", "admitted_ns", "prefill_end_ns", "generated_last_ns", "released_ns", "end")
-
-
-SUMMARY_KEYS = (
-    "num_requests.arrived",
-    "num_requests.finished",
-    "throughput.requests_per_s",
-    "throughput.output_tokens_per_s",
-    "concurrency_mean",
-    "slot_utilization",
-    "slot_occupancy",
-    "ttft_ms.p99",
-    "tpot_ms.p99",
-    "itl_ms.p99",
-    "e2e_ms.p99",
-    "num_preemptions",
-    "kv.capacity_tokens",
-    "kv.utilization",
-    "kv.used.share_of_allocated",
-    "gpu.busy",
-    "saturated",
-)
-"""Keys that every summary has, with null, for a key or for all of its group, where there is no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +103,8 @@ def load_run(name: str, run_dir: Path) -> Run:
     number of requests or replications than the summary and the manifest say.
     """
     manifest, summary = read_json(run_dir / "manifest.json"), read_json(run_dir / "summary.json")
-    for key in SUMMARY_KEYS:
-        _check_key(summary, key, run_dir / "summary.json")
+    for metric in shown(REQUIRED):
+        _check_key(summary, metric.key, run_dir / "summary.json")
     requests = _read_table(run_dir / "requests.parquet", REQUEST_COLUMNS)
     _check_requests(requests, manifest, summary, run_dir / "requests.parquet")
     return Run(
@@ -164,6 +142,7 @@ def read_json(path: Path) -> Json:
 
 
 def _check_key(data: Json, key: str, path: Path) -> None:
+    """InputError where the key is missing; its value, or all of its group, may be null."""
     here: Any = data
     for part in key.split("."):
         if here is None:

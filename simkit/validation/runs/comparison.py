@@ -13,7 +13,7 @@ import numpy as np
 from simkit.logs import PlayedLog
 from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
-from simkit.metrics.catalogue import STATS
+from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
 from simkit.metrics.definitions import pooled_stats_ms, stats_ms
 from simkit.metrics.histogram import DurationHistogram
 from simkit.metrics.inputs import ratio
@@ -95,7 +95,7 @@ def compare(
     pairs = paired(table, trace.ttft_ns, trace.e2e_ns, stream=stream)
     curves = {metric: _curve(*both) for metric, both in pairs.items()}
     errors: Errors = {}
-    for metric in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+    for metric in MEASURED_LATENCIES:
         if metric in pairs:
             errors[metric] = compared(STATS, *(stats_ms(values).by_stat for values in pairs[metric]))
         elif metric == "itl_ms" and stream:
