@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -29,17 +28,8 @@ from simkit.units import ns_to_s
 SUFFIXES = (".parquet", ".jsonl")
 
 
-class Writer(Protocol):
-    """Takes requests in arrival order, whose `time_ns` count from the first of them."""
-
-    def add(self, columns: Columns) -> None:
-        """Take the next requests."""
-
-    def close(self, meta: Meta) -> None:
-        """Finish the file."""
-
-    def abandon(self) -> None:
-        """Close an unfinished file."""
+Writer = CanonicalWriter | MooncakeWriter
+"""Takes requests in arrival order, whose `time_ns` count from the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +178,7 @@ def _unwritable(label: str, error: Exception) -> InputError:
 
 @contextmanager
 def _writer(path: Path, partial: Path) -> Iterator[Writer]:
-    writer: Writer = CanonicalWriter(partial) if path.suffix == ".parquet" else MooncakeWriter(partial)
+    writer = CanonicalWriter(partial) if path.suffix == ".parquet" else MooncakeWriter(partial)
     try:
         yield writer
     finally:

@@ -12,7 +12,7 @@ from json_logs import written
 
 from simkit.errors import InputError
 from simkit.logs.read import json as json_rows
-from simkit.logs.read.json import objects
+from simkit.logs.read.json import head_and_objects
 from simkit.logs.read.log import RowLog
 
 
@@ -22,7 +22,7 @@ def rows_of(tmp_path: Path, text: str) -> tuple[list[tuple[int, Any]], list[str]
     path.write_bytes(text.encode())
     log = RowLog("t", allow_bad=True)
     with path.open(encoding="utf-8", newline="") as file:
-        found = list(objects(file, log))
+        found = list(head_and_objects(file, log)[1])
     log.num_rows += len(found)
     return found, log.finish()
 
@@ -154,4 +154,4 @@ def test_a_piece_of_too_many_lists_is_refused_before_it_is_made(begin: str, monk
     monkeypatch.setattr(json_rows, "MAX_LINE_CHARACTERS", 2**16)
     monkeypatch.setattr(json_rows, "MAX_DOCUMENT_CHARACTERS", 2**16)
     with pytest.raises(InputError, match="line 1: more than 4,096 lists and objects in one piece"):
-        list(objects(io.StringIO(begin + "[]," * 2**13), RowLog("trace t")))
+        list(head_and_objects(io.StringIO(begin + "[]," * 2**13), RowLog("trace t"))[1])

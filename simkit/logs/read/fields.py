@@ -48,7 +48,7 @@ class Row:
 
     def skip(self, reason: str) -> None:
         """Log that this row is no request."""
-        self.source.log.add_skipped(self.line, reason)
+        self.source.log.add_skipped(reason, self.line)
 
     def tokens(self, name: str) -> int:
         """A count of tokens >= 0: an int, a float without fraction, or the text of one."""

@@ -42,18 +42,14 @@ def begins_json(text: str) -> bool:
     return _BEGINNING.match(text) is not None
 
 
-def objects(text: IO[str], log: RowLog) -> Iterator[Found]:
-    """(line, object) of a file that begins with { or [, `log.line` following.
-
-    Rows that are no object, or no proper JSON (a name twice, NaN, an integer beyond 4,300 digits, nesting too deep) are
-    logged as bad, a last one that is cut short as cut. InputError for what is too long (`MAX_LINE_CHARACTERS`,
-    `MAX_DOCUMENT_CHARACTERS`) and where an array or a document cannot be followed any further.
-    """
-    return ((line, found) for line, found, _ in _sized_objects(text, log))
-
-
 def head_and_objects(text: IO[str], log: RowLog) -> tuple[tuple[JsonRow, ...], Iterator[Found]]:
-    """(first objects, all objects with their lines): some of the rows are read ahead, by number and by size."""
+    """(first objects, all objects with their lines) of a file that begins with { or [, `log.line` following.
+
+    Some of the rows are read ahead, by number and by size. Rows that are no object, or no proper JSON (a name twice,
+    NaN, an integer beyond 4,300 digits, nesting too deep) are logged as bad, a last one that is cut short as cut.
+    InputError for what is too long (`MAX_LINE_CHARACTERS`, `MAX_DOCUMENT_CHARACTERS`) and where an array or a document
+    cannot be followed any further.
+    """
     rows = _sized_objects(text, log)
     peeked: list[Found] = []
     num_characters = 0

@@ -261,7 +261,7 @@ def _columns(found: Values, log: RowLog) -> Columns:
         return columns
     for line, reason in zip(found["line"].tolist(), reasons, strict=True):
         if reason is not None:
-            log.add_skipped(line, reason)
+            log.add_skipped(reason, line)
     return columns.take(np.array([at for at, reason in enumerate(reasons) if reason is None], dtype=np.int64))
 
 

@@ -114,22 +114,14 @@ class RowLog:
         if cut:
             self._cut_line = line
 
-    def add_skipped(self, line: int, reason: str, count: int = 1) -> None:
-        """Count a readable row that is no served request; `count` rows of which `line` is the first."""
+    def add_skipped(self, reason: str, *lines: int) -> None:
+        """Count readable rows that are no served requests, all for the same reason."""
         reason = listed([reason])
         if reason not in self.skipped and len(self.skipped) >= MAX_REASONS:
             reason = "for other reasons"
-        known, lines = self.skipped.setdefault(reason, (0, []))
-        if len(lines) < NUM_NAMED_LINES:
-            lines.append(line)
-        self.skipped[reason] = (known + count, lines)
-
-    def add_skipped_rows(self, lines: Sequence[int], reason: str) -> None:
-        """Count readable rows that are no served requests, all for the same reason."""
-        for line in lines[:NUM_NAMED_LINES]:
-            self.add_skipped(line, reason)
-        if len(lines) > NUM_NAMED_LINES:
-            self.add_skipped(lines[NUM_NAMED_LINES], reason, len(lines) - NUM_NAMED_LINES)
+        known, named = self.skipped.setdefault(reason, (0, []))
+        named.extend(lines[: NUM_NAMED_LINES - len(named)])
+        self.skipped[reason] = (known + len(lines), named)
 
     def finish(self) -> list[str]:
         """Notes on everything left out. InputError when more than 1 % of the rows are bad, unless that is allowed.

@@ -200,7 +200,8 @@ def _served(part: Columns, failed: str, log: RowLog) -> Columns:
         expected = "expected requests that were served (failed: skip leaves the others out)"
         raise InputError(f"{log.where}: line {line}: {listed([reason])}; {expected}")
     for lines, reason in found:
-        log.add_skipped_rows(lines, reason)
+        if lines:
+            log.add_skipped(reason, *lines)
     if failed != "prefill":
         return replace(part.take(np.flatnonzero(~lost)), failed=None)
     log.num_prefills += int(np.count_nonzero(lost & ~no_prompt))
