@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,36 +87,14 @@ def build_workload(
     notes: list[str] = []
     counters = dict.fromkeys(COUNTERS, 0)
     streams = Streams(seed, replication)
-    num_requests = workload.num_requests
-    duration_ns = None if workload.duration_s is None else s_to_ns(workload.duration_s)
     arrivals = workload.arrivals
     closed = arrivals if isinstance(arrivals, scenario.ClosedLoop) else None
-    played: PlayedLog | None = None
-    arrivals_alone: Callable[[Streams], Iterator[Ints]] = _no_arrivals
-    if workload.trace is not None:
-        played = play_log(workload.trace, base_dir, streams=streams, max_model_len=max_model_len)
-        notes.extend(played.notes)
-        num_requests = len(played)
-        if workload.prefix is not None and played.has_blocks:
-            notes.append(f"trace {workload.trace.path}: workload.prefix stands in place of what its prompts share")
-            played = replace(played, has_blocks=False)
-        chunks = played_chunks(played)
-    elif workload.servegen is not None:
-        clients = ServeGenClients(workload.servegen, base_dir)
-        clients.check_count(num_requests, workload.duration_s)
-        notes.extend(clients.notes)
-        chunks = (Chunk(*columns, {}) for columns in clients.chunks(streams))
-        arrivals_alone = partial(_arrivals_of_clients, clients)
-    else:
-        assert arrivals is not None
-        assert workload.prompt_tokens is not None
-        assert workload.output_tokens is not None
-        prompts = build_lengths(workload.prompt_tokens, "prompt_tokens", base_dir, notes)
-        outputs = build_outputs(workload.output_tokens, base_dir, notes)
-        chunks = _synthetic_chunks(arrivals, prompts, outputs, workload.drift, streams)
-        arrivals_alone = partial(_arrivals_of_process, arrivals)
+    duration_ns = None if workload.duration_s is None else s_to_ns(workload.duration_s)
+    source = _source(workload, base_dir, streams, max_model_len, notes)
+    played = source.played
+    num_requests = workload.num_requests if played is None else len(played)
     limits = num_requests, None if closed else duration_ns
-    bounded = _bounded(chunks, *limits, counters)
+    bounded = _bounded(source.chunks, *limits, counters)
     requests = _requests(bounded, workload, streams, max_model_len, counters)
     successors = None
     if played is not None and played.closed:
@@ -134,20 +112,45 @@ def build_workload(
         prefix_known=played is None or played.has_blocks or workload.prefix is not None,
         successors=successors,
         measured=None if played is None else _measured(workload, played, max_model_len),
-        arrival_span_ns=lambda: _span_ns(arrivals_alone(Streams(seed, replication)), *limits),
+        arrival_span_ns=lambda: _span_ns(source.arrivals(Streams(seed, replication)), *limits),
     )
 
 
-def _no_arrivals(streams: Streams) -> Iterator[Ints]:
-    return iter(())
+class _Source(NamedTuple):
+    """Where requests come from: their columns, and their arrivals alone, on fresh streams (a log: known by the run)."""
+
+    chunks: Iterator[Chunk]
+    arrivals: Callable[[Streams], Iterator[Ints]]
+    played: PlayedLog | None = None
 
 
-def _arrivals_of_process(arrivals: scenario.Arrivals, streams: Streams) -> Iterator[Ints]:
-    return arrival_chunks(arrivals, streams("arrivals"))
-
-
-def _arrivals_of_clients(clients: ServeGenClients, streams: Streams) -> Iterator[Ints]:
-    return (arrival_ns for arrival_ns, *_ in clients.chunks(streams))
+def _source(
+    workload: scenario.Workload, base_dir: Path | None, streams: Streams, max_model_len: int, notes: list[str]
+) -> _Source:
+    """The log, the clients or the processes of a workload; what reading finds goes to `notes`."""
+    if workload.trace is not None:
+        played = play_log(workload.trace, base_dir, streams=streams, max_model_len=max_model_len)
+        notes.extend(played.notes)
+        if workload.prefix is not None and played.has_blocks:
+            notes.append(f"trace {workload.trace.path}: workload.prefix stands in place of what its prompts share")
+            played = replace(played, has_blocks=False)
+        return _Source(played_chunks(played), lambda fresh: iter(()), played)
+    if workload.servegen is not None:
+        clients = ServeGenClients(workload.servegen, base_dir)
+        clients.check_count(workload.num_requests, workload.duration_s)
+        notes.extend(clients.notes)
+        return _Source(
+            (Chunk(*columns, {}) for columns in clients.chunks(streams)),
+            lambda fresh: (arrival_ns for arrival_ns, *_ in clients.chunks(fresh)),
+        )
+    arrivals = workload.arrivals
+    assert arrivals is not None
+    assert workload.prompt_tokens is not None
+    assert workload.output_tokens is not None
+    prompts = build_lengths(workload.prompt_tokens, "prompt_tokens", base_dir, notes)
+    outputs = build_outputs(workload.output_tokens, base_dir, notes)
+    chunks = _synthetic_chunks(arrivals, prompts, outputs, workload.drift, streams)
+    return _Source(chunks, lambda fresh: arrival_chunks(arrivals, fresh("arrivals")))
 
 
 def _span_ns(chunks: Iterator[Ints], num_requests: int | None, duration_ns: int | None) -> tuple[int, int]:
