@@ -44,7 +44,11 @@ class Row:
 
     def first(self, *names: str) -> str | None:
         """The first of some names for the same thing that has a value."""
-        return next((name for name in names if self.values.get(name) is not None and self.values[name] != ""), None)
+        for name in names:
+            value = self.values.get(name)
+            if value is not None and value != "":
+                return name
+        return None
 
     def skip(self, reason: str) -> None:
         """Log that this row is no request."""
