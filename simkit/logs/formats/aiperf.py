@@ -83,7 +83,7 @@ def _time(metrics: Row, name: str) -> int | None:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "aiperf", NEEDS)
+    require(source, source.format.needs)
     note_unit(source, "request_start_ns", "ns")
     return read_objects(source, record)
 

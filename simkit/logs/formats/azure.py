@@ -36,7 +36,7 @@ def title_of(head: Head) -> str:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    return read_layout(source, LAYOUT, "azure")
+    return read_layout(source, LAYOUT)
 
 
 FORMAT = Format("azure", "Azure CSV", having("csv", *NEEDS), read, NEEDS, title_of=title_of)

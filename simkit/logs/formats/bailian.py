@@ -38,7 +38,7 @@ def record(row: Row) -> Record:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "bailian", NEEDS)
+    require(source, source.format.needs)
     note_unused(source, USED)
     return read_objects(source, record)
 

@@ -52,7 +52,7 @@ def read(source: Source) -> Iterator[Columns]:
         ),
         derive,
     )
-    return read_layout(source, layout, "blis")
+    return read_layout(source, layout)
 
 
 FORMAT = Format("blis", "BLIS TraceV2 CSV", having("csv", *NEEDS), read, NEEDS)

@@ -33,7 +33,7 @@ def read(source: Source) -> Iterator[Columns]:
             Field("model", "Model", TEXT, required=False),
         ),
     )
-    return read_layout(source, layout, "burstgpt")
+    return read_layout(source, layout)
 
 
 FORMAT = Format("burstgpt", "BurstGPT CSV", having("csv", *NEEDS), read, NEEDS, title_of=title_of)

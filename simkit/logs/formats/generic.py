@@ -55,7 +55,7 @@ def read(source: Source) -> Iterator[Columns]:
     column_of = _checked(source)
     fields = tuple(_field(name, column, source) for name, column in column_of.items())
     if head.kind == "csv":
-        yield from read_layout(source, Layout(fields), "generic")
+        yield from read_layout(source, Layout(fields))
         return
     # Values become cells, so that all kinds of files are read by the same rules.
     header = list(column_of.values())

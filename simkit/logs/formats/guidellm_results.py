@@ -37,7 +37,7 @@ def matches(head: Head) -> str | None:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests, those that were served first; their line is their place. InputError for several benchmarks."""
-    require(source, "guidellm-results", NEEDS)
+    require(source, source.format.needs)
     note_unit(source, "request_start", "s")
     return read_objects(replace(source, rows=_rows(source)), record)
 

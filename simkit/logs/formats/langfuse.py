@@ -100,7 +100,7 @@ def _readings(usage: Row, part: str, failed: str | None) -> list[int]:
 
 def read(source: Source) -> Iterator[Columns]:
     """The generations in file order."""
-    require(source, "langfuse", ("type",))
+    require(source, ("type",))
     return read_objects(source, record)
 
 

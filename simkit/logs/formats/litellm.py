@@ -78,7 +78,7 @@ def read_csv(source: Source) -> Iterator[Columns]:
         ),
         derive,
     )
-    return read_layout(source, layout, "litellm-csv")
+    return read_layout(source, layout)
 
 
 def record(row: Row) -> Record | None:
@@ -120,7 +120,7 @@ def _details(row: Row) -> Mapping[str, object]:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "litellm", NEEDS)
+    require(source, source.format.needs)
     return read_objects(source, record)
 
 

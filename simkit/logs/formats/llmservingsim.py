@@ -84,7 +84,7 @@ def _turns(row: Row) -> Iterator[tuple[int, JsonRow]]:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "llmservingsim", NEEDS)
+    require(source, source.format.needs)
     note_unit(source, "arrival_time_ns", "ns")
     note_unused(source, USED)
     return read_objects(replace(source, rows=_requests(source)), record)

@@ -158,7 +158,7 @@ def refuse_text(source: Source) -> None:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "mooncake", ())
+    require(source, ())
     refuse_text(source)
     check_unit(source)
     check_blocks(source)
@@ -174,7 +174,7 @@ def matches_guidellm(head: Head) -> str | None:
 
 def read_guidellm(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "guidellm", NEEDS)
+    require(source, source.format.needs)
     refuse_text(source)
     check_blocks(source)
     note_unused(source, USED)
@@ -188,7 +188,7 @@ def matches_delta(head: Head) -> str | None:
 
 def read_delta(source: Source) -> Iterator[Columns]:
     """The requests in file order, with whole prompts; the context of every session is kept."""
-    require(source, "mooncake-delta", ())
+    require(source, ())
     refuse_text(source)
     check_unit(source)
     note_unused(source, USED)

@@ -96,7 +96,7 @@ def _has_failed(row: Row, span: Row) -> bool:
 
 def read(source: Source) -> Iterator[Columns]:
     """The model calls in file order."""
-    require(source, "otel", ())
+    require(source, ())
     return read_objects(source, record)
 
 
@@ -107,7 +107,7 @@ def matches_otlp(head: Head) -> str | None:
 
 def read_otlp(source: Source) -> Iterator[Columns]:
     """The model calls in file order; their line is that of the export they are in."""
-    require(source, "otlp", OTLP_NEEDS)
+    require(source, source.format.needs)
     return read_objects(replace(source, rows=otlp_spans(source.rows, source.log)), record)
 
 

@@ -36,7 +36,7 @@ def record(row: Row) -> Record:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    require(source, "ragpulse", NEEDS)
+    require(source, source.format.needs)
     note_unused(source, (*NEEDS, "session_id"))
     source.log.remark("hash_ids are of components of unknown length, not of blocks: the prefix hit rate is unknown")
     return read_objects(source, record)

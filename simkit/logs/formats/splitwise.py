@@ -25,7 +25,7 @@ def read(source: Source) -> Iterator[Columns]:
             Field("id", "request_id", TEXT, required=False),
         )
     )
-    return read_layout(source, layout, "splitwise")
+    return read_layout(source, layout)
 
 
 FORMAT = Format("splitwise", "splitwise-sim CSV", having("csv", *NEEDS), read, NEEDS)

@@ -24,8 +24,9 @@ def matches_lengths(head: Head) -> str | None:
     return f"columns {', '.join(LENGTHS)} and no arrived_at"
 
 
-def _read(source: Source, needs: tuple[str, ...], name: str) -> Iterator[Columns]:
-    time, prompt, output = needs
+def read(source: Source) -> Iterator[Columns]:
+    """The requests in file order, of any version."""
+    time, prompt, output = source.format.needs
     layout = Layout(
         (
             Field("time_ns", time, None, unit=own_unit(source, "s")),
@@ -33,21 +34,11 @@ def _read(source: Source, needs: tuple[str, ...], name: str) -> Iterator[Columns
             Field("output_tokens", output, TOKENS),
         )
     )
-    return read_layout(source, layout, name)
-
-
-def read(source: Source) -> Iterator[Columns]:
-    """The requests in file order."""
-    return _read(source, NEEDS, "vidur")
-
-
-def read_old(source: Source) -> Iterator[Columns]:
-    """The requests of an older file in file order."""
-    return _read(source, OLD_NEEDS, "vidur-old")
+    return read_layout(source, layout)
 
 
 FORMAT = Format("vidur", "vidur CSV", having("csv", *NEEDS), read, NEEDS)
-OLD = Format("vidur-old", "vidur CSV of older versions", having("csv", *OLD_NEEDS), read_old, OLD_NEEDS)
+OLD = Format("vidur-old", "vidur CSV of older versions", having("csv", *OLD_NEEDS), read, OLD_NEEDS)
 LENGTHS_ONLY = Format(
     "vidur-lengths",
     "vidur lengths CSV",

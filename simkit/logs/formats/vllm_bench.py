@@ -37,7 +37,7 @@ def matches(head: Head) -> str | None:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in the order of the arrays; their line is their place in them. InputError for several results."""
-    require(source, "vllm-bench", NEEDS)
+    require(source, source.format.needs)
     note_unit(source, "start_times", "s")
     for number, (_, result) in enumerate(source.rows):
         if number:

@@ -47,7 +47,7 @@ class _Range:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order; at the end a remark on how far the two clocks agree."""
-    require(source, "vllm-records", NEEDS)
+    require(source, source.format.needs)
     note_unit(source, "arrival_time", "s")
     note_unused(source, (*NEEDS, *ENGINE, "request_id", "model"))
     arrivals, queued, apart = _Range(), _Range(), _Range()

@@ -190,8 +190,9 @@ def read_objects(source: Source, read_row: ReadRow) -> Iterator[Columns]:
     yield Columns.of(records)
 
 
-def require(source: Source, name: str, needs: Iterable[str]) -> None:
-    """InputError unless the file is JSON whose first objects have all fields that format `name` needs."""
+def require(source: Source, needs: Iterable[str]) -> None:
+    """InputError unless the file is JSON whose first objects have all of these fields."""
+    name = source.format.name
     if source.head.kind != "json":
         raise InputError(f"{source.log.where}: format {name} reads JSON objects, and this file has none")
     missing = [field for field in needs if field not in source.head.keys]

@@ -47,7 +47,7 @@ class Source:
 
     `rows` gives (line, object) of JSON, `table` is the rest of a CSV or parquet file. `spec` holds what the user
     decided (`time_unit`, `failed`, `map`); `log` takes what is left out. `path` is for formats that read the file in a
-    way of their own.
+    way of their own; `format` is the one that is read.
     """
 
     head: Head
@@ -56,6 +56,7 @@ class Source:
     spec: scenario.Trace
     log: RowLog
     path: Path
+    format: Format
 
 
 @dataclass(frozen=True, slots=True)

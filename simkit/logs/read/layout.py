@@ -64,12 +64,12 @@ class Layout:
     derive: Derive | None = None
 
 
-def read_layout(source: Source, layout: Layout, format_name: str) -> Iterator[Columns]:
+def read_layout(source: Source, layout: Layout) -> Iterator[Columns]:
     """The requests of a file in file order. InputError when a required column is missing or there twice."""
     log, header = source.log, source.head.columns
     if not isinstance(source.table, CsvRows):
-        raise InputError(f"{log.where}: format {format_name} is CSV; this is {source.head.kind}")
-    present = _present(layout, header, log.where, format_name)
+        raise InputError(f"{log.where}: format {source.format.name} is CSV; this is {source.head.kind}")
+    present = _present(layout, source)
     used = {field.column for field in present}
     if unused := [name for name in header if name not in used]:
         log.remark(f"columns not used: {listed(unused)}")
@@ -103,11 +103,12 @@ def read_blocks(
         yield _columns(found, log)
 
 
-def _present(layout: Layout, header: Sequence[str], where: str, format_name: str) -> list[Field]:
+def _present(layout: Layout, source: Source) -> list[Field]:
+    header, where = source.head.columns, source.log.where
     for field in layout.fields:
         if field.required and field.column not in header:
             raise InputError(
-                f"{where}: format {format_name} needs column {field.column!r}, header was {listed(header)!r}"
+                f"{where}: format {source.format.name} needs column {field.column!r}, header was {listed(header)!r}"
                 f"{nearest(field.column, header[:1000])}"
             )
         if header.count(field.column) > 1:

@@ -112,7 +112,7 @@ def scanning(spec: scenario.Trace, base_dir: Path | None = None) -> Iterator[Sca
         if head.hash_block_tokens is not None:
             found = replace(found, hash_block_tokens=head.hash_block_tokens)
         assert found.read is not None
-        parts = found.read(Source(*file, spec, log, path))
+        parts = found.read(Source(*file, spec, log, path, found))
         yield Scan(found, why, log, (_served(part, spec.failed, log) for part in parts))
 
 
