@@ -82,15 +82,23 @@ def reading(where: str) -> Iterator[None]:
         raise InputError(f"{where}: not a text file in UTF-8 or UTF-16") from error
     except csv.Error as error:
         raise InputError(f"{where}: not readable as CSV: {error}") from error
-    except ValueError as error:
-        # What `open` says of a path with a NUL in it.
-        if "null byte" not in str(error):
-            raise
-        raise InputError(f"{where}: expected a path without NUL characters") from error
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Whether these are the first bytes of a file. OSError, and Refusal of a path that no file can have."""
+    _check_path(path)
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _check_path(path: Path) -> None:
+    if "\0" in str(path):
+        raise Refusal("expected a path without NUL characters")
 
 
 def check_regular(path: Path) -> None:
     """Refusal of what is no file: a pipe can be read only once, and opening one without a writer never ends."""
+    _check_path(path)
     if str(path) == "-" and not path.exists():
         raise Refusal("standard input is not read: write it to a file first")
     mode = path.stat().st_mode

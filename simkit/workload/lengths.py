@@ -17,7 +17,8 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, about, nearest
-from simkit.logs.files import open_text, reading, resolve
+from simkit.logs.files import begins_with, open_text, reading, resolve
+from simkit.logs.read.parquet import PARQUET_MAGIC
 from simkit.logs.read.record import MAX_TOKENS
 from simkit.types import Bools, Floats, Ints
 from simkit.units import s_to_ns
@@ -176,8 +177,7 @@ def _read_sample(path: Path, name: str, column: Column, notes: list[str]) -> Flo
     """The sorted values >= 1 of one column of a CSV (plain or gzip) or parquet file."""
     where = str(path)
     with about(f"workload.{column}.path"), reading(where):
-        with path.open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
+        is_parquet = begins_with(path, PARQUET_MAGIC)
         values = _parquet_column(path, name, where) if is_parquet else _csv_column(path, name, where)
         kept = np.sort(values[values > 0])
         if not kept.size:

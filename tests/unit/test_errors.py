@@ -108,7 +108,6 @@ CUTS |= {"match", "search", "fullmatch", "sub", "replace"}
 WORDS = {"error", "message", "note", "problem", "reason", "remark", "why"}
 OF_OTHERS = {
     "calib/measure/bench.py": "torch and Triton say only in words that memory ran out",
-    "simkit/logs/files.py": "Python says only in words that a path has a NUL in it",
     "simkit/logs/read/json.py": "json says only in words that a text ends too early",
 }
 """Files that read the words of somebody else's exception, and why."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, nearest
-from simkit.logs.files import check_regular, open_text, reading, resolve
+from simkit.logs.files import begins_with, check_regular, open_text, reading, resolve
 from simkit.logs.formats import FORMATS
 from simkit.logs.formats.canonical import meta_of
 from simkit.logs.read.csv import CsvRows
@@ -33,9 +33,7 @@ def opened(path: Path, log: RowLog) -> Iterator[Opened]:
     """A file and what is in it; rows that cannot be told apart go to `log`, whose `line` follows them."""
     with reading(f"trace {path}"):
         check_regular(path)
-        with path.open("rb") as file:
-            is_parquet = file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
-        if is_parquet:
+        if begins_with(path, PARQUET_MAGIC):
             with open_parquet(path) as rows:
                 meta = meta_of(path)
                 block_tokens = None if meta is None else meta.hash_block_tokens
