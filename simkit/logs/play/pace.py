@@ -7,7 +7,7 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.play.load import Log
-from simkit.logs.read.record import UNKNOWN
+from simkit.logs.read.record import UNKNOWN, known
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, ns_to_s, s_to_ns
@@ -80,11 +80,11 @@ def think_times(log: Log, rows: Ints, after: Ints, arrival_ns: Ints, spec: scena
         return think
     before = after[follows]
     gap = np.maximum(arrival_ns[follows] - arrival_ns[before], 0)
-    own = _known(log.columns.delay_ns, rows[follows])
+    own = known(log.columns.delay_ns, rows[follows])
     # The delay counts from the turn right before; when that is not played only the gap is known.
     own = np.where(log.after[rows[follows]] == rows[before], own, UNKNOWN)
     own = np.where((own == UNKNOWN) & log.untimed[rows[follows]], gap, own)
-    e2e = _known(log.columns.e2e_ns, rows[before])
+    e2e = known(log.columns.e2e_ns, rows[before])
     rest = np.where(e2e == UNKNOWN, gap, np.maximum(gap - e2e, 0))
     think[follows] = np.where(own != UNKNOWN, own, rest)
     if spec.idle_gap_cap_s is not None:
@@ -103,7 +103,3 @@ def think_times(log: Log, rows: Ints, after: Ints, arrival_ns: Ints, spec: scena
         f"has ended and a think time is over, {mean_s:.4g} s in the mean before scaling ({kinds})"
     )
     return think
-
-
-def _known(column: Ints | None, rows: Ints) -> Ints:
-    return np.full(len(rows), UNKNOWN, dtype=np.int64) if column is None else column[rows]

@@ -15,7 +15,7 @@ from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
 from simkit.logs.play.window import cut
 from simkit.logs.read.blocks import Shared, walk
 from simkit.logs.read.log import RemarkKind, numbers
-from simkit.logs.read.record import UNKNOWN, Gaps, offsets_of
+from simkit.logs.read.record import UNKNOWN, Gaps, known, offsets_of
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.streams import Streams
 from simkit.types import Ints
@@ -156,10 +156,10 @@ def play(
         output_tokens=outputs,
         after=after,
         think_ns=scaled(think, speed, spec),
-        session=_of(log.session, rows),
+        session=known(log.session, rows),
         shared=_shared(log, rows, prompts),
-        ttft_ns=_of(columns.ttft_ns, rows),
-        e2e_ns=_of(columns.e2e_ns, rows),
+        ttft_ns=known(columns.ttft_ns, rows),
+        e2e_ns=known(columns.e2e_ns, rows),
         row=rows,
         line=columns.line[rows],
         num_warm=window.num_warm,
@@ -251,7 +251,3 @@ def _shared(log: Log, rows: Ints, prompts: Ints) -> Shared:
     if log.hash_block_tokens is None or log.columns.blocks is None:
         return Shared.nothing(len(rows))
     return walk(log.columns.blocks.take(rows), prompts, log.hash_block_tokens)[1]
-
-
-def _of(column: Ints | None, rows: Ints) -> Ints:
-    return np.full(len(rows), UNKNOWN, dtype=np.int64) if column is None else column[rows]

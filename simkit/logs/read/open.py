@@ -25,7 +25,16 @@ from simkit.logs.read.log import RowLog, listed
 from simkit.logs.read.parquet import PARQUET_MAGIC, ParquetRows, open_parquet
 from simkit.logs.read.record import Columns
 
+GENERIC = "generic"
 HEAD_CHARACTERS = 4096
+
+
+class Opened(NamedTuple):
+    """An open file: its beginning, and its rows, (line, object) of JSON or a table of CSV or parquet."""
+
+    head: Head
+    rows: Iterator[tuple[int, JsonRow]] = iter(())
+    table: CsvRows | ParquetRows | None = None
 
 
 @contextmanager
@@ -65,17 +74,6 @@ def _first_text(text: IO[str]) -> str:
         start = chunk.lstrip()
     text.seek(0)
     return start
-
-
-GENERIC = "generic"
-
-
-class Opened(NamedTuple):
-    """An open file: its beginning, and its rows, (line, object) of JSON or a table of CSV or parquet."""
-
-    head: Head
-    rows: Iterator[tuple[int, JsonRow]] = iter(())
-    table: CsvRows | ParquetRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,11 @@ RAGGED = {"blocks": "block_ids", "gaps": "gaps_ns"}
 """Columns with lists in their rows, and what the field of a record is called."""
 
 
+def known(column: Ints | None, rows: Ints) -> Ints:
+    """Some rows of an optional column of numbers."""
+    return np.full(len(rows), UNKNOWN, dtype=np.int64) if column is None else column[rows]
+
+
 def missing(name: str) -> int:
     """How a column of numbers writes that the log does not say."""
     return NO_TIME if name == "time_ns" else UNKNOWN
