@@ -18,6 +18,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs.read.log import counted
 from simkit.streams import CHUNK, Stream, Streams
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S
@@ -60,8 +61,7 @@ class ServeGenClients:
             )
 
     def _describe(self, spec: scenario.ServeGen) -> str:
-        count = len(self._clients)
-        what = f"{count} ServeGen client{'s' if count > 1 else ''}, {self.span_s:g} s, {self.rate_per_s:.4g} requests/s"
+        what = f"{counted(len(self._clients), 'ServeGen client')}, {self.span_s:g} s, {self.rate_per_s:.4g} requests/s"
         return f"servegen {spec.path}: {what} expected"
 
     def chunks(self, streams: Streams, chunk: int = CHUNK) -> Iterator[Columns]:

@@ -16,7 +16,7 @@ from simkit.logs.play.order import straighten
 from simkit.logs.play.sessions import place_untimed, predecessors, session_codes
 from simkit.logs.read.blocks import checked_blocks
 from simkit.logs.read.format import Format
-from simkit.logs.read.log import RemarkKind, RowLog
+from simkit.logs.read.log import RemarkKind, RowLog, counted
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import NO_TIME, Columns, Ragged
 from simkit.logs.running_stats import too_fast
@@ -189,4 +189,4 @@ def _moved(before: Ints, rows: Ints) -> Ints:
 def _describe(arrival: Ints) -> str:
     span_s = ns_to_s(int(arrival[-1]))
     rate = f", {(len(arrival) - 1) / span_s:.4f} requests/s" if span_s > 0 else ""
-    return f"{len(arrival)} request{'s' if len(arrival) > 1 else ''} over {span_s:.3f} s{rate}"
+    return f"{counted(len(arrival), 'request')} over {span_s:.3f} s{rate}"

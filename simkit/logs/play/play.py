@@ -14,7 +14,7 @@ from simkit.logs.play.load import Log, load_log
 from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
 from simkit.logs.play.window import cut
 from simkit.logs.read.blocks import Shared, walk
-from simkit.logs.read.log import RemarkKind, numbers
+from simkit.logs.read.log import RemarkKind, counted, numbers
 from simkit.logs.read.record import UNKNOWN, Gaps, known, offsets_of
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.streams import Streams
@@ -145,7 +145,7 @@ def play(
         notes.append("no request follows another: all arrive at their recorded times")
     elif untimed := int(np.count_nonzero(log.untimed[rows])):
         notes.append(
-            f"{untimed} request{'s' if untimed > 1 else ''} without a time: placed the delay after the "
+            f"{counted(untimed, 'request')} without a time: placed the delay after the "
             "arrival of the one before, without its service time (sessions: closed waits for it)"
         )
     speed = speed_of(arrival[window.num_warm :], spec, notes)
@@ -183,9 +183,8 @@ def _possible(played: PlayedLog, notes: list[str]) -> PlayedLog:
     if not len(wrong):
         return played
     lines = numbers(played.line[wrong].tolist())
-    many = "s" if len(wrong) > 1 else ""
     notes.append(
-        f"{len(wrong)} request{many} with a TTFT longer than the E2E ({lines}): the times are taken for unknown"
+        f"{counted(len(wrong), 'request')} with a TTFT longer than the E2E ({lines}): the times are taken for unknown"
     )
     ttft, e2e = played.ttft_ns.copy(), played.e2e_ns.copy()
     ttft[wrong] = e2e[wrong] = UNKNOWN
@@ -231,8 +230,7 @@ def _lengths(
     """Prompt and output tokens: an output at least, and prompts cut short with `too_long: truncate`."""
     prompts, outputs = log.columns.prompt_tokens[rows], log.columns.output_tokens[rows]
     if empty := int(np.count_nonzero(outputs == 0)):
-        many = "s" if empty > 1 else ""
-        notes.append(f"{empty} request{many} with 0 output tokens played for the prompt alone, with 1 token")
+        notes.append(f"{counted(empty, 'request')} with 0 output tokens played for the prompt alone, with 1 token")
         outputs = np.maximum(outputs, 1)
     if spec.too_long == "truncate" and max_model_len is not None:
         room = np.maximum(max_model_len - outputs, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.logs.read.log import RowLog, numbers
+from simkit.logs.read.log import RowLog, counted, numbers
 from simkit.logs.read.record import NO_TIME, UNKNOWN, Columns
 from simkit.logs.read.timestamps import MAX_NS
 from simkit.types import Bools, Ints
@@ -126,8 +126,9 @@ def _by_parent(columns: Columns) -> tuple[Ints, list[str]]:
     reasons = {"not in the log": len(lost) - later - own, "later": later, "the request itself": own}
     why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
     lines = numbers(columns.line[lost].tolist())
-    many = "s" if len(lost) > 1 else ""
-    return after, [f"{len(lost)} request{many} whose parent is no earlier request ({why}) start a session ({lines})"]
+    return after, [
+        f"{counted(len(lost), 'request')} whose parent is no earlier request ({why}) start a session ({lines})"
+    ]
 
 
 def _by_session(columns: Columns) -> tuple[Ints, list[str]]:

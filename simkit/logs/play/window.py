@@ -9,6 +9,7 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.play.load import Log
+from simkit.logs.read.log import counted
 from simkit.streams import Streams
 from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s, s_to_ns
@@ -59,7 +60,7 @@ def cut(
     notes += [*thinned, *dropped]
     if num_warm:
         notes.append(
-            f"the caches are warmed by the first {num_warm} request{'s' if num_warm > 1 else ''}, from "
+            f"the caches are warmed by the first {counted(num_warm, 'request')}, from "
             f"{spec.start_s - spec.warmup_s:g} s to {spec.start_s:g} s, not measured"
         )
     return Window(rows, time_ns[rows] - from_ns, num_warm)

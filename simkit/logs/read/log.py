@@ -35,6 +35,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things for a message: "1 request", "3 requests"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def numbers(lines: Sequence[int], count: int | None = None) -> str:
     """Line numbers for a message, the first few of `count`: "lines 1, 2, 3, 4, 5, ..."."""
     count = len(lines) if count is None else count
