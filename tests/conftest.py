@@ -4,10 +4,7 @@ can be repeated; and what many of them would pay for again and again is paid for
 
 import functools
 import os
-import sys
-from collections.abc import Iterator
 
-import pytest
 import typer.testing
 from hypothesis import settings
 from typer.main import get_command
@@ -20,12 +17,3 @@ typer.testing._get_command = functools.cache(get_command)
 
 # Processes that tests start keep the modules that they compile, or each of them would compile simkit anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_idle_processes() -> Iterator[None]:
-    """joblib keeps its processes for minutes, in case they are wanted again, and with them some 200 MB each."""
-    yield
-    executor = getattr(sys.modules.get("joblib.externals.loky.reusable_executor"), "_executor", None)
-    if executor is not None:
-        executor.shutdown(wait=True)

@@ -90,14 +90,14 @@ def plan(
 @contextlib.contextmanager
 def _forgetting(folder: Path) -> Iterator[None]:
     """What was kept for going on is of no use once there is an answer, or none can come."""
-    from simkit.planner.jobs import forget
+    from simkit.studies import checkpoint
 
     try:
         yield
     except InputError:
-        forget(folder)
+        checkpoint.clear(folder)
         raise
-    forget(folder)
+    checkpoint.clear(folder)
 
 
 def _check_target(rate_per_s: float | None) -> None:

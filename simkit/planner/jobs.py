@@ -8,11 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from simkit.engine.build import Setup, set_up
@@ -24,12 +21,10 @@ from simkit.planner.trial import Trial, run_trial, terms
 from simkit.runs import run_length
 from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
+from simkit.studies.checkpoint import Checkpoint, Key
 from simkit.studies.offered_load import Lengths, lengths
-from simkit.studies.study import Failure, Options, Say, guarded, located
+from simkit.studies.study import Failure, Options, guarded, located
 from simkit.version import __version__
-
-_PREFIX = "plan-"
-
 
 MAX_GROWTHS, MAX_RISING_GROWTHS = 5, 2
 """How often runs are made longer, and how often of these because something still rises: at the very rate at which a
@@ -154,112 +149,55 @@ def pursue_all(quests: Sequence[Quest], options: Options, told: Told) -> list[An
     What is done is kept in ``options["resume_dir"]`` and taken from there with ``resume``. Raises Interrupted by Ctrl-C
     where something is kept.
     """
-    shelf = _Shelf(options)
-    keys = [_key(quest) for quest in quests] if shelf.is_open else [""] * len(quests)
+    kept = Checkpoint(options.get("resume_dir"), ANSWERS, options.get("say", _say_nothing))
+    keys = [None] * len(quests) if kept.folder is None else [_key(quest) for quest in quests]
     outcomes: dict[int, Answer | Failure] = {}
     for index, key in enumerate(keys):
-        found = shelf.load(key)
+        found = kept.load(key) if key is not None and options.get("resume", True) else None
         if found is not None:
             outcomes[index] = found
     told(len(outcomes), len(quests))
     rest = [index for index in range(len(quests)) if index not in outcomes]
+    todo = [quests[index] for index in rest]
     try:
-        with executors.no_warnings():
-            for position, outcome in _spread([quests[index] for index in rest], options):
-                index = rest[position]
-                outcomes[index] = Failure("lost", outcome.reason) if isinstance(outcome, executors.Lost) else outcome
-                shelf.save(keys[index], outcomes[index])
-                told(len(outcomes), len(quests))
+        spread = executors.spread(
+            pursue, todo, options.get("jobs", 1), options.get("dask"), here=lambda position: pursue(todo[position])
+        )
+        for position, outcome in spread:
+            index = rest[position]
+            outcomes[index] = Failure("lost", outcome.reason) if isinstance(outcome, executors.Lost) else outcome
+            if (key := keys[index]) is not None and isinstance(outcome, Answer):
+                kept.save(key, outcome)
+            told(len(outcomes), len(quests))
     except KeyboardInterrupt:
-        if shelf.is_empty:
+        if kept.is_empty:
             raise
         raise Interrupted("interrupted: what is finished is kept; add --resume to go on") from None
     return [outcomes[index] for index in range(len(quests))]
 
 
-def _spread(quests: Sequence[Quest], options: Options) -> Iterator[tuple[int, Any]]:
-    dask, jobs = options.get("dask"), options.get("jobs", 1)
-    jobs = min(jobs or executors.usable_cores(), len(quests))
-    if dask is None and jobs <= 1:
-        yield from ((position, pursue(quest)) for position, quest in enumerate(quests))
-        return
-    if quests:
-        yield from executors.spread(pursue, quests, jobs, dask, lambda position: True)
+def _say_nothing(text: str) -> None:
+    pass
 
 
-def _key(quest: Quest) -> str:
+def _key(quest: Quest) -> Key | None:
     """Identifies a quest and everything that its answer depends on; a setting that cannot be set up has no key."""
     try:
-        inputs = checkpoint.keys([set_up(quest.scenario)])[0]
+        setup = set_up(quest.scenario)
     except InputError:
-        return ""
+        return None
     asked = (quest.base_per_s, quest.guesses_per_s, quest.lengths, quest.effort, quest.rates_per_s)
     more = (quest.replications, quest.known, quest.factor, quest.grows, quest.first)
-    content = {"run_id": inputs.run_id, "inputs": inputs.inputs, "asked": plain(asked), "more": plain(more)}
-    return hashlib.sha256(canonical_json(content)).hexdigest()
+    content = {"simulation": plain(checkpoint.keys([setup])[0]), "asked": plain(asked), "more": plain(more)}
+    return Key(hashlib.sha256(canonical_json(content)).hexdigest())
 
 
-class _Shelf:
-    """Answers on disk, a JSON file each with its own digest. Does nothing without a folder."""
-
-    def __init__(self, options: Options) -> None:
-        self._folder = options.get("resume_dir")
-        self._resume = options.get("resume", True)
-        self._say: Say | None = options.get("say")
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is kept at all."""
-        return self._folder is not None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to go on from."""
-        return self._folder is None or not any(self._folder.glob(f"{_PREFIX}*.json"))
-
-    def load(self, key: str) -> Answer | None:
-        """The answer that is kept under `key`; a damaged one is as good as none."""
-        if self._folder is None or not self._resume or not key:
-            return None
-        path = self._folder / f"{_PREFIX}{key}.json"
-        try:
-            data: Mapping[str, Any] = json.loads(path.read_bytes())
-            if data["digest"] != _digest(data["answer"]):
-                raise ValueError("the digest differs")
-            return Answer.from_json(data["answer"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            self._tell(f"note: a kept answer is damaged and is made anew: {path}")
-            return None
-
-    def _tell(self, text: str) -> None:
-        if self._say is not None:
-            self._say(text)
-
-    def save(self, key: str, outcome: Answer | Failure) -> None:
-        """Keep an answer; a folder that cannot be written costs the chance to resume and nothing else."""
-        if self._folder is None or not key or isinstance(outcome, Failure):
-            return
-        answer = plain(outcome)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".partial-", delete=False) as file:
-                file.write(canonical_json({"digest": _digest(answer), "answer": answer}))
-            Path(file.name).replace(self._folder / f"{_PREFIX}{key}.json")
-        except OSError as error:
-            self._tell(f"note: what is finished cannot be kept in {self._folder}: {error.strerror or error}")
-            self._folder = None
+def _answer_files(answer: Answer, inputs: str) -> checkpoint.Files:
+    return {"answer.json": canonical_json(answer)}
 
 
-def _digest(answer: Any) -> str:
-    return hashlib.sha256(canonical_json(answer)).hexdigest()
+def _answer_of(files: checkpoint.Files, inputs: str) -> Answer:
+    return Answer.from_json(json.loads(files["answer.json"]))
 
 
-def forget(folder: Path) -> None:
-    """Remove what a plan kept, and the folder when nothing else is in it."""
-    with suppress(OSError):
-        for path in [*folder.glob(f"{_PREFIX}*.json"), *folder.glob(".partial-*")]:
-            if path.is_file():
-                path.unlink()
-        folder.rmdir()
+ANSWERS = checkpoint.Form("answer", "what is finished", _answer_files, _answer_of)

@@ -1,23 +1,35 @@
-"""Where the tasks of a study are computed: in this process, in local processes, or on Dask. All through joblib.
+"""Where the items of a study are computed: in this process, in processes of this machine, or on Dask.
 
-Owns processes and the network, and what happens when a worker dies; knows nothing of what a task is. Joblib and Dask
-are imported when they are used.
+Owns processes and the network, and what happens when a worker dies; knows nothing of what an item is. What makes
+processes, and Dask, are imported when they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
+import signal
 import socket
-import warnings
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 from simkit.errors import InputError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
 
 ANSWER_S = 3.0
 """How long a Dask scheduler may take to answer, and to name a worker."""
@@ -26,6 +38,8 @@ AUTO = "auto"
 _ADDRESS = re.compile(r"(?:(?:tcp|tls)://)?(\[[^\]\s]+\]|[^\[\]/:\s]+):(\d{1,5})")
 
 Work = Callable[[Any], Any]
+Submit = Callable[[Work, Any], Future[Any]]
+"""What an executor calls so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +49,57 @@ class Lost:
     reason: str
 
 
-class Pool(Protocol):
-    """A place where work is done. `patience`: after how many losses a task is tried alone, to see whether it is it."""
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A place where work is done, `at_once` items at a time.
 
+    `patience`: after how many losses an item is tried alone, to see whether it is it. `is_alive`: whether it makes
+    sense to try again.
+    """
+
+    open: Callable[[], AbstractContextManager[Submit]]
+    at_once: int
     patience: int
+    why_lost: Callable[[Exception], str]
+    is_alive: Callable[[], bool]
 
-    def run(self, work: Work, calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """(index, result or Lost) for the calls that were taken, as they finish. Not every call needs to be taken."""
 
-    def is_alive(self) -> bool:
-        """Whether it makes sense to try again."""
+def is_here(num_items: int, jobs: int | None, dask: str | None) -> bool:
+    """Whether `spread` computes so many items in this process."""
+    return dask is None and _num_processes(num_items, jobs) == 1
 
 
 def spread(
-    work: Work, items: Sequence[Any], jobs: int, dask: str | None, wanted: Callable[[int], bool]
+    work: Work,
+    items: Sequence[Any],
+    jobs: int | None,
+    dask: str | None,
+    wanted: Callable[[int], bool] = lambda index: True,
+    here: Callable[[int], Any] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """(index, ``work(item)``) of every item, as they finish; `Lost` where work killed its worker even when alone.
 
     `work` is a function of a module and does not raise. Items that are not `wanted` when their turn comes are left
-    out. `jobs` is at least 2 unless there is a `dask` to go to. Items should be slotted dataclasses without a
-    ``__weakref__``: joblib copies anything else to single Dask workers, and what is lost with one is lost for good.
+    out. `jobs` is the number of processes, None for one a core; one of them is this one, where ``here(index)`` may do
+    the same as ``work(item)``.
     """
-    with _dask_pool(dask, jobs) if dask is not None else contextlib.nullcontext(_Local(max(2, jobs))) as pool:
-        yield from _persist(pool, work, items, wanted)
+    if is_here(len(items), jobs, dask):
+        for index, item in enumerate(items):
+            if wanted(index):
+                yield index, work(item) if here is None else here(index)
+    elif items:
+        number = _num_processes(len(items), jobs)
+        with _local_pool(work, number) if dask is None else _dask_pool(dask, number) as pool:
+            yield from _persist(pool, work, items, wanted)
 
 
-def _persist(pool: Pool, work: Work, items: Sequence[Any], wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+def _persist(pool: _Pool, work: Work, items: Sequence[Any], wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
     """Try everything until each item has a result, or was alone when its worker died."""
     losses = dict.fromkeys(range(len(items)), 0)
     while losses:
         suspects = [index for index, count in losses.items() if count >= pool.patience]
         batch = suspects[:1] or list(losses)
-        for index, result in pool.run(work, ((index, items[index]) for index in batch if wanted(index))):
+        for index, result in _run(pool, work, ((index, items[index]) for index in batch if wanted(index))):
             if isinstance(result, Lost) and not suspects and pool.is_alive():
                 losses[index] += 1
             else:
@@ -76,134 +109,147 @@ def _persist(pool: Pool, work: Work, items: Sequence[Any], wanted: Callable[[int
             del losses[index]
 
 
-class _Local:
-    """Processes of this machine (joblib's loky). The death of one takes all the others along."""
+def _run(pool: _Pool, work: Work, calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """(index, result or Lost) for the calls that were taken, as they finish; none is taken after a process died."""
+    taken: dict[Future[Any], int] = {}
+    finished: SimpleQueue[Future[Any]] = SimpleQueue()
 
-    patience = 2
+    def take() -> None:
+        for index, item in islice(calls, pool.at_once - len(taken)):
+            future = submit(work, item)
+            taken[future] = index
+            future.add_done_callback(finished.put)
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-
-    def is_alive(self) -> bool:
-        """Whether it can be asked again."""
-        return True  # joblib starts new processes
-
-    def run(self, work: Work, calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """(index, result) of each call as it ends; `Lost` for those that were under way when a process died."""
-        import joblib
-
-        out: dict[int, None] = {}
-
-        def delayed() -> Iterator[Any]:
-            for index, item in calls:
-                out[index] = None
-                yield joblib.delayed(_call)(index, work, item)
-
-        # No more tasks on their way than there are processes, so that few are under suspicion when one dies.
-        parallel = joblib.Parallel(
-            n_jobs=self._jobs,
-            backend="loky",
-            batch_size=1,
-            pre_dispatch=self._jobs,
-            return_as="generator_unordered",
-            max_nbytes=None,
-        )
-        try:
-            with _quiet_tracker(), contextlib.closing(parallel(delayed())) as results:
-                for index, result in results:
-                    del out[index]
-                    yield index, result
-        except BrokenExecutor:
-            for index in list(out):
-                yield index, Lost("the process that simulated it died (killed, or out of memory)")
+    with pool.open() as submit, contextlib.suppress(BrokenExecutor):
+        take()
+        while taken:
+            future = finished.get()
+            index = taken.pop(future)
+            try:
+                result = future.result()
+            except Exception as error:
+                result = Lost(pool.why_lost(error))
+            yield index, result
+            take()
 
 
-TRACKER = "joblib.externals.loky.backend.resource_tracker"
+# --- processes of this machine ----------------------------------------------------------------------------------------
+def _num_processes(num_items: int, jobs: int | None) -> int:
+    """Processes for so many items; 1, which is this one, where others cannot be started."""
+    number = max(1, min(jobs or usable_cores(), num_items))
+    return number if number > 1 and _can_start() else 1
+
+
+def _can_start() -> bool:
+    import multiprocessing
+
+    try:
+        _context().Lock()
+    except (ImportError, OSError):
+        return False
+    return not multiprocessing.current_process().daemon
+
+
+def _context() -> BaseContext:
+    """Processes that are copies of one that has loaded what work needs; where there are no copies, each loads it."""
+    import multiprocessing
+
+    return multiprocessing.get_context(
+        "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    )
 
 
 @contextlib.contextmanager
-def _quiet_tracker() -> Iterator[None]:
-    """Keep loky's tracker of semaphores from warning that somebody was faster to remove one, after an interrupt.
+def _local_pool(work: Work, jobs: int) -> Iterator[_Pool]:
+    """The death of one process takes all the others along, so no more items are on their way than there are processes:
+    few are under suspicion when one dies."""
+    yield _Pool(lambda: _processes(work, jobs), jobs, patience=2, why_lost=_why_died, is_alive=lambda: True)
 
-    It is a process of its own, so that only its environment reaches it.
+
+@contextlib.contextmanager
+def _processes(work: Work, jobs: int) -> Iterator[Submit]:
+    """Processes that end with the block, at once where it is left by an error or an interrupt.
+
+    A thread starts them: no interrupt reaches it, so that none is left half begun, and none reaches what it starts.
     """
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, f"ignore::UserWarning:{TRACKER}"]))
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+    context = _context()
+    context.set_forkserver_preload([work.__module__])
+    theirs, ours = context.Pipe(duplex=False)
+    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(theirs,))
+
+    def submit(work: Work, item: Any) -> Future[Any]:
+        with _no_script():
+            return executor.submit(work, item)
+
+    try:
+        with ThreadPoolExecutor(1, initializer=_hold_interrupts) as starter:
+            yield lambda work, item: starter.submit(submit, work, item).result()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+        ours.close()
+        theirs.close()
+
+
+def _hold_interrupts() -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def _no_script() -> Iterator[None]:
+    """New processes import the script that Python was started with, unless there is none; no work needs it."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+        sys.modules["__main__"] = script
 
 
-def _call(index: int, work: Work, item: Any) -> tuple[int, Any]:
-    """What a local process does. An interrupt is for the parent, who then ends its processes."""
-    import signal
+def _begin(pipe: Connection) -> None:
+    """What a process does first. It ends, whatever it is at, when the other end of `pipe` does; an interrupt is for the
+    process that has that end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return index, work(item)
+    def wait() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv()
+        os._exit(1)
 
-
-class _Dask:
-    """The workers of a Dask scheduler, which tries the tasks of a dead worker again on others, up to three times."""
-
-    patience = 1
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def is_alive(self) -> bool:
-        """Whether the scheduler still answers."""
-        return bool(self._client.status == "running")
-
-    def run(self, work: Work, calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """(index, result) of each call as it ends."""
-        import joblib
-
-        parallel = joblib.Parallel(
-            backend=_joblib_dask()(client=self._client),
-            batch_size=1,
-            pre_dispatch="all",  # Dask queues them itself, and workers may come later
-            return_as="generator_unordered",
-        )
-        delayed = (joblib.delayed(_pair)(index, work, item) for index, item in calls)
-        with contextlib.closing(parallel(delayed)) as results:
-            yield from results
+    threading.Thread(target=wait, daemon=True).start()
 
 
-def _pair(index: int, work: Work, item: Any) -> tuple[int, Any]:
-    return index, work(item)
+def _why_died(error: Exception) -> str:
+    if isinstance(error, BrokenExecutor):
+        return "the process that simulated it died (killed, or out of memory)"
+    raise error
 
 
-def _joblib_dask() -> Any:
-    """joblib's Dask backend with two holes mended.
-
-    It reports a task that Dask gave up (its worker died too often, its code cannot be imported, the scheduler went
-    away) to nobody, and Parallel would wait for ever; and with one worker it would compute in this process.
-    """
-    from joblib._dask import DaskDistributedBackend
-
-    class Backend(DaskDistributedBackend):  # type: ignore[misc]
-        def effective_n_jobs(self, n_jobs: int) -> int:
-            return max(2, int(super().effective_n_jobs(n_jobs)))
-
-        def submit(self, func: Any, callback: Callable[[Any], None]) -> Any:
-            ((_, (index, *_rest), _),) = func.items
-
-            def tell(outcome: Any) -> None:
-                callback(outcome if isinstance(outcome, list) else [(index, Lost(_why_lost(outcome)))])
-
-            future = super().submit(func, tell)
-            future.add_done_callback(lambda done: tell(done.exception()) if done.exception() is not None else None)
-            return future
-
-    return Backend
+CPU_LIMITS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+"""Where a container says how many us of processor time it has in how many: its second version, and its first."""
 
 
-def _why_lost(error: Any) -> str:
+def usable_cores() -> int:
+    """Processors that this process may use; knows affinity and the limits of a container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in CPU_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such limit, or "max"
+            quota, period = (int(word) for name in files for word in Path(name).read_text().split())
+            if quota > 0 < period:
+                cores = min(cores, math.ceil(quota / period))
+    return max(1, cores)
+
+
+# --- Dask -------------------------------------------------------------------------------------------------------------
+def _why_lost(error: Exception) -> str:
     kind = type(error).__name__
     if kind == "KilledWorker":
         return "the Dask workers that simulated it died (killed, or out of memory)"
@@ -214,8 +260,12 @@ def _why_lost(error: Any) -> str:
 
 
 @contextlib.contextmanager
-def _dask_pool(address: str, jobs: int) -> Iterator[_Dask]:
-    """A client of the scheduler at `address`, or of a local cluster of `jobs` processes for ``auto``."""
+def _dask_pool(address: str, jobs: int) -> Iterator[_Pool]:
+    """The workers of the scheduler at `address`, or of a local cluster of `jobs` processes for ``auto``.
+
+    Dask tries the items of a dead worker again on others, up to three times; it has all items at once, since workers
+    may come later.
+    """
     label = f"--dask {address}"
     match = _ADDRESS.fullmatch(address)
     if address != AUTO and match is None:
@@ -251,7 +301,22 @@ def _dask_pool(address: str, jobs: int) -> Iterator[_Dask]:
             client.wait_for_workers(1, timeout=ANSWER_S)
         except TimeoutError:
             raise InputError(f"{label}: the scheduler has no workers; start some with `dask worker`") from None
-        yield _Dask(client)
+        yield _Pool(
+            lambda: _client_executor(client),
+            sys.maxsize,
+            patience=1,
+            why_lost=_why_lost,
+            is_alive=lambda: bool(client.status == "running"),
+        )
+
+
+@contextlib.contextmanager
+def _client_executor(client: Any) -> Iterator[Submit]:
+    executor: Executor = client.get_executor(pure=False)
+    try:
+        yield executor.submit
+    finally:
+        executor.shutdown(wait=False)
 
 
 def _probe(host: str, port: int, encrypted: bool) -> None:
@@ -282,20 +347,3 @@ def _silent(package: str) -> Iterator[None]:
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
-
-
-@contextlib.contextmanager
-def no_warnings() -> Iterator[None]:
-    """joblib warns of work that was stopped, on purpose or by the death of a worker: both are told otherwise."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"joblib\..*")
-        yield
-
-
-def usable_cores() -> int:
-    """Processors that this process may use; knows affinity and the limits of a container."""
-    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1:
-        return 1
-    import joblib
-
-    return int(joblib.cpu_count())

@@ -1,7 +1,7 @@
 """A study: many simulations that answer one question, each one replication of one named point.
 
 Owns what is simulated, what becomes of failures, interruption and resumption, and that the results do not depend on how
-the work was spread. Where it is computed is the affair of `backends`, what is kept on disk that of `kept`.
+the work was spread. Where it is computed is the affair of `executors`, what is kept on disk that of `checkpoint`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
 from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
+from simkit.studies.checkpoint import Checkpoint, Key
 from simkit.version import __version__
 
 Kind = Literal["input", "check", "error", "lost"]
@@ -86,8 +87,9 @@ class Options(TypedDict, total=False):
     """How a study is run. None of it changes a result.
 
     `jobs`: processes, None for one a core (default 1: this process). `dask`: the address of a scheduler, or ``auto``
-    for a local cluster of `jobs` processes. `resume_dir`: where finished simulations are kept until `kept.clear`, and
-    taken from unless `resume` is false. `say` hears remarks. `single_step` simulates every step one by one.
+    for a local cluster of `jobs` processes. `resume_dir`: where finished simulations are kept (until
+    `checkpoint.clear`), and taken from unless `resume` is false. `say` hears remarks. `single_step` simulates every
+    step one by one.
     """
 
     jobs: int | None
@@ -123,18 +125,21 @@ def run_study(
     setups, refused = _set_up_all(points, word)
     points = [point for point in points if point.name not in refused]
     tasks = _tasks(points, options.get("single_step", False))
-    shelf = _Shelf(setups, len(tasks), options)
-    outcomes: dict[int, Part | Failure] = dict(shelf.load())
+    # A study of one simulation has nothing to go on from.
+    folder = options.get("resume_dir") if len(tasks) > 1 else None
+    kept = Checkpoint(folder, checkpoint.PARTS, options.get("say", _say_nothing))
+    keys = [] if folder is None else checkpoint.keys(setups)
+    outcomes: dict[int, Part | Failure] = dict(_resumed(kept, keys, options))
+    num_kept = len(outcomes)
     try:
-        with executors.no_warnings():
-            for index, outcome in _run_rest(tasks, outcomes, progress, options):
-                outcomes[index] = outcome
-                if isinstance(outcome, Part):
-                    shelf.save(index, outcome)
+        for index, outcome in _run_rest(tasks, outcomes, progress, options):
+            outcomes[index] = outcome
+            if keys and isinstance(outcome, Part):
+                num_kept += kept.save(keys[index], outcome)
     except KeyboardInterrupt:
-        if not shelf.num_kept:
+        if not num_kept:
             raise
-        kept_here = f"{shelf.num_kept} of {len(tasks)} simulations kept"
+        kept_here = f"{num_kept} of {len(tasks)} simulations kept"
         raise Interrupted(f"interrupted: {kept_here}; add --resume to go on") from None
     study = _sort_out(points, setups, tasks, outcomes)
     failed = study.failed | refused
@@ -214,6 +219,23 @@ def _tasks(points: Sequence[Point], single_step: bool) -> list[Task]:
     ]
 
 
+def _resumed(kept: Checkpoint[Part], keys: Sequence[Key], options: Options) -> dict[int, Part]:
+    """What an interrupted study left, if it is to be used; what is kept of other studies is removed."""
+    if kept.folder is None:
+        return {}
+    checkpoint.clear(kept.folder, but=keys)
+    say, total = options.get("say", _say_nothing), len(keys)
+    if not options.get("resume", True):
+        found = sum(map(kept.has, keys))
+        if found:
+            here = f"{found} of {total} simulations were kept when this study was interrupted"
+            say(f"note: {here}; they are made anew, add --resume to use them")
+        return {}
+    loaded = {index: part for index, key in enumerate(keys) if (part := kept.load(key)) is not None}
+    say(f"note: {len(loaded)} of {total} simulations were kept, the others are made now")
+    return loaded
+
+
 def _run_rest(
     tasks: Sequence[Task], done: Mapping[int, Part | Failure], progress: Progress | None, options: Options
 ) -> Iterator[tuple[int, Part | Failure]]:
@@ -236,20 +258,23 @@ def _spread(
     tasks: Sequence[Task], total: int, failed: set[str], progress: Progress | None, options: Options
 ) -> Iterator[tuple[int, Any]]:
     """(position, outcome) of tasks whose point is not in `failed`, from wherever `options` says; tells the progress."""
-    dask, jobs = options.get("dask"), options.get("jobs", 1)
-    jobs = 1 if len(tasks) <= 1 else min(jobs or executors.usable_cores(), len(tasks))
+    jobs, dask = options.get("jobs", 1), options.get("dask")
     before = total - len(tasks)
-    if dask is None and jobs == 1:
-        for position, task in enumerate(tasks):
-            if task.point not in failed:
-                yield position, work(task, _share(progress, before + position, total, task))
-        return
-    if progress is not None:
-        progress(before / total, f"{before} of {total}")
-    spread = executors.spread(work, tasks, jobs, dask, lambda position: tasks[position].point not in failed)
-    for count, (position, outcome) in enumerate(spread if tasks else (), start=before + 1):
-        if progress is not None:
-            progress(count / total, f"{count} of {total}")
+    # In this process a simulation tells its progress itself.
+    told = None if executors.is_here(len(tasks), jobs, dask) else progress
+    if told is not None:
+        told(before / total, f"{before} of {total}")
+    outcomes = executors.spread(
+        work,
+        tasks,
+        jobs,
+        dask,
+        wanted=lambda position: tasks[position].point not in failed,
+        here=lambda position: work(tasks[position], _share(progress, before + position, total, tasks[position])),
+    )
+    for count, (position, outcome) in enumerate(outcomes, start=before + 1):
+        if told is not None:
+            told(count / total, f"{count} of {total}")
         yield position, outcome
 
 
@@ -281,53 +306,3 @@ def _sort_out(
 
 def _say_nothing(text: str) -> None:
     pass
-
-
-class _Shelf:
-    """The kept parts of one study. Does nothing without a folder, and for a study of one simulation."""
-
-    def __init__(self, setups: Sequence[Setup], num_tasks: int, options: Options) -> None:
-        self._say = options.get("say", _say_nothing)
-        self._resume = options.get("resume", True)
-        self._folder = options.get("resume_dir") if num_tasks > 1 else None
-        self._keys = checkpoint.keys(setups) if self._folder is not None else []
-        self._total = num_tasks
-        self.num_kept = 0
-
-    def load(self) -> Iterator[tuple[int, Part]]:
-        """What an interrupted study left, if it is to be used; parts of other studies are removed."""
-        if self._folder is None:
-            return
-        checkpoint.clear(self._folder, but=self._keys)
-        if self._resume:
-            yield from self._load()
-            self._say(f"note: {self.num_kept} of {self._total} simulations were kept, the others are made now")
-            return
-        found = sum(checkpoint.exists(self._folder, key) for key in self._keys)
-        if found:
-            here = f"{found} of {self._total} simulations were kept when this study was interrupted"
-            self._say(f"note: {here}; they are made anew, add --resume to use them")
-
-    def _load(self) -> Iterator[tuple[int, Part]]:
-        assert self._folder is not None
-        for index, key in enumerate(self._keys):
-            try:
-                part = checkpoint.load(self._folder, key)
-            except checkpoint.DamagedPart:
-                self._say(f"note: a kept simulation is damaged and is made anew: {self._folder / key.folder}")
-                continue
-            if part is not None:
-                self.num_kept += 1
-                yield index, part
-
-    def save(self, index: int, part: Part) -> None:
-        """Keep a part; a folder that cannot be written costs the chance to resume and nothing else."""
-        if self._folder is None:
-            return
-        try:
-            checkpoint.save(self._folder, self._keys[index], part)
-            self.num_kept += 1
-        except OSError as error:
-            why = error.strerror or error
-            self._say(f"note: finished simulations cannot be kept in {self._folder}: {why}")
-            self._folder = None

@@ -114,7 +114,7 @@ def test_a_local_cluster_from_the_command_line(alone: dict[str, bytes], tmp_path
 
 
 def fatal(item: int) -> int:
-    """Kills whoever works on 3, but not the tests: where no process can be started, joblib works in theirs."""
+    """Kills whoever works on 3, but not the tests: where no process can be started, work is done in theirs."""
     if item == 3:
         assert os.environ.get("TESTS_PID") != str(os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
@@ -134,8 +134,8 @@ def test_work_that_kills_its_worker_is_lost_alone(
     assert found == {item: item * item for item in range(6) if item != 3}
 
 
-def test_tasks_are_not_scattered() -> None:
-    """What joblib can refer to weakly it puts on single Dask workers, and it dies with them."""
+def test_tasks_are_slotted() -> None:
+    """What travels to a worker holds what it says and nothing else."""
     (task, *_) = study._tasks([study.Point("p", scenario.loads(TEXT, file="tiny.yaml"))], single_step=False)
     assert not hasattr(task, "__weakref__")
 

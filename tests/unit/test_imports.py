@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A study's unit of work is a replication. "logs" for where its files are.
     "studies": {
         *VALUES,
+        "files",
         "runs",
         "diagnosis",
         "engine",
@@ -107,7 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 CALIB_MAY_IMPORT = {"simkit.latency.profile", "simkit.units", "simkit.specs.hardware", "simkit.specs.models"}
 
 # Slow to import, so only inside functions; where a line names a room, that room is itself imported inside functions.
-HEAVY = {"matplotlib", "pandas", "scipy", "pyarrow", "jinja2", "dask", "distributed", "joblib"}
+HEAVY = {"matplotlib", "pandas", "scipy", "pyarrow", "jinja2", "dask", "distributed"}
 HEAVY_ROOMS = {"simkit.report": {"matplotlib", "jinja2"}, "simkit.metrics.tables": {"pyarrow"}}
 
 NEVER = {"torch", "triton", "pynvml", "vllm"}

@@ -32,6 +32,7 @@ from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.planner.values import FleetSize, Plan
 from simkit.runs.replication import metrics_of
+from simkit.studies import checkpoint
 from simkit.studies.offered_load import at_rate, base_rate, for_trials, lengths
 from simkit.workload.build import build_workload
 
@@ -577,7 +578,7 @@ def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Interrupted, match="add --resume to go on"):
         planned(resume_dir=kept)
     assert len(list(kept.iterdir())) == 2
-    damaged = sorted(kept.iterdir())[0]
+    damaged = sorted(kept.iterdir())[0] / "answer.json"
     damaged.write_bytes(damaged.read_bytes()[:-20])
     said: list[str] = []
     asked.clear()
@@ -585,7 +586,7 @@ def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned(resume_dir=kept, resume=True, say=said.append) == whole
     assert len(said) == 1
     assert "damaged" in said[0]
-    jobs.forget(kept)
+    checkpoint.clear(kept)
     assert not kept.exists()
 
 

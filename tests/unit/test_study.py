@@ -23,6 +23,7 @@ from simkit.engine.build import set_up
 from simkit.errors import CheckError, InputError, Interrupted
 from simkit.runs.replication import Part, assemble, make_part
 from simkit.studies import checkpoint, executors, study
+from simkit.studies.checkpoint import Checkpoint
 from simkit.studies.compare import compare
 from simkit.studies.study import Failure, Point, Task, exit_code, run_scenario, run_study
 
@@ -81,10 +82,11 @@ def test_a_kept_part_is_the_part(tmp_path: Path) -> None:
     setup = set_up(build())
     keys = checkpoint.keys([setup])
     made = [make_part(setup, replication) for replication in (0, 1)]
+    kept = Checkpoint(tmp_path / "kept", checkpoint.PARTS, pytest.fail)
     for key, part in zip(keys, made, strict=True):
-        checkpoint.save(tmp_path / "kept", key, part)
-        checkpoint.save(tmp_path / "kept", key, part)  # in place of the older one
-    loaded = [checkpoint.load(tmp_path / "kept", key) for key in keys]
+        assert kept.save(key, part)
+        assert kept.save(key, part), "in place of the older one"
+    loaded = [kept.load(key) for key in keys]
     assert [part for part in loaded if part is not None] == made
     assert {path.suffix for path in (tmp_path / "kept").rglob("*") if path.is_file()} == {".json", ".parquet"}
     assert written(assemble(setup, made), tmp_path / "a") == written(
@@ -381,7 +383,7 @@ def test_what_is_not_wanted_is_left_out() -> None:
 DRIVER = """\
 import sys
 from simkit.cli import app as cli
-from simkit.studies import study
+from simkit.studies import checkpoint, study
 real, made = {hook}, []
 def hooked(*args):
     if len(made) == 5:
@@ -394,7 +396,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("hook", "jobs"), [("study.work", "1"), ("study._Shelf.save", "2")])
+@pytest.mark.parametrize(("hook", "jobs"), [("study.work", "1"), ("checkpoint.Checkpoint.save", "2")])
 def test_an_interrupted_comparison_goes_on_to_the_same_bytes(
     hook: str, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,7 +460,16 @@ def test_without_a_place_to_keep_things_an_interrupt_is_an_interrupt(
 # --- what a single run imports ----------------------------------------------------------------------------------------
 def test_a_single_run_imports_nothing_of_studies(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TEXT)
-    heavy = ["joblib", "dask", "distributed", "matplotlib", "scipy.stats", "pandas", "simkit.planner", "simkit.studies"]
+    heavy = [
+        "concurrent.futures.process",
+        "dask",
+        "distributed",
+        "matplotlib",
+        "scipy.stats",
+        "pandas",
+        "simkit.planner",
+        "simkit.studies",
+    ]
     code = (
         "import sys; from simkit.cli import app as cli\n"
         "try: cli.app(['run', 'tiny.yaml', '--set', 'replications=1', '--no-report', '--quiet'])\n"
