@@ -16,7 +16,6 @@ begins with an underscore never leave their module.
     ├── TooMany                 an arrival is one too many (simkit.engine.system)
     ├── BlocksMatter            blocks need names after all (simkit.engine.system)
     ├── Failed                  a second process has no result (simkit.studies.background)
-    ├── DamagedPart             a kept result cannot be used (simkit.studies.checkpoint)
     ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
     ├── Refusal                 a file is refused while it is read (simkit.logs.files)
     ├── CalibrationError        calibration cannot start or go on (calib)

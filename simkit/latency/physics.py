@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simkit.specs.dtypes import MODEL_DTYPES, element_bytes
 from simkit.types import Floats
 from simkit.units import US_PER_S
 
 Sizes = Mapping[str, Floats]
 """Sizes of calls by column name of the kernel table (`m`, `kv_len`, ...), arrays of one length or scalars."""
 
-ELEMENT_BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int8": 1.0}
+ELEMENT_BYTES = {name: element_bytes(name) for name in (*MODEL_DTYPES, "fp8", "int8")}
 _OUTPUT_BYTES = {"float32": 4.0}
 _LOGIT_BYTES = 4.0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simkit.memory.rules import quantizations
-from simkit.memory.sizing import MemorySettings, Sizing, size, splits
+from simkit.memory.sizing import MemorySettings, Sizing, size
 from simkit.specs.hardware import list_gpus
 from simkit.units import bytes_to_gib
 
@@ -194,7 +194,7 @@ def _quantized(settings: MemorySettings) -> Iterator[Way]:
 
 def _more_ranks(settings: MemorySettings) -> Iterator[Way]:
     for ranks in range(settings.tensor_parallel_size + 1, _LARGEST_TP + 1):
-        if splits(settings.model, ranks):
+        if settings.model.splits(ranks):
             yield Way(f"raise tensor_parallel_size to {ranks}", {"tensor_parallel_size": ranks})
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from simkit.errors import InputError
 from simkit.memory import rules
 from simkit.memory.rules import Rule, Version
-from simkit.memory.weights import Stage, dtype_bytes, split_stages, weight_parts
+from simkit.memory.weights import Stage, split_stages, weight_parts
+from simkit.specs.dtypes import element_bytes
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.units import gib_to_bytes
@@ -198,7 +199,7 @@ def left_for_kv(
 
 def kv_dtype_bytes(kv_cache_dtype: str, dtype: str) -> float:
     """Bytes of one cached element; "auto" caches in the model's dtype."""
-    return dtype_bytes(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
+    return element_bytes(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
 
 
 def kv_block_bytes(
@@ -208,24 +209,12 @@ def kv_block_bytes(
     bytes_per_element: float,
     num_layers: int | None = None,
 ) -> int:
-    """Bytes of a block on one rank: layers (default: all) x 2 x block_size x kv_heads_on_rank x head_dim x bytes.
+    """Bytes of a block of `num_layers` (default: all) on one rank.
 
-    Ranks beyond the number of KV heads hold copies; the latent of MLA is held whole by every rank. Sliding-window
-    layers count as full ones, an upper bound.
+    Sliding-window layers count as full ones, an upper bound.
     """
     layers = model.num_layers if num_layers is None else num_layers
-    if model.attention == "mla":
-        return round(layers * block_size * model.head_dim * bytes_per_element)
-    heads = max(1, model.num_kv_heads // tensor_parallel_size)
-    return round(layers * 2 * block_size * heads * model.head_dim * bytes_per_element)
-
-
-def splits(model: ModelSpec, tensor_parallel_size: int) -> bool:
-    """Whether that many ranks can share the heads of a model evenly."""
-    if tensor_parallel_size < 1 or model.num_attention_heads % tensor_parallel_size:
-        return False
-    kv_heads = model.num_kv_heads
-    return kv_heads % tensor_parallel_size == 0 or tensor_parallel_size % kv_heads == 0
+    return round(layers * block_size * model.kv_elements_per_layer(tensor_parallel_size) * bytes_per_element)
 
 
 def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budget: bool) -> StageSizing:
@@ -238,7 +227,7 @@ def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budge
             tensor_parallel_size=ranks,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            element_bytes=dtype_bytes(settings.dtype),
+            element_bytes=element_bytes(settings.dtype),
             version=version,
         )
     else:
@@ -249,7 +238,7 @@ def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budge
     else:
         graphs = rules.cuda_graphs(stage.num_layers, ranks, settings.max_num_seqs, version)
     others = (activation.num_bytes, non_torch.num_bytes, graphs.num_bytes)
-    element_bytes = kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
+    cached_bytes = kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
     return StageSizing(
         stage=stage,
         weights=weights,
@@ -257,12 +246,12 @@ def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budge
         non_torch=non_torch,
         cuda_graphs=graphs,
         kv_bytes=left_for_kv(requested, sum(weights.values()), *others, in_budget),
-        bytes_per_block=kv_block_bytes(model, ranks, settings.block_size, element_bytes, stage.num_layers),
+        bytes_per_block=kv_block_bytes(model, ranks, settings.block_size, cached_bytes, stage.num_layers),
     )
 
 
 def _check_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
-    if not splits(model, tensor_parallel_size):
+    if not model.splits(tensor_parallel_size):
         heads = f"{model.num_attention_heads} attention heads and {model.num_kv_heads} KV heads"
         what = f"{tensor_parallel_size} GPUs cannot split the {heads} of {model.name} evenly"
         raise InputError(what, key="hardware.tensor_parallel_size")

@@ -8,27 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simkit.errors import InputError, nearest
+from simkit.errors import InputError
+from simkit.specs import dtypes
 from simkit.specs.models import ModelSpec
 
-DTYPE_BYTES = {
-    "float32": 4.0,
-    "float16": 2.0,
-    "bfloat16": 2.0,
-    "fp8": 1.0,
-    "fp8_e4m3": 1.0,
-    "fp8_e5m2": 1.0,
-    "int8": 1.0,
-}
-# Bytes of a quantised weight. awq, gptq: 4 bits and a 16-bit scale and a 4-bit zero point a group of 128.
-# mxfp4: 4 bits and an 8-bit scale a group of 32, on experts only.
-QUANTIZED_BYTES = {
-    "fp8": 1.0,
-    "int8": 1.0,
-    "awq": (4 + 20 / 128) / 8,
-    "gptq": (4 + 20 / 128) / 8,
-    "mxfp4": (4 + 8 / 32) / 8,
-}
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "image_tower", "lm_head")
 
 
@@ -40,14 +23,6 @@ class Stage:
     num_moe_layers: int
     first: bool
     last: bool
-
-
-def dtype_bytes(name: str) -> float:
-    """Bytes of one element of a dtype. Raises InputError for an unknown name."""
-    if name not in DTYPE_BYTES:
-        expected = f"expected one of {', '.join(DTYPE_BYTES)}, got {name!r}"
-        raise InputError(f"{expected}{nearest(name, DTYPE_BYTES)}", key="dtype")
-    return DTYPE_BYTES[name]
 
 
 def split_stages(model: ModelSpec, pipeline_parallel_size: int) -> list[Stage]:
@@ -87,7 +62,7 @@ def weight_parts(
     Norms, routers and biases are whole on every rank, and so is a KV head that several ranks share. A shared
     embedding is held once, but by the first and the last stage of a pipeline.
     """
-    full = dtype_bytes(dtype)
+    full = dtypes.element_bytes(dtype)
     gemm, expert = _quantized_bytes(model, full, quantization)
     ranks = tensor_parallel_size
     num_dense = stage.num_layers - stage.num_moe_layers
@@ -112,24 +87,22 @@ def _quantized_bytes(model: ModelSpec, full: float, quantization: str | None) ->
     """(bytes of a weight of attention and dense MLPs, of experts)."""
     if quantization is None:
         return full, full
-    if quantization not in QUANTIZED_BYTES:
-        expected = f"expected one of {', '.join(QUANTIZED_BYTES)}, got {quantization!r}"
-        raise InputError(f"{expected}{nearest(quantization, QUANTIZED_BYTES)}", key="engine.quantization")
+    quantized = dtypes.quantization(quantization).held_bytes
     if quantization == "mxfp4":
         if not model.is_moe:
             raise InputError(
                 f"mxfp4 is for the experts of a MoE model; {model.name} is dense", key="engine.quantization"
             )
-        return full, QUANTIZED_BYTES[quantization]
-    return QUANTIZED_BYTES[quantization], QUANTIZED_BYTES[quantization]
+        return full, quantized
+    return quantized, quantized
 
 
 def _attention_params(model: ModelSpec, ranks: int) -> float:
     """Projections of a layer on one rank; ranks beyond the number of KV heads hold copies of them."""
     if model.attention == "mla":
         return model.attention_params_per_layer / ranks
-    kv_heads = max(1.0, model.num_kv_heads / ranks)
-    return 2 * model.hidden_size * model.head_dim * (model.num_attention_heads / ranks + kv_heads)
+    heads = model.num_attention_heads / ranks + model.kv_heads_on(ranks)
+    return 2 * model.hidden_size * model.head_dim * heads
 
 
 def _other_params(model: ModelSpec) -> int:

@@ -48,14 +48,29 @@ class ModelSpec:
     embedding_size: int = 0
     image_tower_params: int = 0
 
-    def kv_bytes_per_token(self, bytes_per_element: float) -> int:
-        """KV cache bytes of one token, all layers and all TP ranks together: 2 x layers x kv_heads x head_dim x bytes.
+    def splits(self, ranks: int) -> bool:
+        """Whether that many TP ranks can share the heads evenly."""
+        if ranks < 1 or self.num_attention_heads % ranks:
+            return False
+        return self.num_kv_heads % ranks == 0 or ranks % self.num_kv_heads == 0
 
-        MLA caches one latent instead of keys and values: layers x head_dim x bytes. Sliding-window layers count as
-        full ones, an upper bound.
+    def kv_heads_on(self, ranks: int) -> int:
+        """KV heads of each TP rank; ranks beyond their number hold copies."""
+        return -(-self.num_kv_heads // ranks)
+
+    def kv_elements_per_layer(self, ranks: int = 1) -> int:
+        """Elements that each TP rank caches of one token in one layer: 2 x kv_heads x head_dim.
+
+        MLA caches one latent instead of keys and values, whole on every rank.
         """
-        values = self.head_dim if self.attention == "mla" else 2 * self.num_kv_heads * self.head_dim
-        return round(self.num_layers * values * bytes_per_element)
+        return self.head_dim if self.attention == "mla" else 2 * self.kv_heads_on(ranks) * self.head_dim
+
+    def kv_bytes_per_token(self, bytes_per_element: float) -> int:
+        """KV cache bytes of one token, all layers and all TP ranks together.
+
+        Sliding-window layers count as full ones, an upper bound.
+        """
+        return round(self.num_layers * self.kv_elements_per_layer() * bytes_per_element)
 
     @property
     def is_moe(self) -> bool:

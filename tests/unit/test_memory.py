@@ -10,7 +10,8 @@ from simkit.errors import InputError
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.memory.rules import parse_version
 from simkit.memory.sizing import kv_block_bytes, kv_dtype_bytes, left_for_kv, size
-from simkit.memory.weights import dtype_bytes, split_stages, weight_bytes, weight_parts
+from simkit.memory.weights import split_stages, weight_bytes, weight_parts
+from simkit.specs.dtypes import element_bytes
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import load_model
 
@@ -135,9 +136,9 @@ def test_activations_follow_sequences_vocabulary_and_budget() -> None:
 
 
 def test_names_and_versions() -> None:
-    assert dtype_bytes("bfloat16") == 2
+    assert element_bytes("bfloat16") == 2
     with pytest.raises(InputError, match="expected one of float32, float16"):
-        dtype_bytes("fp12")
+        element_bytes("fp12")
     assert parse_version("0.10.1.1") == (0, 10, 1)
     assert parse_version("0.33") > parse_version("0.9.2")
     with pytest.raises(InputError, match=r"engine\.version: expected a version"):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simkit.errors import InputError, nearest
+from simkit.errors import InputError
+from simkit.specs.dtypes import KV_DTYPES, MODEL_DTYPES, element_bytes
+from simkit.specs.dtypes import quantization as quantization_of
 from simkit.specs.models import ModelSpec
 
-DTYPE_BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
-QUANTIZED_WEIGHT_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.5, "gptq": 0.5, "mxfp4": 0.5}
-KV_DTYPE_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
 _LOGIT_BYTES = 4.0
 
 
@@ -73,11 +72,13 @@ def formats(model: ModelSpec, *, dtype: str, quantization: str | None, kv_cache_
 
     Scales of quantised weights are left out. Raises InputError for a format that is not known.
     """
-    activation = _known(DTYPE_BYTES, dtype, "engine.dtype")
-    kv = activation if kv_cache_dtype == "auto" else _known(KV_DTYPE_BYTES, kv_cache_dtype, "engine.kv_cache_dtype")
+    activation = element_bytes(dtype, MODEL_DTYPES, "engine.dtype")
+    kv = activation
+    if kv_cache_dtype != "auto":
+        kv = element_bytes(kv_cache_dtype, KV_DTYPES, "engine.kv_cache_dtype")
     if quantization is None:
         return Formats(activation, activation, activation, kv)
-    weight = _known(QUANTIZED_WEIGHT_BYTES, quantization, "engine.quantization")
+    weight = quantization_of(quantization).weight_bytes
     experts_only = quantization == "mxfp4" and model.num_experts > 0
     return Formats(activation, activation if experts_only else weight, weight, kv)
 
@@ -85,7 +86,7 @@ def formats(model: ModelSpec, *, dtype: str, quantization: str | None, kv_cache_
 def check_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
     """Raise InputError when the heads cannot be split over the ranks evenly."""
     heads, kv_heads, ranks = model.num_attention_heads, model.num_kv_heads, tensor_parallel_size
-    if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+    if not model.splits(ranks):
         raise InputError(
             f"expected a divisor of the {heads} attention heads of {model.name} that"
             f" divides or is a multiple of its {kv_heads} KV heads, got {ranks}",
@@ -157,17 +158,11 @@ def attention_shape(model: ModelSpec, ranks: int, fmt: Formats) -> AttentionShap
     sliding = model.num_sliding_layers if model.sliding_window else 0
     return AttentionShape(
         flops_per_pair=4.0 * _query_width(model, ranks),
-        kv_bytes_per_token=2.0 * _kv_width(model, ranks) * fmt.kv_bytes,
+        kv_bytes_per_token=model.kv_elements_per_layer(ranks) * fmt.kv_bytes,
         full_layers=model.num_layers - sliding,
         sliding_layers=sliding,
         window=model.sliding_window or 0,
     )
-
-
-def _known(table: dict[str, float], name: str, key: str) -> float:
-    if name not in table:
-        raise InputError(f"expected one of {', '.join(table)}, got {name!r}{nearest(name, table)}", key=key)
-    return table[name]
 
 
 def _split(width: int, ranks: int) -> int:
@@ -179,7 +174,7 @@ def _query_width(model: ModelSpec, ranks: int) -> int:
 
 
 def _kv_width(model: ModelSpec, ranks: int) -> int:
-    return _split(model.num_kv_heads, ranks) * model.head_dim
+    return model.kv_heads_on(ranks) * model.head_dim
 
 
 def _gemm(name: str, layers: int, k: int, n: int, weight_bytes: float, fmt: Formats, quantized: bool) -> Gemm:
