@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from evidence.line import Line
-from simkit.memory.evidence import judge, read_evidence
+from evidence.startup_logs import judge, read_evidence
 
 SECTION = "Memory"
 TABLE = "data/evidence/kv_capacity.csv"

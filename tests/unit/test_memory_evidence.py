@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from evidence.startup_logs import EvidenceRow, judge, read_evidence
 
 import simkit
 from simkit.memory.budget import MemorySettings, refusal_of
-from simkit.memory.evidence import EvidenceRow, judge, read_evidence
 from simkit.memory.rules import graphs_in_budget
 from simkit.memory.sizing import Sizing, left_for_kv, size
 from simkit.specs.hardware import load_gpu
