@@ -18,33 +18,21 @@ from simkit.memory.account import account
 from simkit.memory.budget import MemorySettings, default_limits
 from simkit.specs.hardware import GpuSpec, load_gpu
 from simkit.specs.models import ModelSpec, load_model
+from simkit.validation.rows.names import gpu_of, model_of
+from simkit.validation.rows.refusals import Unsuitable
 
-# Names in the logs that are neither a short name nor a Hugging Face id of the registry.
+# Names in the logs that benchmarks do not use.
 _MODELS = {
     "neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8": "llama-3.1-70b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
     "Qwen/Qwen2.5-7B-Instruct (4-bit)": "qwen2.5-7b",
-    "Qwen2.5-7B-Instruct": "qwen2.5-7b",
-    "Qwen/Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b",
-    "Qwen1.5-7B-Chat": "qwen1.5-7b",
-    "Qwen1.5-14B-Chat": "qwen1.5-14b",
     "QAnything Qwen-7B": "qwen-7b",
-    "Qwen2-7B-Instruct": "qwen2-7b",
-    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": "llama-3.1-70b",
     "Yi-34B AWQ": "yi-34b",
 }
-# Beginning of a GPU's name in the logs -> our name; with a memory in GiB, a GPU that the registry does not have.
+# The same of GPUs, by the beginning of the name; with a memory in GiB, a GPU that the registry does not have.
 _GPUS = {
-    "RTX 3090": ("rtx-3090", None),
-    "RTX 4090": ("rtx-4090", None),
     "RTX 4060": ("rtx-4090", 8.0),
     "RTX 3050": ("rtx-3090", 6.0),
-    "H100 80GB": ("h100-sxm5-80gb", None),
-    "A100 80GB": ("a100-sxm4-80gb", None),
-    "A100 40GB": ("a100-sxm4-40gb", None),
     "A10 24GB": ("a10g-24gb", None),
-    "A10G 24GB": ("a10g-24gb", None),
-    "T4 16GB": ("t4-16gb", None),
     "80GB class": ("a100-sxm4-80gb", None),
     "24GB class": ("rtx-3090", None),
     "~40-48GB class": ("l40s-48gb", None),
@@ -141,7 +129,7 @@ def _settings(row: Mapping[str, str], assumed: list[str]) -> MemorySettings:
         raise InputError("another engine, whose memory flag means something else")
     if "pre-MLA" in row["engine"]:
         raise InputError("an engine that kept full keys and values of a model with a latent cache")
-    model = load_model(_MODELS.get(row["model"], row["model"]))
+    model = _model(row["model"])
     gpu = _gpu(row, assumed)
     version = _version(row["engine"], assumed)
     length = int(row["max_model_len"] or model.max_position)
@@ -173,12 +161,19 @@ def _long_enough(model: ModelSpec, length: int) -> ModelSpec:
     return replace(model, max_position=max(model.max_position, length))
 
 
+def _model(text: str) -> ModelSpec:
+    try:
+        return model_of(_MODELS.get(text, text))[0]
+    except Unsuitable:
+        return load_model(text)  # which says what is wrong
+
+
 def _gpu(row: Mapping[str, str], assumed: list[str]) -> GpuSpec:
-    known = [name for name in _GPUS if row["gpu"].startswith(name)]
-    if not known:
-        raise InputError(f"GPU {row['gpu']!r}: neither its kind nor its memory is stated")
-    name, memory_gib = _GPUS[max(known, key=len)]
-    gpu = load_gpu(name)
+    name, memory_gib = next((ours for text, ours in _GPUS.items() if row["gpu"].startswith(text)), ("", None))
+    try:
+        gpu = load_gpu(name or gpu_of(row["gpu"].removesuffix(" (not stated)"))[0])
+    except Unsuitable:
+        raise InputError(f"GPU {row['gpu']!r}: neither its kind nor its memory is stated") from None
     stated = row["gpu_mem_gib"]
     if stated and (memory_gib is not None or not float(stated).is_integer()):
         return replace(gpu, memory_gib=float(stated))
