@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simkit.engine.run import Progress
-from simkit.planner.jobs import Answer, Quest, pursue_all
+from simkit.planner.jobs import Answer, CapacityJob, run_jobs
 from simkit.studies.study import Failure, Options
 
 
@@ -20,14 +20,14 @@ class Asking:
     progress: Progress | None
     done: float = 0.0
 
-    def ask(self, quests: Sequence[Quest], share: float, label: str) -> list[Answer | Failure]:
+    def ask(self, jobs: Sequence[CapacityJob], share: float, label: str) -> list[Answer | Failure]:
         """The answers; they take `share` of all the time."""
 
         def told(done: int, total: int) -> None:
             if self.progress is not None:
                 self.progress(self.done + share * done / max(1, total), f"{label}: {done} of {total}")
 
-        quests = [replace(quest, cwd=os.getcwd()) for quest in quests]
-        answers = pursue_all(quests, self.options, told)
+        jobs = [replace(job, cwd=os.getcwd()) for job in jobs]
+        answers = run_jobs(jobs, self.options, told)
         self.done += share
         return answers

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, curves, pooled_crossing
-from simkit.planner.jobs import Quest
+from simkit.planner.jobs import CapacityJob
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.trial import Term, terms
 from simkit.planner.values import Confirmation, Found, Served
@@ -91,8 +91,8 @@ def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: 
     """Long runs at a rate, each a question of its own, so that they are made side by side."""
     scenario = item.longer(times)
     count = 1 if run_length.is_same_every_time(scenario) else RUNS
-    quests = [
-        Quest(
+    jobs = [
+        CapacityJob(
             f"{item.point.name} at {rate_per_s:g}/s for long",
             scenario,
             asking.base_per_s,
@@ -102,7 +102,7 @@ def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: 
         )
         for index in range(count)
     ]
-    answers = asking.ask(quests, share, f"serving {rate_per_s:.3g}/s again, {times:g} times as long")
+    answers = asking.ask(jobs, share, f"serving {rate_per_s:.3g}/s again, {times:g} times as long")
     failed = next((answer for answer in answers if isinstance(answer, Failure)), None)
     if failed is not None:
         return failed

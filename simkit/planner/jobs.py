@@ -41,7 +41,7 @@ MAX_REQUESTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Quest:
+class CapacityJob:
     """What is asked of one setting: its capacity (where there is an `effort`), and all of some `rates_per_s`.
 
     `scenario` is as `offered.for_trials` makes it, `base_per_s` is its rate as it stands. `guesses_per_s` are as in
@@ -81,46 +81,46 @@ class Answer:
         return cls(tuple(map(Trial.from_json, data["trials"])), data["factor"], data["rising"])
 
 
-def pursue(quest: Quest) -> Answer | Failure:
-    """What a worker does with a quest. Never raises but to be interrupted."""
-    return guarded(quest.version, lambda: _answer(quest, set_up(located(quest.scenario, quest.cwd))))
+def run_job(job: CapacityJob) -> Answer | Failure:
+    """What a worker does with a job. Never raises but to be interrupted."""
+    return guarded(job.version, lambda: _answer(job, set_up(located(job.scenario, job.cwd))))
 
 
-def _answer(quest: Quest, setup: Setup) -> Answer:
-    if quest.effort is not None:
-        return _capacity(quest, quest.effort, setup)
-    search = _search(quest, setup, quest.factor)
-    for rate_per_s in quest.rates_per_s:
-        for replication in range(quest.first, quest.first + quest.replications):
+def _answer(job: CapacityJob, setup: Setup) -> Answer:
+    if job.effort is not None:
+        return _capacity(job, job.effort, setup)
+    search = _search(job, setup, job.factor)
+    for rate_per_s in job.rates_per_s:
+        for replication in range(job.first, job.first + job.replications):
             search.trial(rate_per_s, replication)
-    return Answer(search.trials, quest.factor)
+    return Answer(search.trials, job.factor)
 
 
-def _search(quest: Quest, setup: Setup, factor: float) -> Search:
+def _search(job: CapacityJob, setup: Setup, factor: float) -> Search:
     """A search among runs `factor` times as long as the scenario's."""
     long = setup
     if factor > 1:
         long = replace(setup, scenario=run_length.longer(setup.scenario, factor))
 
     def attempt(rate_per_s: float, replication: int) -> Trial:
-        return run_trial(long, rate_per_s, quest.base_per_s, replication)
+        return run_trial(long, rate_per_s, job.base_per_s, replication)
 
-    return Search(attempt, terms(setup.scenario), quest.known if factor == quest.factor else ())
+    return Search(attempt, terms(setup.scenario), job.known if factor == job.factor else ())
 
 
-def _capacity(quest: Quest, effort: Effort, setup: Setup) -> Answer:
+def _capacity(job: CapacityJob, effort: Effort, setup: Setup) -> Answer:
     """Search, with longer runs as long as those that were made prove too short."""
-    guesses, factor = quest.guesses_per_s, quest.factor
+    guesses, factor = job.guesses_per_s, job.factor
     if not guesses:
-        guesses = (guess_rate(setup, quest.lengths or lengths(setup.scenario, setup.max_model_len)),)
+        guesses = (guess_rate(setup, job.lengths or lengths(setup.scenario, setup.max_model_len)),)
     if run_length.is_same_every_time(setup.scenario):
         effort = replace(effort, replications=1)
-    may_grow = quest.grows and run_length.can_grow(setup.scenario)
+    may_grow = job.grows and run_length.can_grow(setup.scenario)
     most = max(factor, MAX_REQUESTS / (setup.scenario.workload.num_requests or MAX_REQUESTS / 2**MAX_GROWTHS))
     rises = 0
     for attempt in range(MAX_GROWTHS + 1):
         grows = may_grow and attempt < MAX_GROWTHS and factor < most
-        search = _search(quest, setup, factor)
+        search = _search(job, setup, factor)
         missing = search.run(guesses, effort, grows=grows)
         rises += missing == run_length.LONGER
         if missing <= 1 or not grows or rises > MAX_RISING_GROWTHS:
@@ -140,54 +140,54 @@ def _two_digits_up(factor: float) -> float:
 
 
 Told = Callable[[int, int], None]
-"""Called with (quests done, of how many)."""
+"""Called with (jobs done, of how many)."""
 
 
-def pursue_all(quests: Sequence[Quest], options: Options, told: Told) -> list[Answer | Failure]:
-    """The outcomes of all quests, in their order, wherever `options` has them done.
+def run_jobs(jobs: Sequence[CapacityJob], options: Options, told: Told) -> list[Answer | Failure]:
+    """The outcomes of all jobs, in their order, wherever `options` has them done.
 
     What is done is kept in ``options["resume_dir"]`` and taken from there with ``resume``. Raises Interrupted by Ctrl-C
     where something is kept.
     """
     kept = Checkpoint(options.get("resume_dir"), ANSWERS, options.get("say", _say_nothing))
-    keys = [None] * len(quests) if kept.folder is None else [_key(quest) for quest in quests]
+    keys = [None] * len(jobs) if kept.folder is None else [_key(job) for job in jobs]
     outcomes: dict[int, Answer | Failure] = {}
     for index, key in enumerate(keys):
         found = kept.load(key) if key is not None and options.get("resume", True) else None
         if found is not None:
             outcomes[index] = found
-    told(len(outcomes), len(quests))
-    rest = [index for index in range(len(quests)) if index not in outcomes]
-    todo = [quests[index] for index in rest]
+    told(len(outcomes), len(jobs))
+    rest = [index for index in range(len(jobs)) if index not in outcomes]
+    todo = [jobs[index] for index in rest]
     try:
         spread = executors.spread(
-            pursue, todo, options.get("jobs", 1), options.get("dask"), here=lambda position: pursue(todo[position])
+            run_job, todo, options.get("jobs", 1), options.get("dask"), here=lambda position: run_job(todo[position])
         )
         for position, outcome in spread:
             index = rest[position]
             outcomes[index] = Failure("lost", outcome.reason) if isinstance(outcome, executors.Lost) else outcome
             if (key := keys[index]) is not None and isinstance(outcome, Answer):
                 kept.save(key, outcome)
-            told(len(outcomes), len(quests))
+            told(len(outcomes), len(jobs))
     except KeyboardInterrupt:
         if kept.is_empty:
             raise
         raise Interrupted("interrupted: what is finished is kept; add --resume to go on") from None
-    return [outcomes[index] for index in range(len(quests))]
+    return [outcomes[index] for index in range(len(jobs))]
 
 
 def _say_nothing(text: str) -> None:
     pass
 
 
-def _key(quest: Quest) -> Key | None:
-    """Identifies a quest and everything that its answer depends on; a setting that cannot be set up has no key."""
+def _key(job: CapacityJob) -> Key | None:
+    """Identifies a job and everything that its answer depends on; a setting that cannot be set up has no key."""
     try:
-        setup = set_up(quest.scenario)
+        setup = set_up(job.scenario)
     except InputError:
         return None
-    asked = (quest.base_per_s, quest.guesses_per_s, quest.lengths, quest.effort, quest.rates_per_s)
-    more = (quest.replications, quest.known, quest.factor, quest.grows, quest.first)
+    asked = (job.base_per_s, job.guesses_per_s, job.lengths, job.effort, job.rates_per_s)
+    more = (job.replications, job.known, job.factor, job.grows, job.first)
     content = {"simulation": plain(checkpoint.keys([setup])[0]), "asked": plain(asked), "more": plain(more)}
     return Key(hashlib.sha256(canonical_json(content)).hexdigest())
 

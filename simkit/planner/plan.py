@@ -16,7 +16,7 @@ from simkit.planner import limits
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
-from simkit.planner.jobs import Quest
+from simkit.planner.jobs import CapacityJob
 from simkit.planner.points import SLOTS, Point, make_points
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.sensitivity import explore
@@ -120,7 +120,7 @@ def _search(
     known: Mapping[str, Found] | None = None,
 ) -> dict[str, Found | Failure]:
     """The capacities of points; what is `known` of them is built upon."""
-    quests = []
+    jobs = []
     for point in points:
         before = (known or {}).get(point.name)
         guesses: tuple[float, ...] = ()
@@ -128,13 +128,13 @@ def _search(
         factor = 1.0
         if before is not None and before.capacity is not None:
             guesses, trials, factor = before.capacity.crossings_per_s, before.trials, before.factor
-        quests.append(
-            Quest(
+        jobs.append(
+            CapacityJob(
                 point.name, point.scenario, asking.base_per_s, guesses, sizes, effort, known=trials, factor=factor,
                 grows=True,
             )
         )  # fmt: skip
-    answers = asking.ask(quests, share, "capacities" if known is None else "the best again")
+    answers = asking.ask(jobs, share, "capacities" if known is None else "the best again")
     found: dict[str, Found | Failure] = {}
     for point, answer in zip(points, answers, strict=True):
         if isinstance(answer, Failure):

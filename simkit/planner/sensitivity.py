@@ -11,7 +11,7 @@ from typing import Any
 
 from simkit.errors import InputError
 from simkit.planner.asking import Asking
-from simkit.planner.jobs import Quest
+from simkit.planner.jobs import CapacityJob
 from simkit.planner.points import Point, make_point
 from simkit.planner.search import COARSE
 from simkit.planner.values import FleetSize, Found, Plan, found_from
@@ -59,24 +59,26 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     if run_length.is_same_every_time(scenario):
         replications = 1
     seen = {float(f"{share * capacity_per_s:.4g}") for share in LOOK_SHARES} | {*load_rates(result, chosen).values()}
-    quests = [
-        Quest(f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=replications)
+    jobs = [
+        CapacityJob(
+            f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=replications
+        )
         for rate_per_s in sorted(seen)
     ]
-    num_looks = len(quests)
+    num_looks = len(jobs)
     varied = _variations(chosen, result.scenario)
     guesses, factor = chosen.capacity.crossings_per_s, _least_factor(chosen)
-    quests += [
-        Quest(point.name, point.scenario, asking.base_per_s, guesses, effort=COARSE, factor=factor)
+    jobs += [
+        CapacityJob(point.name, point.scenario, asking.base_per_s, guesses, effort=COARSE, factor=factor)
         for point in (chosen.point, *varied)
     ]
     fleets = _fleets(result, chosen)
-    quests += [
-        Quest(f"{size.replicas} replicas", fleet, asking.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
+    jobs += [
+        CapacityJob(f"{size.replicas} replicas", fleet, asking.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
               replications=replications)
         for size, fleet in fleets.items()
     ]  # fmt: skip
-    answers = asking.ask(quests, 0.25, "around the best")
+    answers = asking.ask(jobs, 0.25, "around the best")
     looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer.trials]
     variations, failed = {}, dict(result.failed)
     for point, answer in zip((chosen.point, *varied), answers[num_looks:], strict=False):

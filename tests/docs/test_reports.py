@@ -12,7 +12,7 @@ from evidence import plans
 from simkit import scenario
 from simkit.plain import plain
 from simkit.planner.capacity import to_json
-from simkit.planner.jobs import Quest, pursue
+from simkit.planner.jobs import CapacityJob, run_job
 from simkit.planner.points import make_points
 from simkit.planner.result import plan_csv
 from simkit.planner.search import COARSE
@@ -64,8 +64,8 @@ def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
     made = make_points(asked, {"engine.max_num_seqs": [point["max_num_seqs"]]})[0][0]
     first = make_points(asked, {"engine.max_num_seqs": [numbers["points"][0]["max_num_seqs"]]})[0][0]
     sizes = lengths(first.scenario, first.setup.max_model_len)
-    quest = Quest(made.name, made.scenario, base_rate(asked), (), sizes, COARSE, grows=True)
-    answer = pursue(quest)
+    job = CapacityJob(made.name, made.scenario, base_rate(asked), (), sizes, COARSE, grows=True)
+    answer = run_job(job)
     assert not isinstance(answer, Failure)
     found = found_from(made, answer, COARSE)
     assert found.capacity is not None
@@ -73,8 +73,8 @@ def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
 
     row = numbers["curve"][0]
     chosen = make_points(asked, {"engine.max_num_seqs": [numbers["recommended"]["max_num_seqs"]]})[0][0]
-    looked = pursue(
-        Quest("", chosen.scenario, base_rate(asked), rates_per_s=(row["rate_per_s"],),
+    looked = run_job(
+        CapacityJob("", chosen.scenario, base_rate(asked), rates_per_s=(row["rate_per_s"],),
               replications=row["replications"], factor=numbers["run_length"].get("factor", 1.0))
     )  # fmt: skip
     assert not isinstance(looked, Failure)

@@ -25,7 +25,7 @@ from typing import Any
 from evidence.line import Line
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
-from simkit.planner.jobs import Quest, pursue_all
+from simkit.planner.jobs import CapacityJob, run_jobs
 from simkit.planner.search import COARSE, Effort
 from simkit.planner.trial import Trial, terms
 from simkit.scenario import Scenario, apply_sets, load
@@ -114,12 +114,12 @@ def search(asked: list[tuple[Scenario, Effort]], options: Options) -> list[Found
     """The capacity of each scenario, wherever `options` has it looked for."""
     ready = [for_trials(scenario, scenario.replicas) for scenario, _ in asked]
     rates = [base_rate(scenario) for scenario in ready]
-    quests = [
-        Quest(str(index), scenario, rate, (rate,), effort=effort)
+    jobs = [
+        CapacityJob(str(index), scenario, rate, (rate,), effort=effort)
         for index, (scenario, rate, (_, effort)) in enumerate(zip(ready, rates, asked, strict=True))
     ]
     found = []
-    every = pursue_all(quests, options, lambda done, whole: None)
+    every = run_jobs(jobs, options, lambda done, whole: None)
     for scenario, (_, effort), answer in zip(ready, asked, every, strict=True):
         assert not isinstance(answer, Failure), answer
         result = capacity(curves(answer.trials), terms(scenario), effort.resolution)

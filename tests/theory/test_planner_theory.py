@@ -13,7 +13,7 @@ from scipy import optimize
 
 from simkit import scenario
 from simkit.planner.capacity import Capacity, capacity, curves, ratio
-from simkit.planner.jobs import Quest, pursue
+from simkit.planner.jobs import CapacityJob, run_job
 from simkit.planner.search import COARSE, FINE, Effort, Search
 from simkit.planner.trial import Term, Trial, terms
 from simkit.scenario import apply_sets
@@ -53,7 +53,7 @@ def found(data: dict[str, Any], effort: Effort, guess_per_s: float, **sets: Any)
     base = scenario.from_dict(data)
     changed = apply_sets(base, {key.replace("__", "."): value for key, value in sets.items()})
     ready = for_trials(changed, base.replicas)
-    answer = pursue(Quest("point", ready, base_rate(base), (guess_per_s,), effort=effort))
+    answer = run_job(CapacityJob("point", ready, base_rate(base), (guess_per_s,), effort=effort))
     assert not isinstance(answer, Failure), answer
     result = capacity(curves(answer.trials), terms(ready), effort.resolution)
     assert result is not None

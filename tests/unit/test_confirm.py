@@ -12,7 +12,7 @@ from simkit import scenario
 from simkit.planner import confirm, plan
 from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, capacity, curves
-from simkit.planner.jobs import Answer, Quest
+from simkit.planner.jobs import Answer, CapacityJob
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
 from simkit.planner.trial import Term, Trial
@@ -40,24 +40,24 @@ def found(name: str, *sets: str) -> Found:
 
 
 class Serving(Asking):
-    """Answers quests without a simulation: long runs of a point hold up to `holds_to` times 1.02, 1.01, 1, 0.99."""
+    """Answers jobs without a simulation: long runs of a point hold up to `holds_to` times 1.02, 1.01, 1, 0.99."""
 
     def __init__(self, holds_to: Mapping[str, float], fails_below: float = 0.0) -> None:
         super().__init__(100.0, {}, None)
         self.holds_to, self.fails_below = holds_to, fails_below
-        self.asked: list[Quest] = []
+        self.asked: list[CapacityJob] = []
 
-    def ask(self, quests: Sequence[Quest], share: float, label: str) -> list[Answer | Failure]:
-        self.asked += quests
-        return [self._served(quest, index) for index, quest in enumerate(quests)]
+    def ask(self, jobs: Sequence[CapacityJob], share: float, label: str) -> list[Answer | Failure]:
+        self.asked += jobs
+        return [self._served(job, index) for index, job in enumerate(jobs)]
 
-    def _served(self, quest: Quest, index: int) -> Answer | Failure:
-        (rate,) = quest.rates_per_s
+    def _served(self, job: CapacityJob, index: int) -> Answer | Failure:
+        (rate,) = job.rates_per_s
         if rate < self.fails_below:
             return Failure("check", "no progress")
-        limit = self.holds_to[quest.name.partition(" ")[0]] * (1.02 - 0.01 * index)
+        limit = self.holds_to[job.name.partition(" ")[0]] * (1.02 - 0.01 * index)
         margin = min(0.1, 3 * (limit / rate - 1))
-        return Answer((Trial(rate, quest.first, 1000, (margin, 0.01, 0.5), {}, {}),))
+        return Answer((Trial(rate, job.first, 1000, (margin, 0.01, 0.5), {}, {}),))
 
 
 def capacity_of(item: Found) -> Capacity:
@@ -77,9 +77,9 @@ def test_an_answer_that_holds_at_once_does_not_move() -> None:
     assert after.is_sustained
     # Four runs of customers of their own, ten times as long as those of the search, which were twice as long.
     assert confirm.TIMES == 10.0
-    assert [quest.first for quest in asking.asked] == 2 * [1000, 1001, 1002, 1003]
-    assert {quest.replications for quest in asking.asked} == {1}
-    assert {quest.scenario.workload.num_requests for quest in asking.asked} == {60 * 2 * 10}
+    assert [job.first for job in asking.asked] == 2 * [1000, 1001, 1002, 1003]
+    assert {job.replications for job in asking.asked} == {1}
+    assert {job.scenario.workload.num_requests for job in asking.asked} == {60 * 2 * 10}
 
 
 def test_an_estimate_that_long_runs_miss_moves_to_where_they_cross() -> None:
@@ -156,7 +156,7 @@ def test_runs_that_fail_leave_the_point_as_it_was_or_as_far_as_it_was_seen() -> 
 def test_a_load_with_an_end_is_served_as_it_is() -> None:
     asking = Serving({MANY: 20.0})
     after = confirm.confirm(found(MANY, "workload.finite=true"), asking, 0.1)
-    assert {quest.scenario.workload.num_requests for quest in asking.asked} == {60}
+    assert {job.scenario.workload.num_requests for job in asking.asked} == {60}
     assert after.confirmation is not None
     assert after.confirmation.times == 1.0
     assert not after.is_sustained
@@ -176,7 +176,7 @@ def test_another_point_is_recommended_when_it_is_better_after_the_move() -> None
     assert not chosen.confirmation.moved
     assert capacity_of(after[MANY]).estimate_per_s == pytest.approx(5.0, rel=0.05)
     # Nothing is asked of a point twice.
-    assert len(asking.asked) == len({(quest.name, quest.first) for quest in asking.asked})
+    assert len(asking.asked) == len({(job.name, job.first) for job in asking.asked})
 
     still = plan._confirmed(known, Serving({FEW: 20.0, MANY: 9.2}), sizes)
     chosen = plan.recommend(list(still.values()))

@@ -565,16 +565,16 @@ def test_two_processes_find_the_bytes_of_one() -> None:
 def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = planned()
     asked: list[str] = []
-    pursue = jobs.pursue
+    run_job = jobs.run_job
 
-    def stop_after_two(task: jobs.Quest) -> Any:
+    def stop_after_two(task: jobs.CapacityJob) -> Any:
         asked.append(task.name)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return pursue(task)
+        return run_job(task)
 
     kept = Path(".kept")
-    monkeypatch.setattr(jobs, "pursue", stop_after_two)
+    monkeypatch.setattr(jobs, "run_job", stop_after_two)
     with pytest.raises(Interrupted, match="add --resume to go on"):
         planned(resume_dir=kept)
     assert len(list(kept.iterdir())) == 2
@@ -582,7 +582,7 @@ def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-20])
     said: list[str] = []
     asked.clear()
-    monkeypatch.setattr(jobs, "pursue", lambda task: asked.append(task.name) or pursue(task))
+    monkeypatch.setattr(jobs, "run_job", lambda task: asked.append(task.name) or run_job(task))
     assert planned(resume_dir=kept, resume=True, say=said.append) == whole
     assert len(said) == 1
     assert "damaged" in said[0]

@@ -13,7 +13,7 @@ from simkit.engine.build import set_up
 from simkit.planner import plan as planner
 from simkit.planner import trial as trials
 from simkit.planner.capacity import Capacity, capacity, curves
-from simkit.planner.jobs import Answer, Quest, pursue
+from simkit.planner.jobs import Answer, CapacityJob, run_job
 from simkit.planner.result import plan_json
 from simkit.planner.search import Effort
 from simkit.planner.trial import Trial, run_trial, terms
@@ -29,7 +29,7 @@ LONG = ("engine.max_model_len=512", "engine.num_gpu_blocks=1000", "engine.max_nu
 
 def searched(*sets: str, effort: Effort, grows: bool = True) -> tuple[Answer, Capacity | None]:
     ready = for_trials(load(*LONG, *sets), 1)
-    answer = pursue(Quest("point", ready, base_rate(ready), (130.0,), effort=effort, grows=grows))
+    answer = run_job(CapacityJob("point", ready, base_rate(ready), (130.0,), effort=effort, grows=grows))
     assert isinstance(answer, Answer), answer
     return answer, capacity(curves(answer.trials), terms(ready), effort.resolution)
 
