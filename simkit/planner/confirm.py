@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, curves, pooled_crossing
-from simkit.planner.jobs import CapacityJob
+from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.trial import Term, terms
 from simkit.planner.values import Confirmation, Found, Served
@@ -34,7 +33,7 @@ LARGEST_GAP = 2
 MAX_SERVED = 12
 
 
-def confirm(item: Found, asking: Asking, share: float) -> Found:
+def confirm(item: Found, runner: JobRunner, share: float) -> Found:
     """The point with its capacity as long runs leave it; without one where no rate holds.
 
     The lower end must hold. When it does not, lower rates are served, each twice as far away, until one does, then
@@ -49,7 +48,7 @@ def confirm(item: Found, asking: Asking, share: float) -> Found:
 
     def holds(rate_per_s: float) -> bool | None:
         """Whether it does; None where it could not be served."""
-        found = _serve(item, rate_per_s, times, asking, 0.0 if served else share)
+        found = _serve(item, rate_per_s, times, runner, 0.0 if served else share)
         if isinstance(found, Failure):
             return None
         served.append(found)
@@ -87,7 +86,7 @@ def _highest_held(first_per_s: float, holds: Callable[[float], bool | None]) -> 
     return held
 
 
-def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: float) -> Served | Failure:
+def _serve(item: Found, rate_per_s: float, times: float, runner: JobRunner, share: float) -> Served | Failure:
     """Long runs at a rate, each a question of its own, so that they are made side by side."""
     scenario = item.longer(times)
     count = 1 if run_length.is_same_every_time(scenario) else RUNS
@@ -95,14 +94,14 @@ def _serve(item: Found, rate_per_s: float, times: float, asking: Asking, share: 
         CapacityJob(
             f"{item.point.name} at {rate_per_s:g}/s for long",
             scenario,
-            asking.base_per_s,
+            runner.base_per_s,
             rates_per_s=(rate_per_s,),
             replications=1,
             first=FRESH + index,
         )
         for index in range(count)
     ]
-    answers = asking.ask(jobs, share, f"serving {rate_per_s:.3g}/s again, {times:g} times as long")
+    answers = runner.run(jobs, share, f"serving {rate_per_s:.3g}/s again, {times:g} times as long")
     failed = next((answer for answer in answers if isinstance(answer, Failure)), None)
     if failed is not None:
         return failed

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simkit.engine.build import Setup, set_up
+from simkit.engine.run import Progress
 from simkit.errors import InputError, Interrupted
 from simkit.plain import canonical_json, plain
 from simkit.planner.bounds import guess_rate
@@ -139,11 +141,11 @@ def _two_digits_up(factor: float) -> float:
     return round(math.ceil(factor / step - 1e-9) * step, 9)
 
 
-Told = Callable[[int, int], None]
+OnDone = Callable[[int, int], None]
 """Called with (jobs done, of how many)."""
 
 
-def run_jobs(jobs: Sequence[CapacityJob], options: Options, told: Told) -> list[Answer | Failure]:
+def run_jobs(jobs: Sequence[CapacityJob], options: Options, on_done: OnDone) -> list[Answer | Failure]:
     """The outcomes of all jobs, in their order, wherever `options` has them done.
 
     What is done is kept in ``options["resume_dir"]`` and taken from there with ``resume``. Raises Interrupted by Ctrl-C
@@ -156,7 +158,7 @@ def run_jobs(jobs: Sequence[CapacityJob], options: Options, told: Told) -> list[
         found = kept.load(key) if key is not None and options.get("resume", True) else None
         if found is not None:
             outcomes[index] = found
-    told(len(outcomes), len(jobs))
+    on_done(len(outcomes), len(jobs))
     rest = [index for index in range(len(jobs)) if index not in outcomes]
     todo = [jobs[index] for index in rest]
     try:
@@ -168,12 +170,34 @@ def run_jobs(jobs: Sequence[CapacityJob], options: Options, told: Told) -> list[
             outcomes[index] = Failure("lost", outcome.reason) if isinstance(outcome, executors.Lost) else outcome
             if (key := keys[index]) is not None and isinstance(outcome, Answer):
                 kept.save(key, outcome)
-            told(len(outcomes), len(jobs))
+            on_done(len(outcomes), len(jobs))
     except KeyboardInterrupt:
         if kept.is_empty:
             raise
         raise Interrupted("interrupted: what is finished is kept; add --resume to go on") from None
     return [outcomes[index] for index in range(len(jobs))]
+
+
+@dataclass(slots=True)
+class JobRunner:
+    """Has the jobs of a plan done wherever `options` says, and tells the progress of the plan."""
+
+    base_per_s: float
+    options: Options
+    progress: Progress | None
+    done: float = 0.0
+
+    def run(self, jobs: Sequence[CapacityJob], share: float, label: str) -> list[Answer | Failure]:
+        """The outcomes; they take `share` of all the time."""
+
+        def on_done(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress(self.done + share * done / max(1, total), f"{label}: {done} of {total}")
+
+        jobs = [replace(job, cwd=os.getcwd()) for job in jobs]
+        answers = run_jobs(jobs, self.options, on_done)
+        self.done += share
+        return answers
 
 
 def _say_nothing(text: str) -> None:

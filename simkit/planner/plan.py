@@ -13,10 +13,9 @@ from typing import Any
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.planner import limits
-from simkit.planner.asking import Asking
 from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
-from simkit.planner.jobs import CapacityJob
+from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import SLOTS, Point, make_points
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.sensitivity import explore
@@ -46,14 +45,14 @@ def plan(
     rate to change, or no point that can be set up.
     """
     base_per_s = _check(scenario)
-    asking = Asking(base_per_s, options or {}, progress)
+    runner = JobRunner(base_per_s, options or {}, progress)
     points, failed, notes, grid = make_points(scenario, dict(axes or {}))
     sizes = lengths(points[0].scenario, points[0].setup.max_model_len)
-    found = _search(points, COARSE, asking, sizes, 0.5)
+    found = _search(points, COARSE, runner, sizes, 0.5)
     failed |= {name: found.pop(name) for name in [*found] if isinstance(found[name], Failure)}  # type: ignore[misc]
     known: dict[str, Found] = {name: item for name, item in found.items() if isinstance(item, Found)}
     _check_limits_seen(list(known.values()), failed)
-    known = _with_neighbours(_confirmed(known, asking, sizes))
+    known = _with_neighbours(_confirmed(known, runner, sizes))
     chosen = recommend(list(known.values()))
     result = Plan(
         scenario, base_per_s, sizes, terms(points[0].scenario), grid, known, failed, chosen, target_per_s=target_per_s,
@@ -61,7 +60,7 @@ def plan(
     )  # fmt: skip
     if chosen is None:
         return result
-    return explore(result, chosen, asking)
+    return explore(result, chosen, runner)
 
 
 def _check_limits_seen(found: Sequence[Found], failed: Mapping[str, Failure]) -> None:
@@ -114,7 +113,7 @@ def _check_warmup(scenario: Scenario) -> None:
 def _search(
     points: Sequence[Point],
     effort: Effort,
-    asking: Asking,
+    runner: JobRunner,
     sizes: Lengths,
     share: float,
     known: Mapping[str, Found] | None = None,
@@ -130,11 +129,11 @@ def _search(
             guesses, trials, factor = before.capacity.crossings_per_s, before.trials, before.factor
         jobs.append(
             CapacityJob(
-                point.name, point.scenario, asking.base_per_s, guesses, sizes, effort, known=trials, factor=factor,
+                point.name, point.scenario, runner.base_per_s, guesses, sizes, effort, known=trials, factor=factor,
                 grows=True,
             )
         )  # fmt: skip
-    answers = asking.ask(jobs, share, "capacities" if known is None else "the best again")
+    answers = runner.run(jobs, share, "capacities" if known is None else "the best again")
     found: dict[str, Found | Failure] = {}
     for point, answer in zip(points, answers, strict=True):
         if isinstance(answer, Failure):
@@ -163,22 +162,22 @@ def _with_neighbours(known: Mapping[str, Found]) -> dict[str, Found]:
     return result
 
 
-def _confirmed(known: Mapping[str, Found], asking: Asking, sizes: Lengths) -> dict[str, Found]:
+def _confirmed(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths) -> dict[str, Found]:
     """The points, the best of them searched again, and the recommended one served again until its answer holds: what
     moves there can make another one the best."""
     result, shares = dict(known), [(0.15, 0.15)]
     while True:
         again, once_more = shares.pop() if shares else (0.0, 0.0)
-        result = _refine(result, asking, sizes, again)
+        result = _refine(result, runner, sizes, again)
         chosen = recommend(list(result.values()))
         if chosen is None or chosen.confirmation is not None:
             return result
-        result[chosen.point.name] = confirm(chosen, asking, once_more)
+        result[chosen.point.name] = confirm(chosen, runner, once_more)
         if result[chosen.point.name].confirmation is None:
             return result  # it could not be served: the failure is told where the point is looked at
 
 
-def _refine(known: Mapping[str, Found], asking: Asking, sizes: Lengths, share: float) -> dict[str, Found]:
+def _refine(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths, share: float) -> dict[str, Found]:
     """Search the best point again, and the smallest that seem as good, until one of those is."""
     result = dict(known)
     line = contenders(list(known.values()))
@@ -191,7 +190,7 @@ def _refine(known: Mapping[str, Found], asking: Asking, sizes: Lengths, share: f
     while todo:
         fresh = [item.point for item in todo if item.effort != FINE]
         if fresh:
-            again = _search(fresh, FINE, asking, sizes, share, result)
+            again = _search(fresh, FINE, runner, sizes, share, result)
             result |= {name: item for name, item in again.items() if isinstance(item, Found)}
         chosen = recommend(list(result.values()))
         if chosen is None or chosen.point.name != best.point.name:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.planner.asking import Asking
-from simkit.planner.jobs import CapacityJob
+from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import Point, make_point
 from simkit.planner.search import COARSE
 from simkit.planner.values import FleetSize, Found, Plan, found_from
@@ -51,7 +50,7 @@ MAX_FLEET = 8
 """Replicas up to which a fleet is simulated rather than counted."""
 
 
-def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
+def explore(result: Plan, chosen: Found, runner: JobRunner) -> Plan:
     """Look at the recommended point at other rates, with other settings, and as the fleet that carries the target."""
     assert chosen.capacity is not None
     scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
@@ -61,7 +60,7 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     seen = {float(f"{share * capacity_per_s:.4g}") for share in LOOK_SHARES} | {*load_rates(result, chosen).values()}
     jobs = [
         CapacityJob(
-            f"{rate_per_s:g}/s", scenario, asking.base_per_s, rates_per_s=(rate_per_s,), replications=replications
+            f"{rate_per_s:g}/s", scenario, runner.base_per_s, rates_per_s=(rate_per_s,), replications=replications
         )
         for rate_per_s in sorted(seen)
     ]
@@ -69,16 +68,16 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
     varied = _variations(chosen, result.scenario)
     guesses, factor = chosen.capacity.crossings_per_s, _least_factor(chosen)
     jobs += [
-        CapacityJob(point.name, point.scenario, asking.base_per_s, guesses, effort=COARSE, factor=factor)
+        CapacityJob(point.name, point.scenario, runner.base_per_s, guesses, effort=COARSE, factor=factor)
         for point in (chosen.point, *varied)
     ]
     fleets = _fleets(result, chosen)
     jobs += [
-        CapacityJob(f"{size.replicas} replicas", fleet, asking.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
+        CapacityJob(f"{size.replicas} replicas", fleet, runner.base_per_s, rates_per_s=(result.target_per_s or 0.0,),
               replications=replications)
         for size, fleet in fleets.items()
     ]  # fmt: skip
-    answers = asking.ask(jobs, 0.25, "around the best")
+    answers = runner.run(jobs, 0.25, "around the best")
     looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer.trials]
     variations, failed = {}, dict(result.failed)
     for point, answer in zip((chosen.point, *varied), answers[num_looks:], strict=False):
@@ -94,7 +93,7 @@ def explore(result: Plan, chosen: Found, asking: Asking) -> Plan:
             seen_fleets[size] = answer.trials
     return replace(
         result, looks=tuple(looks), variations=variations, failed=failed, fleets=seen_fleets,
-        doctor=_diagnosed(chosen, asking),
+        doctor=_diagnosed(chosen, runner),
     )  # fmt: skip
 
 
@@ -107,13 +106,13 @@ def _least_factor(chosen: Found) -> float:
     return min(chosen.factor, max(missing))
 
 
-def _diagnosed(chosen: Found, asking: Asking) -> dict[str, Any]:
+def _diagnosed(chosen: Found, runner: JobRunner) -> dict[str, Any]:
     """What the doctor finds at the recommended point, at the rate that it is sure to carry."""
     assert chosen.capacity is not None
     rate_per_s = float(f"{chosen.capacity.low_per_s:.4g}")
-    scenario = at_rate(chosen.scenario, rate_per_s, asking.base_per_s)
+    scenario = at_rate(chosen.scenario, rate_per_s, runner.base_per_s)
     # Nothing of this is kept, and it is too little to be worth a cluster.
-    options: Options = {"jobs": 1 if asking.options.get("dask") else asking.options.get("jobs", 1)}
+    options: Options = {"jobs": 1 if runner.options.get("dask") else runner.options.get("jobs", 1)}
     return {"rate_per_s": rate_per_s, **examine(scenario, run_scenario(scenario), **options)}
 
 

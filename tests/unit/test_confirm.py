@@ -10,9 +10,8 @@ import pytest
 
 from simkit import scenario
 from simkit.planner import confirm, plan
-from simkit.planner.asking import Asking
 from simkit.planner.capacity import Capacity, capacity, curves
-from simkit.planner.jobs import Answer, CapacityJob
+from simkit.planner.jobs import Answer, CapacityJob, JobRunner
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
 from simkit.planner.trial import Term, Trial
@@ -39,7 +38,7 @@ def found(name: str, *sets: str) -> Found:
     return Found(point, search.trials, FINE, value, None, factor=2.0)
 
 
-class Serving(Asking):
+class Serving(JobRunner):
     """Answers jobs without a simulation: long runs of a point hold up to `holds_to` times 1.02, 1.01, 1, 0.99."""
 
     def __init__(self, holds_to: Mapping[str, float], fails_below: float = 0.0) -> None:
@@ -47,7 +46,7 @@ class Serving(Asking):
         self.holds_to, self.fails_below = holds_to, fails_below
         self.asked: list[CapacityJob] = []
 
-    def ask(self, jobs: Sequence[CapacityJob], share: float, label: str) -> list[Answer | Failure]:
+    def run(self, jobs: Sequence[CapacityJob], share: float, label: str) -> list[Answer | Failure]:
         self.asked += jobs
         return [self._served(job, index) for index, job in enumerate(jobs)]
 
@@ -66,8 +65,8 @@ def capacity_of(item: Found) -> Capacity:
 
 
 def test_an_answer_that_holds_at_once_does_not_move() -> None:
-    before, asking = found(MANY), Serving({MANY: 20.0})
-    after = confirm.confirm(before, asking, 0.1)
+    before, runner = found(MANY), Serving({MANY: 20.0})
+    after = confirm.confirm(before, runner, 0.1)
     assert after.capacity == before.capacity
     assert after.confirmation is not None
     assert not after.confirmation.moved
@@ -77,9 +76,9 @@ def test_an_answer_that_holds_at_once_does_not_move() -> None:
     assert after.is_sustained
     # Four runs of customers of their own, ten times as long as those of the search, which were twice as long.
     assert confirm.TIMES == 10.0
-    assert [job.first for job in asking.asked] == 2 * [1000, 1001, 1002, 1003]
-    assert {job.replications for job in asking.asked} == {1}
-    assert {job.scenario.workload.num_requests for job in asking.asked} == {60 * 2 * 10}
+    assert [job.first for job in runner.asked] == 2 * [1000, 1001, 1002, 1003]
+    assert {job.replications for job in runner.asked} == {1}
+    assert {job.scenario.workload.num_requests for job in runner.asked} == {60 * 2 * 10}
 
 
 def test_an_estimate_that_long_runs_miss_moves_to_where_they_cross() -> None:
@@ -154,9 +153,9 @@ def test_runs_that_fail_leave_the_point_as_it_was_or_as_far_as_it_was_seen() -> 
 
 
 def test_a_load_with_an_end_is_served_as_it_is() -> None:
-    asking = Serving({MANY: 20.0})
-    after = confirm.confirm(found(MANY, "workload.finite=true"), asking, 0.1)
-    assert {job.scenario.workload.num_requests for job in asking.asked} == {60}
+    runner = Serving({MANY: 20.0})
+    after = confirm.confirm(found(MANY, "workload.finite=true"), runner, 0.1)
+    assert {job.scenario.workload.num_requests for job in runner.asked} == {60}
     assert after.confirmation is not None
     assert after.confirmation.times == 1.0
     assert not after.is_sustained
@@ -167,8 +166,8 @@ def test_another_point_is_recommended_when_it_is_better_after_the_move() -> None
     known = {name: found(name) for name in (FEW, MANY)}
     assert plan.recommend(list(known.values())) is known[MANY]
     sizes = plan.lengths(known[MANY].point.scenario, 256)
-    asking = Serving({FEW: 20.0, MANY: 5.0})
-    after = plan._confirmed(known, asking, sizes)
+    runner = Serving({FEW: 20.0, MANY: 5.0})
+    after = plan._confirmed(known, runner, sizes)
     chosen = plan.recommend(list(after.values()))
     assert chosen is after[FEW]
     assert capacity_of(chosen) == known[FEW].capacity
@@ -176,7 +175,7 @@ def test_another_point_is_recommended_when_it_is_better_after_the_move() -> None
     assert not chosen.confirmation.moved
     assert capacity_of(after[MANY]).estimate_per_s == pytest.approx(5.0, rel=0.05)
     # Nothing is asked of a point twice.
-    assert len(asking.asked) == len({(job.name, job.first) for job in asking.asked})
+    assert len(runner.asked) == len({(job.name, job.first) for job in runner.asked})
 
     still = plan._confirmed(known, Serving({FEW: 20.0, MANY: 9.2}), sizes)
     chosen = plan.recommend(list(still.values()))

@@ -68,7 +68,7 @@ SHARES, VARIATIONS, DIAGNOSED = sensitivity.LOOK_SHARES, sensitivity._variations
 def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer replications, no neighbours, no doctor: most of these tests ask what is said, not how sure it is."""
     monkeypatch.setattr(sensitivity, "_variations", lambda chosen, base: [])
-    monkeypatch.setattr(sensitivity, "_diagnosed", lambda chosen, asking: None)
+    monkeypatch.setattr(sensitivity, "_diagnosed", lambda chosen, runner: None)
     for module in (planner, sensitivity):
         monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=4))
     monkeypatch.setattr(planner, "FINE", Effort(replications=3, gap=2))
