@@ -20,8 +20,7 @@ from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.slo import slo_results
 from simkit.metrics.summary import RequestCounts, Summary
 from simkit.plain import plain
-from simkit.planner.overload import most_in_system, most_measured
-from simkit.planner.waits import waits
+from simkit.planner.queueing import most_in_system, most_measured, waits
 from simkit.runs import run_length
 from simkit.runs.replication import inputs_of
 from simkit.scenario import Scenario

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simkit.planner import advise, capacity, limits, waits
+from simkit.planner import advise, capacity, limits, queueing
 from simkit.report.document import Badge
 from simkit.report.figures import front
 from simkit.report.render import html, markdown, terminal
@@ -627,7 +627,7 @@ def test_definitions_quote_the_planners_thresholds() -> None:
     assert f"at least {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: slots"]
     assert f"less than {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: compute"]
     assert f"less than {100 * limits.TAIL_QUEUED:.0f} %" in said["Limit: TTFT, E2E"]
-    assert f"at least {100 * waits.FULL_BUDGET:.0f} %" in said["Limit: token budget"]
+    assert f"at least {100 * queueing.FULL_BUDGET:.0f} %" in said["Limit: token budget"]
     defined = " ".join(name for name in said if name.startswith("Limit"))
     assert all(name in defined for name in limits.NAMES)
 
@@ -635,7 +635,7 @@ def test_definitions_quote_the_planners_thresholds() -> None:
 def test_every_key_of_the_planners_evidence_has_words() -> None:
     from simkit.report.sections.plan_grid import EVIDENCE
 
-    assert set(waits.WAITS) <= set(EVIDENCE)
+    assert set(queueing.WAITS) <= set(EVIDENCE)
 
 
 def test_same_content_same_bytes_in_another_process() -> None:
