@@ -13,7 +13,7 @@ from typing import Any
 from simkit.batching.policies import POLICIES
 from simkit.planner.points import SLOTS
 from simkit.planner.sensitivity import num_replicas
-from simkit.planner.values import Found, Plan
+from simkit.planner.values import Plan, PointResult
 
 KNEE_GAIN = 1.1
 """Beyond the knee doubling max_num_seqs brings less than 10 % more capacity."""
@@ -31,7 +31,7 @@ class Cost:
     per_million_total_tokens: float
 
 
-def knee(found: Sequence[Found], others: Mapping[str, Any]) -> Found | None:
+def knee(found: Sequence[PointResult], others: Mapping[str, Any]) -> PointResult | None:
     """The smallest max_num_seqs from which twice as many carry less than 10 % more, among the points whose further
     settings are `others`. None where the grid does not reach that far."""
     line = sorted(
@@ -49,7 +49,7 @@ def knee(found: Sequence[Found], others: Mapping[str, Any]) -> Found | None:
     return None
 
 
-def further(item: Found) -> dict[str, Any]:
+def further(item: PointResult) -> dict[str, Any]:
     """The settings of a point besides max_num_seqs."""
     return {key: value for key, value in item.point.settings.items() if key != SLOTS}
 
@@ -70,7 +70,7 @@ class Fleet:
         return (self.replicas + self.spare) * self.gpus_per_replica
 
 
-def fleet(result: Plan, chosen: Found) -> Fleet | None:
+def fleet(result: Plan, chosen: PointResult) -> Fleet | None:
     """The fleet for the target rate; None without one."""
     if result.target_per_s is None or chosen.capacity is None:
         return None
@@ -85,7 +85,7 @@ def fleet(result: Plan, chosen: Found) -> Fleet | None:
     )
 
 
-def cost(item: Found, rate_per_s: float, gpus: int) -> Cost | None:
+def cost(item: PointResult, rate_per_s: float, gpus: int) -> Cost | None:
     """Cost of the tokens that a point delivers at a rate with so many GPUs; None without a price.
 
     Tokens a request are those of the runs at the capacity, where a request that is turned away brings none.
@@ -102,7 +102,7 @@ def cost(item: Found, rate_per_s: float, gpus: int) -> Cost | None:
     return Cost(rate_per_s, gpus, per_request / output * 1e6, per_request / total * 1e6)
 
 
-def command(chosen: Found) -> tuple[str | None, tuple[str, ...]]:
+def command(chosen: PointResult) -> tuple[str | None, tuple[str, ...]]:
     """(command line of vLLM for a point, what of it the real engine does not have).
 
     Flags are those of vLLM 0.33 and are written out even where they equal the defaults, so that the engine runs what

@@ -13,7 +13,7 @@ from simkit.metrics.catalogue import LATENCIES
 from simkit.planner import advise, limits
 from simkit.planner.capacity import Capacity
 from simkit.planner.trial import QUEUE, Term
-from simkit.planner.values import FleetSize, Found, Plan
+from simkit.planner.values import FleetSize, Plan, PointResult
 from simkit.runs import run_length
 from simkit.studies.study import value_text
 
@@ -85,7 +85,7 @@ def _replicas(count: int) -> str:
     return f"{count:,} replica{'s' * (count != 1)}"
 
 
-def _gpus(item: Found) -> tuple[str, str]:
+def _gpus(item: PointResult) -> tuple[str, str]:
     """(the GPUs of a point, and the verb that goes with them)."""
     replicas, name = item.point.scenario.replicas, item.point.setup.gpu.name
     each = item.point.gpus // replicas
@@ -101,7 +101,7 @@ def _interval(found: Capacity) -> str:
     return f"95 % interval {_rate_down(found.low_per_s)} to {_rate(found.high_per_s)}{of}"
 
 
-def _how_long(item: Found) -> str:
+def _how_long(item: PointResult) -> str:
     """For how long the rate can go on, as far as that was seen."""
     workload, served = item.scenario.workload, item.confirmation
     held = None if served is None else served.held
@@ -123,7 +123,7 @@ def _how_long(item: Found) -> str:
 HOURS_A_MONTH = 730
 
 
-def fleet_choice(result: Plan, chosen: Found) -> str | None:
+def fleet_choice(result: Plan, chosen: PointResult) -> str | None:
     """Why this fleet and none smaller: what that did when it was simulated, and what the difference buys and costs."""
     fleet = advise.fleet(result, chosen)
     if fleet is None:
@@ -144,7 +144,7 @@ def fleet_choice(result: Plan, chosen: Found) -> str | None:
     return "; ".join(part for part in parts if part) + "."
 
 
-def _smaller(result: Plan, chosen: Found, target_per_s: float, replicas: int) -> str:
+def _smaller(result: Plan, chosen: PointResult, target_per_s: float, replicas: int) -> str:
     """What one replica less did when it was simulated, and why that does not recommend it."""
     seen = _simulated(result, replicas, 0)
     found, own = chosen.capacity, chosen.point.scenario.replicas
@@ -168,7 +168,7 @@ def _smaller(result: Plan, chosen: Found, target_per_s: float, replicas: int) ->
     )
 
 
-def _single(chosen: Found, target_per_s: float) -> str:
+def _single(chosen: PointResult, target_per_s: float) -> str:
     """A fleet of one."""
     assert chosen.capacity is not None
     low = chosen.capacity.low_per_s / chosen.point.scenario.replicas
@@ -192,7 +192,7 @@ def _when_lost(result: Plan) -> str:
     return "" if met is not False else " (but requests that a loss halfway sends back missed the SLO when simulated)"
 
 
-def _paid(chosen: Found, replicas: int) -> str:
+def _paid(chosen: PointResult, replicas: int) -> str:
     """What so many replicas cost; empty without a price."""
     hardware = chosen.point.scenario.hardware
     if hardware.price_per_gpu_hour is None:
@@ -207,7 +207,7 @@ def _ordinal(number: int) -> str:
     return f"{number:,}{ending}"
 
 
-def reason(result: Plan, chosen: Found) -> str:
+def reason(result: Plan, chosen: PointResult) -> str:
     """Why this point."""
     assert chosen.capacity is not None
     fine = [item for item in result.points.values() if item.capacity is not None and item.effort == chosen.effort]
@@ -247,13 +247,13 @@ def unreachable(result: Plan) -> str:
     return f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {binds}."
 
 
-def _is_lost(best: Found, term: Term) -> bool:
+def _is_lost(best: PointResult, term: Term) -> bool:
     """Whether all who are served are served in time, so that it is the others who miss a term."""
     value = best.lowest.numbers.get(term.name)
     return value is not None and term.target_ms is not None and value <= term.target_ms
 
 
-def _turned_away(best: Found) -> str:
+def _turned_away(best: PointResult) -> str:
     """The requests that no rate serves."""
     numbers = best.lowest.numbers
     sent, rejected = numbers.get("num_requests.arrived") or 0.0, numbers.get("num_requests.rejected") or 0.0
@@ -263,7 +263,7 @@ def _turned_away(best: Found) -> str:
     return f"the {100 * lost:.2g} % of requests that are refused, give up or do not end"
 
 
-def _binding(best: Found, terms: Sequence[Term]) -> str:
+def _binding(best: PointResult, terms: Sequence[Term]) -> str:
     worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
     metric = best.point.scenario.to_dict()["slo"]
     names = [name for name, values in metric.items() for _ in values]

@@ -15,7 +15,7 @@ from simkit.planner.capacity import Capacity, curves, pooled_crossing
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.trial import Term, terms
-from simkit.planner.values import Confirmation, Found, Served
+from simkit.planner.values import Confirmation, PointResult, Served
 from simkit.runs import run_length
 from simkit.studies.study import Failure
 
@@ -33,7 +33,7 @@ LARGEST_GAP = 2
 MAX_SERVED = 12
 
 
-def confirm(item: Found, runner: JobRunner, share: float) -> Found:
+def confirm(item: PointResult, runner: JobRunner, share: float) -> PointResult:
     """The point with its capacity as long runs leave it; without one where no rate holds.
 
     The lower end must hold. When it does not, lower rates are served, each twice as far away, until one does, then
@@ -86,7 +86,7 @@ def _highest_held(first_per_s: float, holds: Callable[[float], bool | None]) -> 
     return held
 
 
-def _serve(item: Found, rate_per_s: float, times: float, runner: JobRunner, share: float) -> Served | Failure:
+def _serve(item: PointResult, rate_per_s: float, times: float, runner: JobRunner, share: float) -> Served | Failure:
     """Long runs at a rate, each a question of its own, so that they are made side by side."""
     scenario = item.longer(times)
     count = 1 if run_length.is_same_every_time(scenario) else RUNS

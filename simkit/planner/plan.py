@@ -20,7 +20,7 @@ from simkit.planner.points import SLOTS, Point, make_points
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.sensitivity import explore
 from simkit.planner.trial import Trial, terms
-from simkit.planner.values import Found, Plan, found_from
+from simkit.planner.values import Plan, PointResult, result_of_point
 from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
 from simkit.studies.offered_load import Lengths, base_rate, lengths
 from simkit.studies.study import Failure, Options
@@ -50,7 +50,7 @@ def plan(
     sizes = lengths(points[0].scenario, points[0].setup.max_model_len)
     found = _search(points, COARSE, runner, sizes, 0.5)
     failed |= {name: found.pop(name) for name in [*found] if isinstance(found[name], Failure)}  # type: ignore[misc]
-    known: dict[str, Found] = {name: item for name, item in found.items() if isinstance(item, Found)}
+    known: dict[str, PointResult] = {name: item for name, item in found.items() if isinstance(item, PointResult)}
     _check_limits_seen(list(known.values()), failed)
     known = _with_neighbours(_confirmed(known, runner, sizes))
     chosen = recommend(list(known.values()))
@@ -63,7 +63,7 @@ def plan(
     return explore(result, chosen, runner)
 
 
-def _check_limits_seen(found: Sequence[Found], failed: Mapping[str, Failure]) -> None:
+def _check_limits_seen(found: Sequence[PointResult], failed: Mapping[str, Failure]) -> None:
     """Something must have been found, and no point may pass at every rate: it could not be ranked."""
     if not found:
         name, failure = next(iter(failed.items()))
@@ -116,8 +116,8 @@ def _search(
     runner: JobRunner,
     sizes: Lengths,
     share: float,
-    known: Mapping[str, Found] | None = None,
-) -> dict[str, Found | Failure]:
+    known: Mapping[str, PointResult] | None = None,
+) -> dict[str, PointResult | Failure]:
     """The capacities of points; what is `known` of them is built upon."""
     jobs = []
     for point in points:
@@ -134,16 +134,16 @@ def _search(
             )
         )  # fmt: skip
     answers = runner.run(jobs, share, "capacities" if known is None else "the best again")
-    found: dict[str, Found | Failure] = {}
+    found: dict[str, PointResult | Failure] = {}
     for point, answer in zip(points, answers, strict=True):
         if isinstance(answer, Failure):
             found[point.name] = replace(answer, settings=point.settings)
         else:
-            found[point.name] = found_from(point, answer, effort)
+            found[point.name] = result_of_point(point, answer, effort)
     return found
 
 
-def _with_neighbours(known: Mapping[str, Found]) -> dict[str, Found]:
+def _with_neighbours(known: Mapping[str, PointResult]) -> dict[str, PointResult]:
     """Each limit seen beside the next larger number of slots, all else equal."""
     result = {}
     for name, item in known.items():
@@ -162,7 +162,7 @@ def _with_neighbours(known: Mapping[str, Found]) -> dict[str, Found]:
     return result
 
 
-def _confirmed(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths) -> dict[str, Found]:
+def _confirmed(known: Mapping[str, PointResult], runner: JobRunner, sizes: Lengths) -> dict[str, PointResult]:
     """The points, the best of them searched again, and the recommended one served again until its answer holds: what
     moves there can make another one the best."""
     result, shares = dict(known), [(0.15, 0.15)]
@@ -177,7 +177,9 @@ def _confirmed(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths) ->
             return result  # it could not be served: the failure is told where the point is looked at
 
 
-def _refine(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths, share: float) -> dict[str, Found]:
+def _refine(
+    known: Mapping[str, PointResult], runner: JobRunner, sizes: Lengths, share: float
+) -> dict[str, PointResult]:
     """Search the best point again, and the smallest that seem as good, until one of those is."""
     result = dict(known)
     line = contenders(list(known.values()))
@@ -191,7 +193,7 @@ def _refine(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths, share
         fresh = [item.point for item in todo if item.effort != FINE]
         if fresh:
             again = _search(fresh, FINE, runner, sizes, share, result)
-            result |= {name: item for name, item in again.items() if isinstance(item, Found)}
+            result |= {name: item for name, item in again.items() if isinstance(item, PointResult)}
         chosen = recommend(list(result.values()))
         if chosen is None or chosen.point.name != best.point.name:
             break
@@ -200,7 +202,7 @@ def _refine(known: Mapping[str, Found], runner: JobRunner, sizes: Lengths, share
 
 
 # --- the recommendation -----------------------------------------------------------------------------------------------
-def contenders(found: Sequence[Found]) -> list[Found]:
+def contenders(found: Sequence[PointResult]) -> list[PointResult]:
     """Points whose capacity a GPU is statistically as good as the best, smallest max_num_seqs and fewest GPUs first.
 
     As good: the 95 % interval of the paired ratio to the best one reaches 1.
@@ -214,7 +216,7 @@ def contenders(found: Sequence[Found]) -> list[Found]:
     return sorted(good, key=lambda item: (item.point.slots, item.point.gpus))
 
 
-def is_as_good(item: Found, best: Found) -> bool:
+def is_as_good(item: PointResult, best: PointResult) -> bool:
     """Whether a point is not worse than the best one by more than chance explains."""
     if item is best:
         return True
@@ -225,7 +227,7 @@ def is_as_good(item: Found, best: Found) -> bool:
     return ratio(item.capacity, best.capacity, resolution).high >= gpus
 
 
-def recommend(found: Sequence[Found]) -> Found | None:
+def recommend(found: Sequence[PointResult]) -> PointResult | None:
     """The smallest max_num_seqs whose capacity a GPU is statistically as good as the best."""
     fine = [item for item in found if item.capacity is not None and item.effort == FINE]
     return next(iter(contenders(fine)), None)

@@ -18,7 +18,7 @@ from simkit.planner.capacity import Capacity, ratio, to_json
 from simkit.planner.search import COARSE
 from simkit.planner.sensitivity import LOADS, load_rates
 from simkit.planner.trial import QUEUE, Trial
-from simkit.planner.values import Confirmation, Found, Plan
+from simkit.planner.values import Confirmation, Plan, PointResult
 from simkit.runs.manifest import CREATED_BY
 from simkit.studies.offered_load import MIN_FOR_P99
 from simkit.studies.study import value_text
@@ -69,7 +69,7 @@ def plan_json(result: Plan) -> dict[str, Any]:
     return plain(content)  # type: ignore[no-any-return]
 
 
-def _run_length(item: Found) -> dict[str, Any]:
+def _run_length(item: PointResult) -> dict[str, Any]:
     """How long the runs of a point are. `span_s` and `e2e_p99_s`: how long requests arrive, and how long the slowest
     percent stay, at the capacity (at the lowest rate without one)."""
     scenario = item.scenario
@@ -114,7 +114,7 @@ def _confirmation(found: Confirmation) -> dict[str, Any]:
     }
 
 
-def _point(item: Found) -> dict[str, Any]:
+def _point(item: PointResult) -> dict[str, Any]:
     point, limit = item.point, item.limit
     found = item.capacity
     money = None if found is None else advise.cost(item, found.estimate_per_s, point.gpus)
@@ -138,7 +138,7 @@ def _point(item: Found) -> dict[str, Any]:
     }
 
 
-def _around(result: Plan, chosen: Found, found: Capacity) -> dict[str, Any]:
+def _around(result: Plan, chosen: PointResult, found: Capacity) -> dict[str, Any]:
     """What is known of the recommended point alone."""
     loads = load_rates(result, chosen)
     knee = advise.knee(list(result.points.values()), advise.further(chosen))
@@ -206,7 +206,7 @@ def _mean(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": sum(known) / len(known), "ci95": half_width_95(known)}
 
 
-def _variation(result: Plan, chosen: Found, item: Found) -> dict[str, Any]:
+def _variation(result: Plan, chosen: PointResult, item: PointResult) -> dict[str, Any]:
     key = next(key for key in item.point.settings if chosen.point.settings.get(key) != item.point.settings[key])
     engine = chosen.point.setup.scenario.engine
     compared, again = None, result.variations.get(chosen.point.name)
@@ -225,7 +225,7 @@ def _variation(result: Plan, chosen: Found, item: Found) -> dict[str, Any]:
 def scaling(result: Plan) -> list[dict[str, Any]]:
     """What more replicas carry beside the fewest, all other settings equal: the paired ratio of capacities."""
     found = []
-    groups: dict[str, list[Found]] = {}
+    groups: dict[str, list[PointResult]] = {}
     for item in result.points.values():
         if item.capacity is not None:
             others = {key: value for key, value in item.point.settings.items() if key != "replicas"}

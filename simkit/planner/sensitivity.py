@@ -13,7 +13,7 @@ from simkit.errors import InputError
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import Point, make_point
 from simkit.planner.search import COARSE
-from simkit.planner.values import FleetSize, Found, Plan, found_from
+from simkit.planner.values import FleetSize, Plan, PointResult, result_of_point
 from simkit.runs import run_length
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.doctor import examine
@@ -31,7 +31,7 @@ LOADS = (0.5, 1.0, 2.0)
 """Of the load that is asked for: what happens at half and at double."""
 
 
-def load_rates(result: Plan, chosen: Found) -> dict[float, float]:
+def load_rates(result: Plan, chosen: PointResult) -> dict[float, float]:
     """The rates of `LOADS` for one point: shares of the target (spread over the replicas that carry it) or of the rate
     that the scenario offers."""
     base = result.base_per_s
@@ -40,7 +40,7 @@ def load_rates(result: Plan, chosen: Found) -> dict[float, float]:
     return {share: float(f"{share * base:.6g}") for share in LOADS}
 
 
-def num_replicas(rate_per_s: float, chosen: Found) -> int:
+def num_replicas(rate_per_s: float, chosen: PointResult) -> int:
     """Replicas that carry a rate, judged by the lower end of the capacity's interval."""
     assert chosen.capacity is not None
     return max(1, math.ceil(rate_per_s * chosen.point.scenario.replicas / chosen.capacity.low_per_s))
@@ -50,7 +50,7 @@ MAX_FLEET = 8
 """Replicas up to which a fleet is simulated rather than counted."""
 
 
-def explore(result: Plan, chosen: Found, runner: JobRunner) -> Plan:
+def explore(result: Plan, chosen: PointResult, runner: JobRunner) -> Plan:
     """Look at the recommended point at other rates, with other settings, and as the fleet that carries the target."""
     assert chosen.capacity is not None
     scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
@@ -84,7 +84,7 @@ def explore(result: Plan, chosen: Found, runner: JobRunner) -> Plan:
         if isinstance(answer, Failure):
             failed[point.name] = replace(answer, settings=point.settings)
         else:
-            variations[point.name] = found_from(point, answer, COARSE)
+            variations[point.name] = result_of_point(point, answer, COARSE)
     seen_fleets = {}
     for size, answer in zip(fleets, answers[num_looks + 1 + len(varied) :], strict=True):
         if isinstance(answer, Failure):
@@ -97,7 +97,7 @@ def explore(result: Plan, chosen: Found, runner: JobRunner) -> Plan:
     )  # fmt: skip
 
 
-def _least_factor(chosen: Found) -> float:
+def _least_factor(chosen: PointResult) -> float:
     """How much longer than the scenario's runs must be for the time that requests stay at the capacity."""
     missing = [
         run_length.missing_factor(trial.span_s / chosen.factor, (trial.numbers.get("e2e_ms.p99") or 0.0) / 1000)
@@ -106,7 +106,7 @@ def _least_factor(chosen: Found) -> float:
     return min(chosen.factor, max(missing))
 
 
-def _diagnosed(chosen: Found, runner: JobRunner) -> dict[str, Any]:
+def _diagnosed(chosen: PointResult, runner: JobRunner) -> dict[str, Any]:
     """What the doctor finds at the recommended point, at the rate that it is sure to carry."""
     assert chosen.capacity is not None
     rate_per_s = float(f"{chosen.capacity.low_per_s:.4g}")
@@ -116,7 +116,7 @@ def _diagnosed(chosen: Found, runner: JobRunner) -> dict[str, Any]:
     return {"rate_per_s": rate_per_s, **examine(scenario, run_scenario(scenario), **options)}
 
 
-def _fleets(result: Plan, chosen: Found) -> dict[FleetSize, Scenario]:
+def _fleets(result: Plan, chosen: PointResult) -> dict[FleetSize, Scenario]:
     """The fleets that are simulated at the target rate: the one that carries it, one replica less, and the whole one
     with its spares, as many of which are lost halfway."""
     if result.target_per_s is None:
@@ -147,7 +147,7 @@ def _halfway_s(fleet: Scenario, rate_per_s: float) -> float | None:
     return None if workload.num_requests is None else workload.num_requests / rate_per_s / 2
 
 
-def _variations(chosen: Found, base: Scenario) -> list[Point]:
+def _variations(chosen: PointResult, base: Scenario) -> list[Point]:
     """Neighbouring settings of the recommended point, those that the engine would start with."""
     engine = chosen.point.setup.scenario.engine
     budget, share = engine.max_num_batched_tokens, engine.gpu_memory_utilization

@@ -64,7 +64,7 @@ class Confirmation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PointResult:
     """What is known of a point: its trials, its capacity, and what binds there. Without a capacity no rate meets the
     SLO, or every one does. Runs are `factor` times as long as the point's scenario has them; `rising` is what of the
     system was still filling when they could not be made longer."""
@@ -146,11 +146,11 @@ class Plan:
     lengths: Lengths
     terms: tuple[Term, ...]
     axes: dict[str, list[Any]]
-    points: dict[str, Found]
+    points: dict[str, PointResult]
     failed: dict[str, Failure]
-    recommended: Found | None
+    recommended: PointResult | None
     looks: tuple[Trial, ...] = ()
-    variations: dict[str, Found] = field(default_factory=dict)
+    variations: dict[str, PointResult] = field(default_factory=dict)
     fleets: dict[FleetSize, tuple[Trial, ...]] = field(default_factory=dict)
     target_per_s: float | None = None
     spare: int = 0
@@ -158,9 +158,9 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def found_from(point: Point, answer: Answer, effort: Effort) -> Found:
+def result_of_point(point: Point, answer: Answer, effort: Effort) -> PointResult:
     """What the trials of a point show."""
     each: list[Curve] = curves(answer.trials)
     value = capacity(each, terms(point.scenario), effort.resolution)
     limit = None if value is None else limits.recognise(each, value)
-    return Found(point, answer.trials, effort, value, limit, answer.factor, answer.rising)
+    return PointResult(point, answer.trials, effort, value, limit, answer.factor, answer.rising)

@@ -15,7 +15,7 @@ from simkit.planner.jobs import Answer, CapacityJob, JobRunner
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
 from simkit.planner.trial import Term, Trial
-from simkit.planner.values import Found
+from simkit.planner.values import PointResult
 from simkit.studies.study import Failure
 from tests.theory.test_planner_theory import customers
 from tests.unit.test_plan import TEXT
@@ -25,7 +25,7 @@ FEW, MANY = "max_num_seqs=8", "max_num_seqs=32"
 CAPACITY = {FEW: 8.0, MANY: 10.0}
 
 
-def found(name: str, *sets: str) -> Found:
+def found(name: str, *sets: str) -> PointResult:
     """A point whose replications cross about CAPACITY."""
     base = scenario.loads(TEXT, sets=sets)
     points, *_ = make_points(base, {"engine.max_num_seqs": [8, 32]})
@@ -35,7 +35,7 @@ def found(name: str, *sets: str) -> Found:
     search.run([8.0], FINE)
     value = capacity(curves(search.trials), TERM, FINE.resolution)
     assert value is not None
-    return Found(point, search.trials, FINE, value, None, factor=2.0)
+    return PointResult(point, search.trials, FINE, value, None, factor=2.0)
 
 
 class Serving(JobRunner):
@@ -59,7 +59,7 @@ class Serving(JobRunner):
         return Answer((Trial(rate, job.first, 1000, (margin, 0.01, 0.5), {}, {}),))
 
 
-def capacity_of(item: Found) -> Capacity:
+def capacity_of(item: PointResult) -> Capacity:
     assert item.capacity is not None
     return item.capacity
 
