@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from simkit.metrics.catalogue import LATENCIES
 from simkit.planner import advise, limits
 from simkit.planner.capacity import Capacity
-from simkit.planner.trial import QUEUE, Term
+from simkit.planner.trial import QUEUE, SloTerm
 from simkit.planner.values import FleetSize, Plan, PointResult
 from simkit.runs import run_length
 from simkit.studies.study import value_text
@@ -247,7 +247,7 @@ def unreachable(result: Plan) -> str:
     return f"The SLO cannot be met at any setting: {'; '.join(missed) or limit} ({where}). What binds: {binds}."
 
 
-def _is_lost(best: PointResult, term: Term) -> bool:
+def _is_lost(best: PointResult, term: SloTerm) -> bool:
     """Whether all who are served are served in time, so that it is the others who miss a term."""
     value = best.lowest.numbers.get(term.name)
     return value is not None and term.target_ms is not None and value <= term.target_ms
@@ -263,7 +263,7 @@ def _turned_away(best: PointResult) -> str:
     return f"the {100 * lost:.2g} % of requests that are refused, give up or do not end"
 
 
-def _binding(best: PointResult, terms: Sequence[Term]) -> str:
+def _binding(best: PointResult, terms: Sequence[SloTerm]) -> str:
     worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
     metric = best.point.scenario.to_dict()["slo"]
     names = [name for name, values in metric.items() for _ in values]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from simkit.metrics.intervals import jackknife_error, mean_and_deviation, normal_quantile_95, student_t_95
-from simkit.planner.trial import Term, Trial
+from simkit.planner.trial import SloTerm, Trial
 
 SOFT_SPREAD = 1.2
 """A limit is soft when the chance to pass falls from 0.9 to 0.1 over more than 20 % in rate."""
@@ -83,7 +83,7 @@ def curves(trials: Iterable[Trial]) -> list[Curve]:
     return [tuple(sorted(found[index], key=lambda trial: trial.rate_per_s)) for index in sorted(found)]
 
 
-def crossing(curve: Curve, terms: Sequence[Term]) -> float:
+def crossing(curve: Curve, terms: Sequence[SloTerm]) -> float:
     """The rate up to which one replication meets every term; 0 and infinite where no trial shows it."""
     return min(
         _crossing([(trial.rate_per_s, _score(terms[term], trial.margins[term])) for trial in curve])
@@ -91,7 +91,7 @@ def crossing(curve: Curve, terms: Sequence[Term]) -> float:
     )
 
 
-def pooled_crossing(found: Sequence[Curve], terms: Sequence[Term]) -> tuple[float, int]:
+def pooled_crossing(found: Sequence[Curve], terms: Sequence[SloTerm]) -> tuple[float, int]:
     """The rate at which a term of all replications together is first missed, and which one; 0 or infinite as above."""
     tried = sorted({trial.rate_per_s for curve in found for trial in curve})
     each = []
@@ -101,7 +101,7 @@ def pooled_crossing(found: Sequence[Curve], terms: Sequence[Term]) -> tuple[floa
     return min(each)
 
 
-def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -> Capacity | None:
+def capacity(found: Sequence[Curve], terms: Sequence[SloTerm], resolution: float) -> Capacity | None:
     """The capacity that curves show; None where a replication always passes or never does.
 
     The logarithms of the crossings are taken as normal: mean m, deviation s. The estimate is where the share of all
@@ -136,7 +136,7 @@ def capacity(found: Sequence[Curve], terms: Sequence[Term], resolution: float) -
     )
 
 
-def crossings_without(curve: Curve, terms: Sequence[Term]) -> tuple[float, ...]:
+def crossings_without(curve: Curve, terms: Sequence[SloTerm]) -> tuple[float, ...]:
     """The crossing of a run with each of its parts left out in turn; empty where it was not parted."""
     num_parts = max((len(trial.without) for trial in curve), default=0)
     return tuple(
@@ -147,7 +147,7 @@ def crossings_without(curve: Curve, terms: Sequence[Term]) -> tuple[float, ...]:
     )
 
 
-def _capacity_of_one(curve: Curve, terms: Sequence[Term], resolution: float) -> Capacity | None:
+def _capacity_of_one(curve: Curve, terms: Sequence[SloTerm], resolution: float) -> Capacity | None:
     """The capacity of a run that every replication would repeat: where it crosses its targets.
 
     Its interval is that of the jackknife over consecutive parts (Efron and Tibshirani, An Introduction to the
@@ -188,7 +188,7 @@ NORMAL_POINTS = 161
 
 
 def _expected_crossing(
-    found: Sequence[Curve], crossings: Sequence[float], terms: Sequence[Term], mean: float, deviation: float
+    found: Sequence[Curve], crossings: Sequence[float], terms: Sequence[SloTerm], mean: float, deviation: float
 ) -> tuple[float, int]:
     """The rate at which the mean margin of replications with normal log crossings is first 0, and of which term.
 
@@ -218,7 +218,7 @@ def _expected_crossing(
     return (math.exp(log_rate), index) if log_rate < math.inf else pooled_crossing(found, terms)
 
 
-def _typical(found: Sequence[Curve], crossings: Sequence[float], index: int, term: Term, distance: float) -> float:
+def _typical(found: Sequence[Curve], crossings: Sequence[float], index: int, term: SloTerm, distance: float) -> float:
     """Mean margin at a log distance from the own crossing, of the curves that were tried so far out.
 
     Beyond what any curve shows, below the crossing nobody misses, above it all miss as they last did.
@@ -284,7 +284,7 @@ FLOOR = 5e-4
 """A share of misses so small that less of them means nothing, where shares are compared by their logarithm."""
 
 
-def _score(term: Term, margin: float) -> float:
+def _score(term: SloTerm, margin: float) -> float:
     """A margin on the scale on which a curve is nearly straight: >= 0 where the margin is.
 
     The share of requests that miss grows exponentially with the rate, so it is its logarithm that is interpolated.
@@ -294,20 +294,20 @@ def _score(term: Term, margin: float) -> float:
     return math.log((term.allowed + FLOOR) / (max(0.0, term.allowed - margin) + FLOOR))
 
 
-def _unscored(term: Term, score: float) -> float:
+def _unscored(term: SloTerm, score: float) -> float:
     """The margin of a score."""
     if term.allowed is None:
         return score
     return (term.allowed + FLOOR) * (1 - math.exp(-score))
 
 
-def _pooled(found: Sequence[Curve], rate_per_s: float, index: int, term: Term) -> float:
+def _pooled(found: Sequence[Curve], rate_per_s: float, index: int, term: SloTerm) -> float:
     """Margin of all measured requests together at a rate; a curve is interpolated between its trials."""
     total = sum(curve[0].num_measured for curve in found)
     return sum(curve[0].num_measured * _margin(curve, rate_per_s, index, term) for curve in found) / total
 
 
-def _margin(curve: Curve, rate_per_s: float, index: int, term: Term) -> float:
+def _margin(curve: Curve, rate_per_s: float, index: int, term: SloTerm) -> float:
     """Margin of one replication at a rate, that of the nearest trial beyond those that were made."""
     if rate_per_s <= curve[0].rate_per_s:
         return curve[0].margins[index]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from simkit.planner.capacity import Capacity, curves, pooled_crossing
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.search import STEPS_A_DOUBLING
-from simkit.planner.trial import Term, terms
+from simkit.planner.trial import SloTerm, terms
 from simkit.planner.values import Confirmation, PointResult, Served
 from simkit.runs import run_length
 from simkit.studies.study import Failure
@@ -108,7 +108,7 @@ def _serve(item: PointResult, rate_per_s: float, times: float, runner: JobRunner
     return Served(rate_per_s, tuple(answer.trials[0] for answer in answers if not isinstance(answer, Failure)))
 
 
-def _moved(before: Capacity, held_per_s: float, served: list[Served], asked: Sequence[Term]) -> Capacity:
+def _moved(before: Capacity, held_per_s: float, served: list[Served], asked: Sequence[SloTerm]) -> Capacity:
     """The capacity of which `held_per_s` held."""
     low = before.low_per_s if served[0].held else held_per_s
     too_much = min((one.rate_per_s for one in served if not one.together), default=math.inf)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from simkit.planner.capacity import crossing, crossings_without, curves, pooled_crossing
-from simkit.planner.trial import Term, Trial
+from simkit.planner.trial import SloTerm, Trial
 from simkit.runs import run_length
 
 STEPS_A_DOUBLING = 32
@@ -67,7 +67,7 @@ def rate_of(step: int) -> float:
 class Search:
     """Trials of one setting, each made at most once."""
 
-    def __init__(self, attempt: Try, terms: Sequence[Term], known: Iterable[Trial] = ()) -> None:
+    def __init__(self, attempt: Try, terms: Sequence[SloTerm], known: Iterable[Trial] = ()) -> None:
         self._attempt = attempt
         self._terms = terms
         self._is_wide = max((term.allowed or 0.0 for term in terms), default=0.0) > WIDE

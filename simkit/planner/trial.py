@@ -30,7 +30,7 @@ from simkit.units import ns_to_s
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class SloTerm:
     """One value of the SLO, or (metric "queue") that the queue does not grow without end."""
 
     metric: str
@@ -53,8 +53,8 @@ class Term:
 SERVED_SHARE = 0.01
 """Requests that may be turned away or given up where only means are bound, which leave them out."""
 
-QUEUE = Term("queue", "stable", None)
-SERVED = Term("requests", "served", None)
+QUEUE = SloTerm("queue", "stable", None)
+SERVED = SloTerm("requests", "served", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Trial:
         )
 
 
-def terms(scenario: Scenario) -> tuple[Term, ...]:
+def terms(scenario: Scenario) -> tuple[SloTerm, ...]:
     """The terms that a rate must meet, the last of them that the queue does not grow: that is overload, whatever the
     percentiles of a run of this length say.
 
@@ -106,7 +106,7 @@ def terms(scenario: Scenario) -> tuple[Term, ...]:
     if scenario.slo is None:
         return ()
     slo = scenario.slo.model_dump(exclude_none=True)
-    found = [Term(metric, stat, target) for metric, values in slo.items() for stat, target in values.items()]
+    found = [SloTerm(metric, stat, target) for metric, values in slo.items() for stat, target in values.items()]
     if all(term.allowed is None for term in found):
         found.append(SERVED)
     found.append(QUEUE)
@@ -156,7 +156,7 @@ def run_trial(setup: Setup, rate_per_s: float, base_per_s: float, replication: i
 
 # --- runs that are given up -------------------------------------------------------------------------------------------
 def _given_up(
-    asked: tuple[Term, ...],
+    asked: tuple[SloTerm, ...],
     margins: tuple[float, ...],
     metrics: RunMetrics,
     setup: Setup,
@@ -196,7 +196,7 @@ def _window(table: Mapping[str, Ints], measured: Bools) -> tuple[int, int]:
 
 
 def _without(
-    asked: tuple[Term, ...],
+    asked: tuple[SloTerm, ...],
     metrics: RunMetrics,
     facts: RunFacts,
     inputs: SummaryInputs,
@@ -227,7 +227,7 @@ def _without(
     return tuple(found)
 
 
-def _margin(term: Term, summary: Summary) -> float:
+def _margin(term: SloTerm, summary: Summary) -> float:
     if term == QUEUE:
         return -0.5 if summary.saturated else 0.5
     if term == SERVED:

@@ -11,7 +11,7 @@ from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.jobs import Answer
 from simkit.planner.points import Point
 from simkit.planner.search import Effort
-from simkit.planner.trial import Term, Trial, terms
+from simkit.planner.trial import SloTerm, Trial, terms
 from simkit.runs import run_length
 from simkit.scenario import Scenario
 from simkit.studies.offered_load import Lengths
@@ -144,7 +144,7 @@ class Plan:
     scenario: Scenario
     base_per_s: float
     lengths: Lengths
-    terms: tuple[Term, ...]
+    terms: tuple[SloTerm, ...]
     axes: dict[str, list[Any]]
     points: dict[str, PointResult]
     failed: dict[str, Failure]

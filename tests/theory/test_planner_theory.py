@@ -15,7 +15,7 @@ from simkit import scenario
 from simkit.planner.capacity import Capacity, capacity, curves, ratio
 from simkit.planner.jobs import CapacityJob, run_job
 from simkit.planner.search import COARSE, FINE, Effort, Search
-from simkit.planner.trial import Term, Trial, terms
+from simkit.planner.trial import SloTerm, Trial, terms
 from simkit.scenario import apply_sets
 from simkit.studies.offered_load import base_rate, for_trials
 from simkit.studies.study import Failure
@@ -109,7 +109,7 @@ def test_two_replicas_carry_at_least_twice_as_much() -> None:
 
 
 # --- the statistics ---------------------------------------------------------------------------------------------------
-TERM = (Term("ttft_ms", "p99", 500.0),)
+TERM = (SloTerm("ttft_ms", "p99", 500.0),)
 
 
 def customers(logs: np.ndarray[Any, Any], slope: float) -> Callable[[float, int], Trial]:

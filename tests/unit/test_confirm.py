@@ -14,13 +14,13 @@ from simkit.planner.capacity import Capacity, capacity, curves
 from simkit.planner.jobs import Answer, CapacityJob, JobRunner
 from simkit.planner.points import make_points
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
-from simkit.planner.trial import Term, Trial
+from simkit.planner.trial import SloTerm, Trial
 from simkit.planner.values import PointResult
 from simkit.studies.study import Failure
 from tests.theory.test_planner_theory import customers
 from tests.unit.test_plan import TEXT
 
-TERM = (Term("ttft_ms", "p90", 10.0),)
+TERM = (SloTerm("ttft_ms", "p90", 10.0),)
 FEW, MANY = "max_num_seqs=8", "max_num_seqs=32"
 CAPACITY = {FEW: 8.0, MANY: 10.0}
 
