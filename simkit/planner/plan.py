@@ -18,7 +18,7 @@ from simkit.planner.confirm import confirm
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import SLOTS, Point, make_points
 from simkit.planner.search import COARSE, FINE, Effort
-from simkit.planner.sensitivity import explore
+from simkit.planner.sensitivity import with_sensitivity
 from simkit.planner.trial import Trial, terms
 from simkit.planner.values import Plan, PointResult, result_of_point
 from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
@@ -60,7 +60,7 @@ def plan(
     )  # fmt: skip
     if chosen is None:
         return result
-    return explore(result, chosen, runner)
+    return with_sensitivity(result, chosen, runner)
 
 
 def _check_limits_seen(found: Sequence[PointResult], failed: Mapping[str, Failure]) -> None:

@@ -143,7 +143,7 @@ def _around(result: Plan, chosen: PointResult, found: Capacity) -> dict[str, Any
     loads = load_rates(result, chosen)
     knee = advise.knee(list(result.points.values()), advise.further(chosen))
     line, missing = advise.command(chosen)
-    rows = {rate: row(trials, result, found) for rate, trials in _by_rate(result.looks).items()}
+    rows = {rate: row(trials, result, found) for rate, trials in _by_rate(result.other_rates).items()}
     content: dict[str, Any] = {
         "recommended": _point(chosen) | {"reason": reason(result, chosen)},
         "knee": None if knee is None else {"name": knee.point.name, "max_num_seqs": knee.point.slots},

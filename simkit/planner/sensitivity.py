@@ -20,11 +20,11 @@ from simkit.studies.doctor import examine
 from simkit.studies.offered_load import at_rate, for_trials
 from simkit.studies.study import Failure, Options, run_scenario, setting
 
-LOOK_REPLICATIONS, LONG_LOOK_REPLICATIONS = 4, 2
+RATE_REPLICATIONS, LONG_RATE_REPLICATIONS = 4, 2
 """Replications of a rate that is only looked at, as the scenario has it and in runs at least twice as long."""
 
 
-LOOK_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25)
+RATE_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25)
 """Rates at which the recommended point is looked at, as shares of its capacity."""
 
 LOADS = (0.5, 1.0, 2.0)
@@ -50,21 +50,21 @@ MAX_FLEET = 8
 """Replicas up to which a fleet is simulated rather than counted."""
 
 
-def explore(result: Plan, chosen: PointResult, runner: JobRunner) -> Plan:
-    """Look at the recommended point at other rates, with other settings, and as the fleet that carries the target."""
+def with_sensitivity(result: Plan, chosen: PointResult, runner: JobRunner) -> Plan:
+    """The plan with its best point at other rates, with other settings, and as the fleet that carries the target."""
     assert chosen.capacity is not None
     scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
-    replications = LOOK_REPLICATIONS if chosen.factor < 2 else LONG_LOOK_REPLICATIONS
+    replications = RATE_REPLICATIONS if chosen.factor < 2 else LONG_RATE_REPLICATIONS
     if run_length.is_same_every_time(scenario):
         replications = 1
-    seen = {float(f"{share * capacity_per_s:.4g}") for share in LOOK_SHARES} | {*load_rates(result, chosen).values()}
+    seen = {float(f"{share * capacity_per_s:.4g}") for share in RATE_SHARES} | {*load_rates(result, chosen).values()}
     jobs = [
         CapacityJob(
             f"{rate_per_s:g}/s", scenario, runner.base_per_s, rates_per_s=(rate_per_s,), replications=replications
         )
         for rate_per_s in sorted(seen)
     ]
-    num_looks = len(jobs)
+    num_rates = len(jobs)
     varied = _variations(chosen, result.scenario)
     guesses, factor = chosen.capacity.crossings_per_s, _least_factor(chosen)
     jobs += [
@@ -78,21 +78,23 @@ def explore(result: Plan, chosen: PointResult, runner: JobRunner) -> Plan:
         for size, fleet in fleets.items()
     ]  # fmt: skip
     answers = runner.run(jobs, 0.25, "around the best")
-    looks = [trial for answer in answers[:num_looks] if not isinstance(answer, Failure) for trial in answer.trials]
+    other_rates = [
+        trial for answer in answers[:num_rates] if not isinstance(answer, Failure) for trial in answer.trials
+    ]
     variations, failed = {}, dict(result.failed)
-    for point, answer in zip((chosen.point, *varied), answers[num_looks:], strict=False):
+    for point, answer in zip((chosen.point, *varied), answers[num_rates:], strict=False):
         if isinstance(answer, Failure):
             failed[point.name] = replace(answer, settings=point.settings)
         else:
             variations[point.name] = result_of_point(point, answer, COARSE)
     seen_fleets = {}
-    for size, answer in zip(fleets, answers[num_looks + 1 + len(varied) :], strict=True):
+    for size, answer in zip(fleets, answers[num_rates + 1 + len(varied) :], strict=True):
         if isinstance(answer, Failure):
             failed[f"{size.replicas} replicas"] = answer
         else:
             seen_fleets[size] = answer.trials
     return replace(
-        result, looks=tuple(looks), variations=variations, failed=failed, fleets=seen_fleets,
+        result, other_rates=tuple(other_rates), variations=variations, failed=failed, fleets=seen_fleets,
         doctor=_diagnosed(chosen, runner),
     )  # fmt: skip
 

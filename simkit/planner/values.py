@@ -137,7 +137,7 @@ class FleetSize(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the planner found. `points` are in the order of the grid; `recommended` is None where no point meets the
-    SLO; `looks` are trials of the recommended point at other rates, `variations` that point again and its
+    SLO; `other_rates` are trials of the recommended point at other rates, `variations` that point again and its
     neighbouring settings, all with the same effort, `fleets` what numbers of replicas do at the target rate.
     """
 
@@ -149,7 +149,7 @@ class Plan:
     points: dict[str, PointResult]
     failed: dict[str, Failure]
     recommended: PointResult | None
-    looks: tuple[Trial, ...] = ()
+    other_rates: tuple[Trial, ...] = ()
     variations: dict[str, PointResult] = field(default_factory=dict)
     fleets: dict[FleetSize, tuple[Trial, ...]] = field(default_factory=dict)
     target_per_s: float | None = None

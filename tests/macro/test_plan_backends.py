@@ -38,7 +38,7 @@ def test_sixty_points_on_dask_are_those_of_one_process_byte_for_byte(monkeypatch
     for module in (planner, sensitivity):
         monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=8))
     monkeypatch.setattr(planner, "FINE", Effort(replications=2, gap=4))
-    monkeypatch.setattr(sensitivity, "LOOK_REPLICATIONS", 1)
+    monkeypatch.setattr(sensitivity, "RATE_REPLICATIONS", 1)
 
     def planned(**options: Any) -> tuple[str, bytes]:
         content = plan_json(planner.plan(scenario.loads(TEXT, file="tiny.yaml"), AXES, options=options))

@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TIMES, RUNS = confirm.TIMES, confirm.RUNS
-SHARES, VARIATIONS, DIAGNOSED = sensitivity.LOOK_SHARES, sensitivity._variations, sensitivity._diagnosed
+SHARES, VARIATIONS, DIAGNOSED = sensitivity.RATE_SHARES, sensitivity._variations, sensitivity._diagnosed
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +72,9 @@ def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (planner, sensitivity):
         monkeypatch.setattr(module, "COARSE", Effort(replications=2, gap=4))
     monkeypatch.setattr(planner, "FINE", Effort(replications=3, gap=2))
-    monkeypatch.setattr(sensitivity, "LOOK_REPLICATIONS", 1)
-    monkeypatch.setattr(sensitivity, "LONG_LOOK_REPLICATIONS", 1)
-    monkeypatch.setattr(sensitivity, "LOOK_SHARES", (0.5, 1.0))
+    monkeypatch.setattr(sensitivity, "RATE_REPLICATIONS", 1)
+    monkeypatch.setattr(sensitivity, "LONG_RATE_REPLICATIONS", 1)
+    monkeypatch.setattr(sensitivity, "RATE_SHARES", (0.5, 1.0))
     monkeypatch.setattr(confirm, "TIMES", 2.0)
     monkeypatch.setattr(confirm, "RUNS", 2)
 
@@ -83,7 +83,7 @@ def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole_answer(monkeypatch: pytest.MonkeyPatch, little_effort: None) -> None:
     """With what `little_effort` leaves out: the answer is served again for as long as it is for users, and so on."""
     monkeypatch.setattr(sensitivity, "_variations", VARIATIONS)
-    monkeypatch.setattr(sensitivity, "LOOK_SHARES", SHARES)
+    monkeypatch.setattr(sensitivity, "RATE_SHARES", SHARES)
     monkeypatch.setattr(sensitivity, "_diagnosed", DIAGNOSED)
     monkeypatch.setattr(confirm, "TIMES", TIMES)
     monkeypatch.setattr(confirm, "RUNS", RUNS)
@@ -159,7 +159,7 @@ def choice(share: float, spare: int, *, price: bool = True, **met: bool) -> str:
     assert chosen.capacity is not None
     numbers = {"low_per_s": 900.0, "estimate_per_s": 1000.0, "high_per_s": 1100.0}
     chosen = replace(chosen, capacity=replace(chosen.capacity, **numbers))
-    trial = result.looks[0]
+    trial = result.other_rates[0]
     fleets = {
         FleetSize(int(name[1:]), spare if name[0] == "l" else 0): (replace(trial, margins=(0.1 if good else -0.1,)),)
         for name, good in met.items()
