@@ -119,17 +119,17 @@ def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, 
     The twin is simulated by a second process meanwhile.
     """
     from simkit.engine.build import set_up
-    from simkit.studies.background import Failed, beside
+    from simkit.studies.background import BackgroundError, in_background
     from simkit.studies.uniform_twin import serve_evenly
 
     setup = set_up(chosen)
     if not with_twin:
         return log_options.with_measured(_run(setup, quiet)), None
-    with beside(lambda: serve_evenly(setup)) as evenly:
+    with in_background(lambda: serve_evenly(setup)) as evenly:
         result = _run(setup, quiet)
         try:
             return log_options.with_measured(result, evenly()), None
-        except Failed as error:
+        except BackgroundError as error:
             return log_options.with_measured(result), str(error)
 
 

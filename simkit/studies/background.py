@@ -12,13 +12,13 @@ from simkit.errors import CheckError, InputError
 Work = Callable[[], Any]
 
 
-class Failed(Exception):
+class BackgroundError(Exception):
     """The work has no result, and why."""
 
 
 @contextmanager
-def beside(work: Work) -> Iterator[Callable[[], Any]]:
-    """Start `work`; inside, the function given waits for its result. Raises Failed when the work does not give one.
+def in_background(work: Work) -> Iterator[Callable[[], Any]]:
+    """Start `work`; inside, the function given waits for its result, and raises BackgroundError when there is none.
 
     The second process is a copy of this one, so that nothing is loaded twice; where there are no such copies the work
     is done here when it is asked for. Whatever happens to the block, no process is left behind.
@@ -45,7 +45,7 @@ def _receive(here: Any) -> Any:
     try:
         outcome = here.recv()
     except EOFError:
-        raise Failed("the process that made it died (killed, or out of memory)") from None
+        raise BackgroundError("the process that made it died (killed, or out of memory)") from None
     return _result(outcome)
 
 
@@ -66,5 +66,5 @@ def _outcome(work: Work) -> tuple[bool, Any]:
 def _result(outcome: tuple[bool, Any]) -> Any:
     done, result = outcome
     if not done:
-        raise Failed(result)
+        raise BackgroundError(result)
     return result

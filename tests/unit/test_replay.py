@@ -23,7 +23,7 @@ from simkit.engine import run as engine
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.metrics.measured import Compared, compare_measured
-from simkit.studies.background import Failed, beside
+from simkit.studies.background import BackgroundError, in_background
 from simkit.studies.uniform_twin import evened
 from simkit.types import Request
 from simkit.workload.build import Workload
@@ -323,7 +323,7 @@ def test_a_plain_run_of_a_log_writes_what_it_measured_too(here: Path) -> None:
 
 
 def test_work_is_done_by_another_process_and_none_is_left() -> None:
-    with beside(os.getpid) as found:
+    with in_background(os.getpid) as found:
         worker = found()
     assert worker != os.getpid()
     with pytest.raises(ProcessLookupError):
@@ -331,7 +331,7 @@ def test_work_is_done_by_another_process_and_none_is_left() -> None:
 
 
 def _leave_early() -> None:
-    with beside(signal.pause):
+    with in_background(signal.pause):
         raise KeyError
 
 
@@ -347,11 +347,11 @@ def _refuse() -> None:
 
 
 def test_why_there_is_no_result() -> None:
-    with beside(_refuse) as found, pytest.raises(Failed, match="nothing to do"):
+    with in_background(_refuse) as found, pytest.raises(BackgroundError, match="nothing to do"):
         found()
-    with beside(lambda: os._exit(3)) as found, pytest.raises(Failed, match="died"):
+    with in_background(lambda: os._exit(3)) as found, pytest.raises(BackgroundError, match="died"):
         found()
-    with patch("multiprocessing.get_all_start_methods", lambda: ["spawn"]), beside(os.getpid) as found:
+    with patch("multiprocessing.get_all_start_methods", lambda: ["spawn"]), in_background(os.getpid) as found:
         assert found() == os.getpid()
 
 
