@@ -120,12 +120,12 @@ def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, 
     """
     from simkit.engine.build import set_up
     from simkit.studies.background import BackgroundError, in_background
-    from simkit.studies.uniform_twin import serve_evenly
+    from simkit.studies.uniform_twin import serve_uniform_twin
 
     setup = set_up(chosen)
     if not with_twin:
         return log_options.with_measured(_run(setup, quiet)), None
-    with in_background(lambda: serve_evenly(setup)) as evenly:
+    with in_background(lambda: serve_uniform_twin(setup)) as evenly:
         result = _run(setup, quiet)
         try:
             return log_options.with_measured(result, evenly()), None

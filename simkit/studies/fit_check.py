@@ -1,4 +1,4 @@
-"""How well a fitted workload stands for the log: both simulated on the same engine, beside an even workload."""
+"""How well a fitted workload stands for the log: both simulated on the same engine, beside a uniform workload."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.offered_load import at_rate
 from simkit.studies.study import Options, Point, Study, run_study
+from simkit.studies.uniform_twin import UniformLoad
 
 REPLICATIONS = 3
 """Of the fitted and the even workload, each with its own draws; a log has only one."""
@@ -108,26 +109,17 @@ def check_fit(
     original = apply_sets(scenario, {"workload": {"trace": trace}}, label="fit")
     repeated = apply_sets(scenario, {"replications": REPLICATIONS}, label="fit")
     fitted = apply_sets(repeated, {"workload": fit.workload}, label="fit")
-    even = apply_sets(repeated, {"workload": _even(fit)}, label="fit")
+    rate = fit.num_requests / fit.span_s
+    load = UniformLoad.of_means(fit.num_requests, rate, fit.mean_prompt_tokens, fit.mean_output_tokens)
+    even = apply_sets(repeated, {"workload": load.to_workload()}, label="fit")
     # All at once, so that the engine is never idle: what it sustains of these requests.
     crowd = _done(run_study([Point("crowd", at_rate(original, fit.span_s, 1.0))], progress=progress, **options))
     sustained = crowd["crowd"].summary["makespan_throughput"]["requests_per_s"]
-    rate = fit.num_requests / fit.span_s
     speed = min(1.0, LOAD * sustained / rate)
     arms = {"original": original, "fitted": fitted, "even": even}
     points = [Point(name, at_rate(arm, speed * rate, rate) if speed < 1 else arm) for name, arm in arms.items()]
     found = _done(run_study(points, progress=progress, **options))
     return FitCheck(scenario, speed, found["original"], found["fitted"], found["even"])
-
-
-def _even(fit: Fit) -> dict[str, Any]:
-    """Poisson arrivals and one length for all, with the log's rate and mean lengths."""
-    return {
-        "num_requests": fit.num_requests,
-        "arrivals": {"process": "poisson", "rate_per_s": fit.num_requests / fit.span_s},
-        "prompt_tokens": {"dist": "fixed", "value": max(1, round(fit.mean_prompt_tokens))},
-        "output_tokens": {"dist": "fixed", "value": max(1, round(fit.mean_output_tokens))},
-    }
 
 
 def _done(study: Study) -> dict[str, Result]:

@@ -1,6 +1,6 @@
-"""The even twin of a log: requests at the same mean rate with the same mean lengths, and nothing uneven.
+"""The uniform twin of a log: requests at the same mean rate with the same mean lengths, and nothing uneven.
 
-Owns what is even about it.
+Owns what is uniform about it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ from simkit.errors import InputError
 from simkit.plain import plain
 from simkit.runs.replication import metrics_of
 from simkit.scenario import Scenario, apply_sets
+from simkit.scenario.load import REPLAYED_KEYS
 from simkit.studies.offered_load import played
 from simkit.units import NS_PER_S
-
-EVEN_KEYS = ("stop", "max_tokens", "priority", "tenants", "samples", "timeout_s", "queue_limit")
-"""Keys of a workload that its twin has as well."""
-
 
 MAX_REQUESTS = 5000
 """Of the twin: it is the same all the time, so that more of it would not change its percentiles."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evened:
+class UniformLoad:
     """Poisson arrivals and fixed lengths: the means, lengths rounded to whole tokens."""
 
     num_requests: int
@@ -34,8 +31,22 @@ class Evened:
     prompt_tokens: int
     output_tokens: int
 
+    @classmethod
+    def of_means(cls, num_requests: int, rate_per_s: float, prompt_tokens: float, output_tokens: float) -> UniformLoad:
+        """The load of these means; a request has a token at least."""
+        return cls(num_requests, rate_per_s, max(1, round(prompt_tokens)), max(1, round(output_tokens)))
 
-def evened(setup: Setup) -> Evened:
+    def to_workload(self) -> dict[str, Any]:
+        """As the section of a scenario."""
+        return {
+            "num_requests": self.num_requests,
+            "arrivals": {"process": "poisson", "rate_per_s": self.rate_per_s},
+            "prompt_tokens": {"dist": "fixed", "value": self.prompt_tokens},
+            "output_tokens": {"dist": "fixed", "value": self.output_tokens},
+        }
+
+
+def uniform_load(setup: Setup) -> UniformLoad:
     """The means of the requests that the engine of `setup` takes and that count for the statistics.
 
     Times are those of the log, even where turns wait for the last one. Raises InputError without two times.
@@ -47,34 +58,29 @@ def evened(setup: Setup) -> Evened:
     if not span_ns:
         raise InputError("requests at one instant have no rate")
     outputs = sum(min(request.output_tokens, limit - request.prompt_tokens) for request in taken)
-    return Evened(
-        num_requests=min(len(taken), MAX_REQUESTS),
-        rate_per_s=(len(taken) - 1) * NS_PER_S / span_ns,
-        prompt_tokens=max(1, round(sum(request.prompt_tokens for request in taken) / len(taken))),
-        output_tokens=max(1, round(outputs / len(taken))),
+    return UniformLoad.of_means(
+        min(len(taken), MAX_REQUESTS),
+        (len(taken) - 1) * NS_PER_S / span_ns,
+        sum(request.prompt_tokens for request in taken) / len(taken),
+        outputs / len(taken),
     )
 
 
-def twin(scenario: Scenario, even: Evened) -> Scenario:
-    """The scenario with the even workload in place of its own."""
-    kept = scenario.workload.model_dump(mode="json", exclude_unset=True)
-    workload = {key: value for key, value in kept.items() if key in EVEN_KEYS} | {
-        "num_requests": even.num_requests,
-        "arrivals": {"process": "poisson", "rate_per_s": even.rate_per_s},
-        "prompt_tokens": {"dist": "fixed", "value": even.prompt_tokens},
-        "output_tokens": {"dist": "fixed", "value": even.output_tokens},
-    }
+def uniform_twin(scenario: Scenario, load: UniformLoad) -> Scenario:
+    """The scenario with the uniform load in place of its own."""
+    own = scenario.workload.model_dump(mode="json", exclude_unset=True)
+    workload = {key: value for key, value in own.items() if key in REPLAYED_KEYS} | load.to_workload()
     changes = {"workload": workload, "warmup": "none", "replications": 1, "variants": {}}
     return apply_sets(scenario, changes, label="even workload")
 
 
-def serve_evenly(setup: Setup) -> dict[str, Any]:
+def serve_uniform_twin(setup: Setup) -> dict[str, Any]:
     """Simulate the twin: {workload, ttft_ms, tpot_ms}, latencies as in a summary.
 
     Raises InputError where there is no twin, and CheckError for a livelock.
     """
-    even = evened(setup)
-    setup = replace(setup, scenario=twin(setup.scenario, even))
+    load = uniform_load(setup)
+    setup = replace(setup, scenario=uniform_twin(setup.scenario, load))
     facts = simulate(setup)
     summary = metrics_of(setup, facts).summary
-    return {"workload": plain(even), "ttft_ms": plain(summary.ttft_ms), "tpot_ms": plain(summary.tpot_ms)}
+    return {"workload": plain(load), "ttft_ms": plain(summary.ttft_ms), "tpot_ms": plain(summary.tpot_ms)}

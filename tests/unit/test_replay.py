@@ -24,7 +24,7 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.metrics.measured import Compared, compare_measured
 from simkit.studies.background import BackgroundError, in_background
-from simkit.studies.uniform_twin import evened
+from simkit.studies.uniform_twin import uniform_load
 from simkit.types import Request
 from simkit.workload.build import Workload
 from simkit.workload.replay import MeasuredTimes
@@ -256,7 +256,7 @@ def test_the_page_and_the_tables_set_what_was_measured_beside_the_prediction(her
     times = MeasuredTimes(np.array([2 * MS, -1]), np.array([14 * MS, -1]))
     with (
         serving([request(0, 0, 8, 4), request(1, 50, 8, 4)], measured=times),
-        patch("simkit.studies.uniform_twin.evened") as no,
+        patch("simkit.studies.uniform_twin.uniform_load") as no,
     ):
         no.side_effect = InputError("not here")
         result = replay("log.v1.csv", "--scenario", "s.yaml", "--out", "r")
@@ -363,5 +363,5 @@ def test_warm_requests_are_not_in_the_means(here: Path) -> None:
         return Workload(iter(made), 4, None, None, 0, (), {}, num_warm=2)
 
     with patch("simkit.studies.offered_load.build_workload", build_workload):
-        even = evened(set_up(drawn))
+        even = uniform_load(set_up(drawn))
     assert (even.num_requests, even.prompt_tokens, even.rate_per_s) == (2, 350, 1.0)
