@@ -16,7 +16,7 @@ from simkit.planner.jobs import CapacityJob, run_job
 from simkit.planner.points import make_points
 from simkit.planner.result import plan_csv
 from simkit.planner.search import COARSE
-from simkit.planner.values import found_from
+from simkit.planner.values import result_of_point
 from simkit.report.render import html, markdown
 from simkit.report.sections import plan as sections
 from simkit.studies.offered_load import base_rate, lengths
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_that_the_code_gives(name: str) -> None:
     job = CapacityJob(made.name, made.scenario, base_rate(asked), (), sizes, COARSE, grows=True)
     answer = run_job(job)
     assert not isinstance(answer, Failure)
-    found = found_from(made, answer, COARSE)
+    found = result_of_point(made, answer, COARSE)
     assert found.capacity is not None
     assert json.loads(json.dumps(plain(to_json(found.capacity)))) == point["capacity"]
 
