@@ -167,7 +167,7 @@ def write_sweep(sweep: Sweep, out_dir: str | Path, overwrite: bool = False) -> P
 def write_plan(content: Json, table: str, out_dir: str | Path, overwrite: bool = False, report: bool = True) -> Path:
     """Write a plan: plan.json, plan.csv, manifest.json, and (unless `report` is false) report.html and report.md.
 
-    `content` is that of `planner.result`, `table` that of plan.csv.
+    `content` is that of `planner.content`, `table` that of plan.csv.
     """
     with replacing(Path(out_dir), overwrite) as directory:
         (directory / "plan.json").write_bytes(canonical_json(content))

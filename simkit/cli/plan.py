@@ -56,7 +56,7 @@ def plan(
     _check_axes(axes)
     from simkit import api
     from simkit.planner import plan as planner
-    from simkit.planner.result import plan_csv, plan_json
+    from simkit.planner.content import plan_csv, plan_json
     from simkit.runs import directory
 
     out_dir, overwrite = directory.choose(out, f"{chosen.name}-plan")

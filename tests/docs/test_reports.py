@@ -12,9 +12,9 @@ from evidence import plans
 from simkit import scenario
 from simkit.plain import plain
 from simkit.planner.capacity import to_json
+from simkit.planner.content import plan_csv
 from simkit.planner.jobs import CapacityJob, run_job
 from simkit.planner.points import make_points
-from simkit.planner.result import plan_csv
 from simkit.planner.search import COARSE
 from simkit.planner.values import result_of_point
 from simkit.report.render import html, markdown

@@ -10,7 +10,7 @@ from simkit import scenario
 from simkit.plain import canonical_json
 from simkit.planner import plan as planner
 from simkit.planner import sensitivity
-from simkit.planner.result import plan_csv, plan_json
+from simkit.planner.content import plan_csv, plan_json
 from simkit.planner.search import Effort
 
 TEXT = """\

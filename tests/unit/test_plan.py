@@ -26,8 +26,8 @@ from simkit.planner import confirm, jobs, sensitivity
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
 from simkit.planner.bounds import grid
+from simkit.planner.content import plan_csv, plan_json
 from simkit.planner.points import make_points
-from simkit.planner.result import plan_csv, plan_json
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.planner.values import FleetSize, Plan

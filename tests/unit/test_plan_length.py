@@ -13,8 +13,8 @@ from simkit.engine.build import set_up
 from simkit.planner import plan as planner
 from simkit.planner import trial as trials
 from simkit.planner.capacity import Capacity, capacity, curves
+from simkit.planner.content import plan_json
 from simkit.planner.jobs import Answer, CapacityJob, run_job
-from simkit.planner.result import plan_json
 from simkit.planner.search import Effort
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.planner.values import Plan
