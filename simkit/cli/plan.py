@@ -18,7 +18,7 @@ from simkit.cli.studies import Dask, Jobs, Json, NoReport, Quiet, Resume, Seed, 
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
-    from simkit.planner.values import Plan
+    from simkit.planner.result import PlanResult
 
 MAX_RATE_PER_S = 1e9
 MANY_GPUS = 100_000
@@ -120,7 +120,7 @@ def _check_axes(axes: dict[str, list[Any]]) -> None:
             raise InputError(f"--axis {key}: expected another key: the planner itself looks for the rate")
 
 
-def _notes(result: Plan, content: dict[str, Any], replaced: str | None) -> None:
+def _notes(result: PlanResult, content: dict[str, Any], replaced: str | None) -> None:
     if replaced is not None:
         console.say(f"note: replaced the earlier run {replaced!r} in the same place; choose --out to keep both")
     for note in content["notes"]:

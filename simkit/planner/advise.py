@@ -12,8 +12,8 @@ from typing import Any
 
 from simkit.batching.policies import POLICIES
 from simkit.planner.points import SLOTS
+from simkit.planner.result import PlanResult, PointResult
 from simkit.planner.sensitivity import num_replicas
-from simkit.planner.values import Plan, PointResult
 
 KNEE_GAIN = 1.1
 """Beyond the knee doubling max_num_seqs brings less than 10 % more capacity."""
@@ -70,7 +70,7 @@ class Fleet:
         return (self.replicas + self.spare) * self.gpus_per_replica
 
 
-def fleet(result: Plan, chosen: PointResult) -> Fleet | None:
+def fleet(result: PlanResult, chosen: PointResult) -> Fleet | None:
     """The fleet for the target rate; None without one."""
     if result.target_per_s is None or chosen.capacity is None:
         return None

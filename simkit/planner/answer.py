@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from simkit.metrics.catalogue import LATENCIES
 from simkit.planner import advise, limits
 from simkit.planner.capacity import Capacity
+from simkit.planner.result import FleetSize, PlanResult, PointResult
 from simkit.planner.trial import QUEUE, SloTerm
-from simkit.planner.values import FleetSize, Plan, PointResult
 from simkit.runs import run_length
 from simkit.studies.study import value_text
 
 
-def notes(result: Plan) -> list[str]:
+def notes(result: PlanResult) -> list[str]:
     """What a reader must know of the numbers."""
     found = []
     chosen = result.recommended
@@ -44,7 +44,7 @@ def notes(result: Plan) -> list[str]:
     return found
 
 
-def answer(result: Plan) -> str:
+def answer(result: PlanResult) -> str:
     """The answer in one sentence."""
     chosen = result.recommended
     if chosen is None or chosen.capacity is None:
@@ -123,7 +123,7 @@ def _how_long(item: PointResult) -> str:
 HOURS_A_MONTH = 730
 
 
-def fleet_choice(result: Plan, chosen: PointResult) -> str | None:
+def fleet_choice(result: PlanResult, chosen: PointResult) -> str | None:
     """Why this fleet and none smaller: what that did when it was simulated, and what the difference buys and costs."""
     fleet = advise.fleet(result, chosen)
     if fleet is None:
@@ -144,7 +144,7 @@ def fleet_choice(result: Plan, chosen: PointResult) -> str | None:
     return "; ".join(part for part in parts if part) + "."
 
 
-def _smaller(result: Plan, chosen: PointResult, target_per_s: float, replicas: int) -> str:
+def _smaller(result: PlanResult, chosen: PointResult, target_per_s: float, replicas: int) -> str:
     """What one replica less did when it was simulated, and why that does not recommend it."""
     seen = _simulated(result, replicas, 0)
     found, own = chosen.capacity, chosen.point.scenario.replicas
@@ -178,7 +178,7 @@ def _single(chosen: PointResult, target_per_s: float) -> str:
     )
 
 
-def _simulated(result: Plan, replicas: int, lost: int) -> bool | None:
+def _simulated(result: PlanResult, replicas: int, lost: int) -> bool | None:
     """Whether a fleet met the SLO at the target rate, all its runs together; None where it was not simulated."""
     trials = result.fleets.get(FleetSize(replicas, lost))
     if not trials:
@@ -186,7 +186,7 @@ def _simulated(result: Plan, replicas: int, lost: int) -> bool | None:
     return all(sum(margins) >= 0 for margins in zip(*(trial.margins for trial in trials), strict=True))
 
 
-def _when_lost(result: Plan) -> str:
+def _when_lost(result: PlanResult) -> str:
     """What the loss did when it was simulated."""
     met = next((_simulated(result, *size) for size in result.fleets if size.lost), None)
     return "" if met is not False else " (but requests that a loss halfway sends back missed the SLO when simulated)"
@@ -207,7 +207,7 @@ def _ordinal(number: int) -> str:
     return f"{number:,}{ending}"
 
 
-def reason(result: Plan, chosen: PointResult) -> str:
+def reason(result: PlanResult, chosen: PointResult) -> str:
     """Why this point."""
     assert chosen.capacity is not None
     fine = [item for item in result.points.values() if item.capacity is not None and item.effort == chosen.effort]
@@ -222,7 +222,7 @@ def reason(result: Plan, chosen: PointResult) -> str:
     )
 
 
-def unreachable(result: Plan) -> str:
+def unreachable(result: PlanResult) -> str:
     """Why no setting meets the SLO, and by how much one request alone misses it."""
     items = list(result.points.values())
     best = max(items, key=lambda item: min(item.lowest.margins))

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from simkit.planner.capacity import Capacity, curves, pooled_crossing
 from simkit.planner.jobs import CapacityJob, JobRunner
+from simkit.planner.result import Confirmation, PointResult, Served
 from simkit.planner.search import STEPS_A_DOUBLING
 from simkit.planner.trial import SloTerm, terms
-from simkit.planner.values import Confirmation, PointResult, Served
 from simkit.runs import run_length
 from simkit.studies.study import Failure
 

@@ -15,10 +15,10 @@ from simkit.plain import plain
 from simkit.planner import advise
 from simkit.planner.answer import answer, fleet_choice, notes, reason, unreachable
 from simkit.planner.capacity import Capacity, ratio, to_json
+from simkit.planner.result import Confirmation, PlanResult, PointResult
 from simkit.planner.search import COARSE
 from simkit.planner.sensitivity import LOADS, load_rates
 from simkit.planner.trial import QUEUE, Trial
-from simkit.planner.values import Confirmation, Plan, PointResult
 from simkit.runs.manifest import CREATED_BY
 from simkit.studies.offered_load import MIN_FOR_P99
 from simkit.studies.study import value_text
@@ -28,7 +28,7 @@ CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unl
                "replications")  # fmt: skip
 
 
-def plan_json(result: Plan) -> dict[str, Any]:
+def plan_json(result: PlanResult) -> dict[str, Any]:
     """Everything a report needs, plain. Numbers that do not exist are None."""
     some = next(iter(result.points.values())) if result.points else None
     chosen = result.recommended
@@ -138,7 +138,7 @@ def _point(item: PointResult) -> dict[str, Any]:
     }
 
 
-def _around(result: Plan, chosen: PointResult, found: Capacity) -> dict[str, Any]:
+def _around(result: PlanResult, chosen: PointResult, found: Capacity) -> dict[str, Any]:
     """What is known of the recommended point alone."""
     loads = load_rates(result, chosen)
     knee = advise.knee(list(result.points.values()), advise.further(chosen))
@@ -182,7 +182,7 @@ def _by_rate(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
     return found
 
 
-def row(trials: Sequence[Trial], result: Plan, found: Capacity | None) -> dict[str, Any]:
+def row(trials: Sequence[Trial], result: PlanResult, found: Capacity | None) -> dict[str, Any]:
     """One rate: means over replications with half widths of 95 % intervals (None where there is none)."""
     paths = list(trials[0].numbers)
     numbers = {path: _mean([trial.numbers[path] for trial in trials]) for path in paths}
@@ -206,7 +206,7 @@ def _mean(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": sum(known) / len(known), "ci95": half_width_95(known)}
 
 
-def _variation(result: Plan, chosen: PointResult, item: PointResult) -> dict[str, Any]:
+def _variation(result: PlanResult, chosen: PointResult, item: PointResult) -> dict[str, Any]:
     key = next(key for key in item.point.settings if chosen.point.settings.get(key) != item.point.settings[key])
     engine = chosen.point.setup.scenario.engine
     compared, again = None, result.variations.get(chosen.point.name)
@@ -222,7 +222,7 @@ def _variation(result: Plan, chosen: PointResult, item: PointResult) -> dict[str
     }
 
 
-def scaling(result: Plan) -> list[dict[str, Any]]:
+def scaling(result: PlanResult) -> list[dict[str, Any]]:
     """What more replicas carry beside the fewest, all other settings equal: the paired ratio of capacities."""
     found = []
     groups: dict[str, list[PointResult]] = {}

@@ -17,10 +17,10 @@ from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import SLOTS, Point, make_points
+from simkit.planner.result import PlanResult, PointResult, result_of_point
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.sensitivity import with_sensitivity
 from simkit.planner.trial import Trial, terms
-from simkit.planner.values import Plan, PointResult, result_of_point
 from simkit.scenario import Scenario, WarmupRequests, WarmupSeconds
 from simkit.studies.offered_load import Lengths, base_rate, lengths
 from simkit.studies.study import Failure, Options
@@ -38,7 +38,7 @@ def plan(
     spare: int = 0,
     progress: Progress | None = None,
     options: Options | None = None,
-) -> Plan:
+) -> PlanResult:
     """Find the capacity of a scenario at a grid of settings, and recommend one.
 
     Without `engine.max_num_seqs` among the `axes` its grid is automatic. Raises InputError when there is no SLO, no
@@ -54,7 +54,7 @@ def plan(
     _check_limits_seen(list(known.values()), failed)
     known = _with_neighbours(_confirmed(known, runner, sizes))
     chosen = recommend(list(known.values()))
-    result = Plan(
+    result = PlanResult(
         scenario, base_per_s, sizes, terms(points[0].scenario), grid, known, failed, chosen, target_per_s=target_per_s,
         spare=spare, notes=tuple(notes),
     )  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 from simkit.errors import InputError
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import Point, make_point
+from simkit.planner.result import FleetSize, PlanResult, PointResult, result_of_point
 from simkit.planner.search import COARSE
-from simkit.planner.values import FleetSize, Plan, PointResult, result_of_point
 from simkit.runs import run_length
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.doctor import examine
@@ -31,7 +31,7 @@ LOADS = (0.5, 1.0, 2.0)
 """Of the load that is asked for: what happens at half and at double."""
 
 
-def load_rates(result: Plan, chosen: PointResult) -> dict[float, float]:
+def load_rates(result: PlanResult, chosen: PointResult) -> dict[float, float]:
     """The rates of `LOADS` for one point: shares of the target (spread over the replicas that carry it) or of the rate
     that the scenario offers."""
     base = result.base_per_s
@@ -50,7 +50,7 @@ MAX_FLEET = 8
 """Replicas up to which a fleet is simulated rather than counted."""
 
 
-def with_sensitivity(result: Plan, chosen: PointResult, runner: JobRunner) -> Plan:
+def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner) -> PlanResult:
     """The plan with its best point at other rates, with other settings, and as the fleet that carries the target."""
     assert chosen.capacity is not None
     scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
@@ -118,7 +118,7 @@ def _diagnosed(chosen: PointResult, runner: JobRunner) -> dict[str, Any]:
     return {"rate_per_s": rate_per_s, **examine(scenario, run_scenario(scenario), **options)}
 
 
-def _fleets(result: Plan, chosen: PointResult) -> dict[FleetSize, Scenario]:
+def _fleets(result: PlanResult, chosen: PointResult) -> dict[FleetSize, Scenario]:
     """The fleets that are simulated at the target rate: the one that carries it, one replica less, and the whole one
     with its spares, as many of which are lost halfway."""
     if result.target_per_s is None:

@@ -15,8 +15,8 @@ from simkit.planner.capacity import to_json
 from simkit.planner.content import plan_csv
 from simkit.planner.jobs import CapacityJob, run_job
 from simkit.planner.points import make_points
+from simkit.planner.result import result_of_point
 from simkit.planner.search import COARSE
-from simkit.planner.values import result_of_point
 from simkit.report.render import html, markdown
 from simkit.report.sections import plan as sections
 from simkit.studies.offered_load import base_rate, lengths

@@ -13,9 +13,9 @@ from simkit.planner import confirm, plan
 from simkit.planner.capacity import Capacity, capacity, curves
 from simkit.planner.jobs import Answer, CapacityJob, JobRunner
 from simkit.planner.points import make_points
+from simkit.planner.result import PointResult
 from simkit.planner.search import FINE, STEPS_A_DOUBLING, Search
 from simkit.planner.trial import SloTerm, Trial
-from simkit.planner.values import PointResult
 from simkit.studies.study import Failure
 from tests.theory.test_planner_theory import customers
 from tests.unit.test_plan import TEXT

@@ -28,9 +28,9 @@ from simkit.planner.answer import fleet_choice
 from simkit.planner.bounds import grid
 from simkit.planner.content import plan_csv, plan_json
 from simkit.planner.points import make_points
+from simkit.planner.result import FleetSize, PlanResult
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
-from simkit.planner.values import FleetSize, Plan
 from simkit.runs.replication import metrics_of
 from simkit.studies import checkpoint
 from simkit.studies.offered_load import at_rate, base_rate, for_trials, lengths
@@ -143,7 +143,7 @@ def served(*sets: str) -> dict[str, Any]:
 
 
 @cache
-def plan_with_target() -> Plan:
+def plan_with_target() -> PlanResult:
     """A plan of the tiny scenario with a target, whose fleets the tests below make up."""
     return planner.plan(load(), {"engine.max_num_seqs": [32]}, target_per_s=100.0, spare=1, options={"jobs": 1})
 
@@ -552,7 +552,7 @@ def test_more_replicas_are_compared_with_fewer() -> None:
 # --- the same bytes, and going on -------------------------------------------------------------------------------------
 def planned(**options: Any) -> bytes:
     axes = {"engine.max_num_seqs": [4, 16], "engine.policy": ["fcfs", "sjf"]}
-    found: Plan = planner.plan(
+    found: PlanResult = planner.plan(
         load("workload.num_requests=40", "workload.output_tokens.high=15"), axes, options=options
     )
     return json.dumps(plan_json(found)).encode() + plan_csv(plan_json(found)).encode()

@@ -15,9 +15,9 @@ from simkit.planner import trial as trials
 from simkit.planner.capacity import Capacity, capacity, curves
 from simkit.planner.content import plan_json
 from simkit.planner.jobs import Answer, CapacityJob, run_job
+from simkit.planner.result import PlanResult
 from simkit.planner.search import Effort
 from simkit.planner.trial import Trial, run_trial, terms
-from simkit.planner.values import Plan
 from simkit.studies.offered_load import base_rate, for_trials, is_same_every_time
 from tests.unit.test_plan import TEXT, load, simkit_
 from tests.unit.test_plan import here as here
@@ -99,7 +99,7 @@ def logged(count: int, *sets: str) -> scenario.Scenario:
     return scenario.loads("\n".join(lines), sets, base_dir=Path.cwd())
 
 
-def planned(one: scenario.Scenario, slots: int) -> tuple[Plan, dict[str, Any]]:
+def planned(one: scenario.Scenario, slots: int) -> tuple[PlanResult, dict[str, Any]]:
     found = planner.plan(one, {"engine.max_num_seqs": [slots]}, options={"jobs": 1})
     return found, plan_json(found)
 

@@ -135,7 +135,7 @@ class FleetSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanResult:
     """What the planner found. `points` are in the order of the grid; `recommended` is None where no point meets the
     SLO; `other_rates` are trials of the recommended point at other rates, `variations` that point again and its
     neighbouring settings, all with the same effort, `fleets` what numbers of replicas do at the target rate.
