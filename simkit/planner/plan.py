@@ -16,7 +16,7 @@ from simkit.planner import limits
 from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
 from simkit.planner.jobs import CapacityJob, JobRunner
-from simkit.planner.points import SLOTS, Point, make_points
+from simkit.planner.points import SLOTS, PlanPoint, make_points
 from simkit.planner.result import PlanResult, PointResult, result_of_point
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.sensitivity import with_sensitivity
@@ -111,7 +111,7 @@ def _check_warmup(scenario: Scenario) -> None:
 
 # --- the search -------------------------------------------------------------------------------------------------------
 def _search(
-    points: Sequence[Point],
+    points: Sequence[PlanPoint],
     effort: Effort,
     runner: JobRunner,
     sizes: Lengths,

@@ -21,7 +21,7 @@ SLOTS = "engine.max_num_seqs"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlanPoint:
     """One combination of settings, ready to be tried."""
 
     name: str
@@ -43,7 +43,7 @@ class Point:
 
 def make_points(
     scenario: Scenario, axes: dict[str, Sequence[Any]]
-) -> tuple[list[Point], dict[str, Failure], list[str], dict[str, list[Any]]]:
+) -> tuple[list[PlanPoint], dict[str, Failure], list[str], dict[str, list[Any]]]:
     """(points, failed ones, notes, the axes with the values of max_num_seqs).
 
     Without `engine.max_num_seqs` among the `axes` its grid is automatic. Raises InputError when no point can be set up.
@@ -52,7 +52,7 @@ def make_points(
     combinations, failed = _combinations(scenario, {key: axes[key] for key in axes if key != SLOTS}, name_of)
     automatic = SLOTS not in axes
     slots = _automatic(scenario, combinations, failed, name_of) if automatic else list(axes[SLOTS])
-    points: list[Point] = []
+    points: list[PlanPoint] = []
     for settings, changed in combinations:
         if name_of(settings) in failed:
             continue  # it does not start with a single slot
@@ -73,7 +73,7 @@ def make_points(
     return points, failed, notes, grid
 
 
-def _starting(slots: list[int], points: list[Point], failed: dict[str, Failure], notes: list[str]) -> list[int]:
+def _starting(slots: list[int], points: list[PlanPoint], failed: dict[str, Failure], notes: list[str]) -> list[int]:
     """Of an automatic grid what the engine starts with, somewhere; nobody asked for the rest, so it did not fail."""
     starting = [count for count in slots if any(point.settings[SLOTS] == count for point in points)]
     left_out = [count for count in slots if count not in starting]
@@ -97,11 +97,11 @@ def _combinations(
     return found, failed
 
 
-def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, base: Scenario) -> Point:
+def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, base: Scenario) -> PlanPoint:
     """A combination of settings made ready. Raises InputError for what the engine would refuse."""
     ready = for_trials(scenario, base.replicas)
     setup = set_up(ready)
-    return Point(name, settings, ready, setup, bounds.physical(setup, lengths(ready, setup.max_model_len)))
+    return PlanPoint(name, settings, ready, setup, bounds.physical(setup, lengths(ready, setup.max_model_len)))
 
 
 def _automatic(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.jobs import Answer
-from simkit.planner.points import Point
+from simkit.planner.points import PlanPoint
 from simkit.planner.search import Effort
 from simkit.planner.trial import SloTerm, Trial, terms
 from simkit.runs import run_length
@@ -69,7 +69,7 @@ class PointResult:
     SLO, or every one does. Runs are `factor` times as long as the point's scenario has them; `rising` is what of the
     system was still filling when they could not be made longer."""
 
-    point: Point
+    point: PlanPoint
     trials: tuple[Trial, ...]
     effort: Effort
     capacity: Capacity | None
@@ -158,7 +158,7 @@ class PlanResult:
     notes: tuple[str, ...] = ()
 
 
-def result_of_point(point: Point, answer: Answer, effort: Effort) -> PointResult:
+def result_of_point(point: PlanPoint, answer: Answer, effort: Effort) -> PointResult:
     """What the trials of a point show."""
     each: list[Curve] = curves(answer.trials)
     value = capacity(each, terms(point.scenario), effort.resolution)

@@ -11,7 +11,7 @@ from typing import Any
 
 from simkit.errors import InputError
 from simkit.planner.jobs import CapacityJob, JobRunner
-from simkit.planner.points import Point, make_point
+from simkit.planner.points import PlanPoint, make_point
 from simkit.planner.result import FleetSize, PlanResult, PointResult, result_of_point
 from simkit.planner.search import COARSE
 from simkit.runs import run_length
@@ -149,7 +149,7 @@ def _halfway_s(fleet: Scenario, rate_per_s: float) -> float | None:
     return None if workload.num_requests is None else workload.num_requests / rate_per_s / 2
 
 
-def _variations(chosen: PointResult, base: Scenario) -> list[Point]:
+def _variations(chosen: PointResult, base: Scenario) -> list[PlanPoint]:
     """Neighbouring settings of the recommended point, those that the engine would start with."""
     engine = chosen.point.setup.scenario.engine
     budget, share = engine.max_num_batched_tokens, engine.gpu_memory_utilization
