@@ -6,7 +6,7 @@ Owns rules of choice and words. Simulates nothing.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from simkit.batching.policies import POLICIES
 from simkit.planner.points import SLOTS
 from simkit.planner.result import PlanResult, PointResult
 from simkit.planner.sensitivity import num_replicas
+from simkit.studies.study import Settings
 
 KNEE_GAIN = 1.1
 """Beyond the knee doubling max_num_seqs brings less than 10 % more capacity."""
@@ -31,7 +32,7 @@ class Cost:
     per_million_total_tokens: float
 
 
-def knee(found: Sequence[PointResult], others: Mapping[str, Any]) -> PointResult | None:
+def knee(found: Sequence[PointResult], others: Settings) -> PointResult | None:
     """The smallest max_num_seqs from which twice as many carry less than 10 % more, among the points whose further
     settings are `others`. None where the grid does not reach that far."""
     line = sorted(
@@ -49,7 +50,7 @@ def knee(found: Sequence[PointResult], others: Mapping[str, Any]) -> PointResult
     return None
 
 
-def further(item: PointResult) -> dict[str, Any]:
+def further(item: PointResult) -> Settings:
     """The settings of a point besides max_num_seqs."""
     return {key: value for key, value in item.point.settings.items() if key != SLOTS}
 

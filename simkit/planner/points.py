@@ -15,7 +15,7 @@ from simkit.errors import InputError
 from simkit.planner import bounds
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.offered_load import for_trials, lengths
-from simkit.studies.study import Failure, point_names
+from simkit.studies.study import Failure, Settings, point_names
 
 SLOTS = "engine.max_num_seqs"
 
@@ -25,7 +25,7 @@ class PlanPoint:
     """One combination of settings, ready to be tried."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Settings
     scenario: Scenario
     setup: Setup
     physical: bounds.Physical
@@ -85,9 +85,10 @@ def _starting(slots: list[int], points: list[PlanPoint], failed: dict[str, Failu
 
 
 def _combinations(
-    scenario: Scenario, axes: Mapping[str, Sequence[Any]], name_of: Callable[[Mapping[str, Any]], str]
-) -> tuple[list[tuple[dict[str, Any], Scenario]], dict[str, Failure]]:
-    found, failed = [], {}
+    scenario: Scenario, axes: Mapping[str, Sequence[Any]], name_of: Callable[[Settings], str]
+) -> tuple[list[tuple[Settings, Scenario]], dict[str, Failure]]:
+    found: list[tuple[Settings, Scenario]] = []
+    failed: dict[str, Failure] = {}
     for values in product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
         try:
@@ -97,7 +98,7 @@ def _combinations(
     return found, failed
 
 
-def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, base: Scenario) -> PlanPoint:
+def make_point(name: str, settings: Settings, scenario: Scenario, base: Scenario) -> PlanPoint:
     """A combination of settings made ready. Raises InputError for what the engine would refuse."""
     ready = for_trials(scenario, base.replicas)
     setup = set_up(ready)
@@ -106,9 +107,9 @@ def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, base:
 
 def _automatic(
     scenario: Scenario,
-    combinations: Sequence[tuple[dict[str, Any], Scenario]],
+    combinations: Sequence[tuple[Settings, Scenario]],
     failed: dict[str, Failure],
-    name_of: Callable[[Mapping[str, Any]], str],
+    name_of: Callable[[Settings], str],
 ) -> list[int]:
     """Powers and half-powers of two up to the physical bound, and the scenario's own value."""
     slots: set[int] = set()

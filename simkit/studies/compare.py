@@ -17,7 +17,7 @@ from simkit.metrics.intervals import half_width_95
 from simkit.plain import Json
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
-from simkit.studies.study import Failure, Options, Point, run_study, value_text
+from simkit.studies.study import Failure, Options, Point, Settings, run_study, value_text
 
 BASELINE = "static+contiguous"
 GENERATIONS = ("static", "dynamic", "continuous")
@@ -90,14 +90,14 @@ def _side_by_side(name: str, points: Sequence[Point], progress: Progress | None,
     return Comparison(name, baseline, study.results, _paired(study.results, baseline), study.failed)
 
 
-def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, Settings]:
     """Arm name to the keys it changes."""
     base = {
         f"{batching}+{allocator}": {"engine.batching": batching, "engine.kv_allocator": allocator}
         for batching in GENERATIONS
         for allocator in ALLOCATORS
     }
-    arms: dict[str, dict[str, Any]] = dict(base)
+    arms: dict[str, Settings] = dict(base)
     for key, values in axes.items():
         for value in values:
             for name, change in base.items():

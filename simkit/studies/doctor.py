@@ -24,7 +24,7 @@ from simkit.plain import plain
 from simkit.runs.manifest import run_id
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
-from simkit.studies.study import Options, Point, run_study, setting
+from simkit.studies.study import Options, Point, Settings, run_study, setting
 from simkit.studies.verdict import Proof, judge, paired_ci95, watched
 
 SAME = "the run itself"
@@ -161,7 +161,7 @@ def _run_again(
     return _Tried(itself.summary, itself.replications, outcomes, remade)
 
 
-def name_of(settings: Mapping[str, Any]) -> str:
+def name_of(settings: Settings) -> str:
     """Settings as a scenario would have them, in one line."""
     return ", ".join(setting(key, value) for key, value in settings.items())
 
@@ -170,7 +170,7 @@ def _told(finding: Finding, done: _Tried) -> dict[str, Any]:
     """A finding as plain data, the best advice in front."""
     shown = tuple(dict.fromkeys((*finding.judged_by, *watched())))
     now = {key: number(done.before, key) for key in shown}
-    tried: list[tuple[str, Mapping[str, Any], Proof | None]] = []
+    tried: list[tuple[str, Settings, Proof | None]] = []
     for advice in finding.advice:
         for candidate in advice.candidates or ({},):
             outcome = done.outcomes.get(name_of(candidate)) if candidate else None
@@ -192,7 +192,7 @@ def _told(finding: Finding, done: _Tried) -> dict[str, Any]:
 
 def _proof(
     finding: Finding,
-    candidate: Mapping[str, Any],
+    candidate: Settings,
     now: Mapping[str, float | None],
     outcome: Result | str,
     replications: Sequence[Mapping[str, Any]],

@@ -23,6 +23,9 @@ from simkit.studies import checkpoint, executors
 from simkit.studies.checkpoint import Checkpoint, Key
 from simkit.version import __version__
 
+Settings = Mapping[str, object]
+"""Dotted keys of a scenario, each with a value as a scenario file has it."""
+
 Kind = Literal["input", "check", "error", "lost"]
 Say = Callable[[str], None]
 Done = TypeVar("Done")
@@ -34,7 +37,7 @@ class Point:
 
     name: str
     scenario: Scenario
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Failure:
 
     kind: Kind
     message: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     where: str = ""
     """The place that is to blame, where one is: the message begins with it."""
 
@@ -58,19 +61,19 @@ class Failure:
         return f"{name}: {self.message}" + (f" (with {', '.join(hidden)})" if hidden else "")
 
 
-def setting(key: str, value: Any) -> str:
+def setting(key: str, value: object) -> str:
     """A key and its value as the scenario file would have it: ``engine.max_num_seqs=64``."""
     return f"{key}={value_text(value)}"
 
 
-def point_names(keys: Sequence[str]) -> Callable[[Mapping[str, Any]], str]:
+def point_names(keys: Sequence[str]) -> Callable[[Settings], str]:
     """How points with these settings are called: each key's last part, or the whole key where two end alike."""
     last = [key.rpartition(".")[2] for key in keys]
     short = {key: end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)}
     return lambda settings: ",".join(setting(short[key], value) for key, value in settings.items())
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A value as the scenario file would have it."""
     return value if isinstance(value, str) else json.dumps(value)
 

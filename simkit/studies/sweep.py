@@ -19,7 +19,7 @@ from simkit.metrics import catalogue
 from simkit.metrics.catalogue import SWEEP_CSV
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
-from simkit.studies.study import Failure, Options, Point, point_names, run_study, value_text
+from simkit.studies.study import Failure, Options, Point, Settings, point_names, run_study, value_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Sweep:
 
     name: str
     axes: dict[str, list[Any]]
-    settings: dict[str, dict[str, Any]]
+    settings: dict[str, Settings]
     points: dict[str, Result]
     failed: dict[str, Failure] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from simkit.diagnosis.findings import Threshold
 from simkit.metrics import catalogue
 from simkit.metrics.catalogue import DOCTOR, HIGHER, number
 from simkit.metrics.intervals import half_width_95
+from simkit.studies.study import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Proof:
     `ci95` are half widths of the paired differences over replications, None for one replication.
     """
 
-    settings: Mapping[str, Any]
+    settings: Settings
     after: Mapping[str, float | None]
     verdict: str
     helps: bool
@@ -41,7 +42,7 @@ class Proof:
 
 def judge(
     judged_by: Sequence[str],
-    settings: Mapping[str, Any],
+    settings: Settings,
     before: Mapping[str, float | None],
     outcome: Any,
     ci95: Mapping[str, float] | None = None,
