@@ -250,7 +250,7 @@ def study_options(jobs: int | None, dask: str | None, resume: bool, out_dir: Pat
         raise InputError(f"--jobs: expected without --dask {dask}, whose workers are those of that scheduler")
     options: Options = {"jobs": jobs, "dask": dask, "resume_dir": directory.kept_dir(out_dir), "resume": resume}
     if not quiet:
-        options["say"] = console.say
+        options["on_note"] = console.say
     return options
 
 

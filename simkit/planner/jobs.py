@@ -151,7 +151,7 @@ def run_jobs(jobs: Sequence[CapacityJob], options: Options, on_done: OnDone) -> 
     What is done is kept in ``options["resume_dir"]`` and taken from there with ``resume``. Raises Interrupted by Ctrl-C
     where something is kept.
     """
-    kept = Checkpoint(options.get("resume_dir"), ANSWERS, options.get("say", _say_nothing))
+    kept = Checkpoint(options.get("resume_dir"), ANSWERS, options.get("on_note", checkpoint.ignore))
     keys = [None] * len(jobs) if kept.folder is None else [_key(job) for job in jobs]
     outcomes: dict[int, Answer | Failure] = {}
     for index, key in enumerate(keys):
@@ -198,10 +198,6 @@ class JobRunner:
         answers = run_jobs(jobs, self.options, on_done)
         self.done += share
         return answers
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def _key(job: CapacityJob) -> Key | None:

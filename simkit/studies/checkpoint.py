@@ -38,6 +38,13 @@ _HALF_WRITTEN = re.compile(r"\.[0-9a-f]+\.\w+-.*")
 Files = Mapping[str, bytes]
 Kept = TypeVar("Kept")
 
+OnNote = Callable[[str], None]
+"""Called with each remark for the user."""
+
+
+def ignore(note: str) -> None:
+    """Nobody is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -64,13 +71,13 @@ class Form(Generic[Kept]):
 class Checkpoint(Generic[Kept]):
     """The results of one study that are kept in a folder. Does nothing without one.
 
-    `say` hears of what cannot be used or kept, which costs the chance to go on and nothing else.
+    `on_note` is told what cannot be used or kept, which costs the chance to go on and nothing else.
     """
 
-    def __init__(self, folder: Path | None, form: Form[Kept], say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path | None, form: Form[Kept], on_note: OnNote) -> None:
         self.folder = folder
         self._form = form
-        self._say = say
+        self._on_note = on_note
 
     @property
     def is_empty(self) -> bool:
@@ -91,7 +98,7 @@ class Checkpoint(Generic[Kept]):
         try:
             return self._form.read(_checked(place), key.inputs)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self._say(f"note: a kept {self._form.one} is damaged and is made anew: {place}")
+            self._on_note(f"note: a kept {self._form.one} is damaged and is made anew: {place}")
             return None
 
     def save(self, key: Key, result: Kept) -> bool:
@@ -101,7 +108,7 @@ class Checkpoint(Generic[Kept]):
         try:
             _save(self.folder / key.folder, self._form.write(result, key.inputs))
         except OSError as error:
-            self._say(f"note: {self._form.all} cannot be kept in {self.folder}: {error.strerror or error}")
+            self._on_note(f"note: {self._form.all} cannot be kept in {self.folder}: {error.strerror or error}")
             self.folder = None
         return self.folder is not None
 

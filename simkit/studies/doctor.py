@@ -112,7 +112,7 @@ def examine(
         "name": facts.manifest.get("name"),
         "checked": [rule for rule in RULES if only is None or rule in only],
         "remade": tried.remade,
-        "findings": [_told(finding, tried) for finding in findings],
+        "findings": [_finding_json(finding, tried) for finding in findings],
     }
 
 
@@ -166,7 +166,7 @@ def name_of(settings: Settings) -> str:
     return ", ".join(setting(key, value) for key, value in settings.items())
 
 
-def _told(finding: Finding, done: _Tried) -> dict[str, Any]:
+def _finding_json(finding: Finding, done: _Tried) -> dict[str, Any]:
     """A finding as plain data, the best advice in front."""
     shown = tuple(dict.fromkeys((*finding.judged_by, *watched())))
     now = {key: number(done.before, key) for key in shown}
@@ -183,11 +183,11 @@ def _told(finding: Finding, done: _Tried) -> dict[str, Any]:
         {"text": text, "settings": dict(settings), "proof": _proof_json(proof, now)} for text, settings, proof in tried
     ]
     first = entries[0] if entries else None
-    told = finding.to_json()
-    told["advice"] = None if first is None else {"text": first["text"], "settings": first["settings"]}
-    told["proof"] = None if first is None else first["proof"]
-    told["also_tried"] = entries[1:]
-    return told
+    content = finding.to_json()
+    content["advice"] = None if first is None else {"text": first["text"], "settings": first["settings"]}
+    content["proof"] = None if first is None else first["proof"]
+    content["also_tried"] = entries[1:]
+    return content
 
 
 def _proof(

@@ -20,14 +20,13 @@ from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
 from simkit.runs.replication import Part, Result, assemble, make_part
 from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
-from simkit.studies.checkpoint import Checkpoint, Key
+from simkit.studies.checkpoint import Checkpoint, Key, OnNote
 from simkit.version import __version__
 
 Settings = Mapping[str, object]
 """Dotted keys of a scenario, each with a value as a scenario file has it."""
 
 Kind = Literal["input", "check", "error", "lost"]
-Say = Callable[[str], None]
 Done = TypeVar("Done")
 
 
@@ -91,15 +90,15 @@ class Options(TypedDict, total=False):
 
     `jobs`: processes, None for one a core (default 1: this process). `dask`: the address of a scheduler, or ``auto``
     for a local cluster of `jobs` processes. `resume_dir`: where finished simulations are kept (until
-    `checkpoint.clear`), and taken from unless `resume` is false. `say` hears remarks. `single_step` simulates every
-    step one by one.
+    `checkpoint.clear`), and taken from unless `resume` is false. `on_note` is told remarks. `single_step` simulates
+    every step one by one.
     """
 
     jobs: int | None
     dask: str | None
     resume_dir: Path | None
     resume: bool
-    say: Say
+    on_note: OnNote
     single_step: bool
 
 
@@ -130,7 +129,7 @@ def run_study(
     tasks = _tasks(points, options.get("single_step", False))
     # A study of one simulation has nothing to go on from.
     folder = options.get("resume_dir") if len(tasks) > 1 else None
-    kept = Checkpoint(folder, checkpoint.PARTS, options.get("say", _say_nothing))
+    kept = Checkpoint(folder, checkpoint.PARTS, options.get("on_note", checkpoint.ignore))
     keys = [] if folder is None else checkpoint.keys(setups)
     outcomes: dict[int, Part | Failure] = dict(_resumed(kept, keys, options))
     num_kept = len(outcomes)
@@ -227,15 +226,15 @@ def _resumed(kept: Checkpoint[Part], keys: Sequence[Key], options: Options) -> d
     if kept.folder is None:
         return {}
     checkpoint.clear(kept.folder, but=keys)
-    say, total = options.get("say", _say_nothing), len(keys)
+    on_note, total = options.get("on_note", checkpoint.ignore), len(keys)
     if not options.get("resume", True):
         found = sum(map(kept.has, keys))
         if found:
             here = f"{found} of {total} simulations were kept when this study was interrupted"
-            say(f"note: {here}; they are made anew, add --resume to use them")
+            on_note(f"note: {here}; they are made anew, add --resume to use them")
         return {}
     loaded = {index: part for index, key in enumerate(keys) if (part := kept.load(key)) is not None}
-    say(f"note: {len(loaded)} of {total} simulations were kept, the others are made now")
+    on_note(f"note: {len(loaded)} of {total} simulations were kept, the others are made now")
     return loaded
 
 
@@ -264,9 +263,9 @@ def _spread(
     jobs, dask = options.get("jobs", 1), options.get("dask")
     before = total - len(tasks)
     # In this process a simulation tells its progress itself.
-    told = None if executors.is_here(len(tasks), jobs, dask) else progress
-    if told is not None:
-        told(before / total, f"{before} of {total}")
+    on_count = None if executors.is_here(len(tasks), jobs, dask) else progress
+    if on_count is not None:
+        on_count(before / total, f"{before} of {total}")
     outcomes = executors.spread(
         work,
         tasks,
@@ -276,8 +275,8 @@ def _spread(
         here=lambda position: work(tasks[position], _share(progress, before + position, total, tasks[position])),
     )
     for count, (position, outcome) in enumerate(outcomes, start=before + 1):
-        if told is not None:
-            told(count / total, f"{count} of {total}")
+        if on_count is not None:
+            on_count(count / total, f"{count} of {total}")
         yield position, outcome
 
 
@@ -305,7 +304,3 @@ def _sort_out(
             parts = [outcome for outcome in found[point.name] if isinstance(outcome, Part)]
             study.results[point.name] = assemble(setup, parts)
     return study
-
-
-def _say_nothing(text: str) -> None:
-    pass

@@ -583,7 +583,7 @@ def test_an_interrupted_plan_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     asked.clear()
     monkeypatch.setattr(jobs, "run_job", lambda task: asked.append(task.name) or run_job(task))
-    assert planned(resume_dir=kept, resume=True, say=said.append) == whole
+    assert planned(resume_dir=kept, resume=True, on_note=said.append) == whole
     assert len(said) == 1
     assert "damaged" in said[0]
     checkpoint.clear(kept)

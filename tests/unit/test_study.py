@@ -115,7 +115,7 @@ def test_a_damaged_part_is_made_anew(
     first, second = checkpoint.keys([set_up(build())])
     harm(tmp_path / "kept" / first.folder / name)
     made, said = spy(monkeypatch), []
-    again = run_scenario(build(), resume_dir=tmp_path / "kept", say=said.append)
+    again = run_scenario(build(), resume_dir=tmp_path / "kept", on_note=said.append)
     assert made == [("tiny", 0)]
     assert (again.summary, again.tables) == (whole.summary, whole.tables)
     assert "is damaged and is made anew" in said[0]
@@ -143,7 +143,7 @@ def test_only_parts_of_the_same_simulation_are_used(tmp_path: Path, monkeypatch:
     run_study(points(), resume_dir=folder)
     assert len(made) == 6, "everything was there"
     said: list[str] = []
-    fresh = run_study(points(), resume_dir=folder, resume=False, say=said.append)
+    fresh = run_study(points(), resume_dir=folder, resume=False, on_note=said.append)
     assert len(made) == 12, "not used without resume, which the user is told"
     assert said == [
         "note: 6 of 6 simulations were kept when this study was interrupted; they are made anew, add --resume to use them"
@@ -175,7 +175,7 @@ def test_nothing_is_kept_of_a_single_simulation(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said: list[str] = []
-    result = run_scenario(build(), resume_dir=tmp_path / "file" / "kept", resume=False, say=said.append)
+    result = run_scenario(build(), resume_dir=tmp_path / "file" / "kept", resume=False, on_note=said.append)
     assert result.summary == api.run(build()).summary
     assert len(said) == 1
     assert said[0].startswith("note: finished simulations cannot be kept in ")
