@@ -104,14 +104,14 @@ def memory(
         from simkit.runs.directory import unwritable
 
         try:
-            written = write_memory(found, out_dir, overwrite=True)
+            written = write_memory(found.to_json(), out_dir, overwrite=True)
         except OSError as error:
             raise unwritable(f"--out {out}", error) from None
         if not quiet:
             console.say(f"wrote {written}; open {written / 'memory.svg'}")
-    _print(found, json)
-    if found["refusal"] is not None:
-        raise CheckError(f"start-up refused: {found['refusal']}")
+    _print(found.to_json(), json)
+    if found.refusal is not None:
+        raise CheckError(f"start-up refused: {found.refusal}")
 
 
 def _print(found: dict[str, Any], json: bool) -> None:

@@ -1,11 +1,12 @@
-"""Where every GiB of a GPU goes, as plain data: what `simkit memory` prints and writes.
+"""Where every GiB of a GPU goes: what `simkit memory` prints and writes.
 
-`account` gives the content of memory.json; sizes are GiB of one GPU unless a key says otherwise.
+Sizes are GiB of one GPU unless a name says otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from simkit.memory.budget import refusal_of
@@ -26,13 +27,98 @@ _WEIGHT_ROWS: dict[str | None, tuple[str, str]] = {
 _KV_ROWS = ("A001, A021, A044, A047 to A070, A086 to A092", "exact; the tokens of the logs agree to 0.2 %")
 
 
-def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The split of each GPU, the KV pool, concurrency at max_model_len and at `lengths`, and the refusal or None.
+@dataclass(frozen=True, slots=True)
+class PartSizes:
+    """What lies on one GPU of a stage."""
 
-    `lengths` maps a name ("mean", "p95") to tokens of a request, prompt and answer together. The parts are those of
-    the stage with most weights; blocks are what the stage that holds fewest has. `refusal_upper_bound` is the refusal
-    of a run that the engine may not share, since a run counts sliding windows in full; `ways` then avoid it. Raises
-    InputError for settings that no GPU of any size could start.
+    weights_gib: float
+    weights_by_part_gib: Mapping[str, float]
+    activation_gib: float
+    non_torch_gib: float
+    cuda_graph_gib: float
+    kv_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageAccount:
+    """A stage of a pipeline."""
+
+    num_layers: int
+    parts: PartSizes
+    num_gpu_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Sequences of so many tokens that fit at once when all have reached them: usable blocks / blocks of one."""
+
+    tokens: float
+    blocks: int
+    sequences: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """The logs that a part stands on, how sure it is, and remarks."""
+
+    rows: str
+    sureness: str
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """The split of each GPU, the KV pool, concurrency at several lengths, and the refusal or None.
+
+    `parts` are those of the stage with most weights; blocks are what the stage that holds fewest has.
+    `refusal_upper_bound` is the refusal of a run that the engine may not share, since a run counts sliding windows in
+    full; `ways` then avoid it.
+    """
+
+    model: str
+    gpu: str
+    num_gpus: int
+    settings: Mapping[str, object]
+    total_gib: float
+    requested_gib: float
+    parts: PartSizes
+    cuda_graph_in_budget: bool
+    outside_gib: float
+    bytes_per_block: int
+    kv_bytes_per_token: int
+    kv_bytes_per_token_all_gpus: int
+    num_gpu_blocks: int
+    num_dummy_blocks: int
+    kv_tokens: int
+    max_concurrency: float | None
+    concurrency: Mapping[str, Concurrency]
+    stages: tuple[StageAccount, ...]
+    limiting_stage: int
+    refusal: str | None
+    refusal_kind: str | None
+    refusal_upper_bound: str | None
+    ways: tuple[Way, ...]
+    rules: Mapping[str, Grounds]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of memory.json."""
+        content = asdict(self)
+        return _flat(content) | {"stages": [_flat(stage) for stage in content["stages"]]}
+
+
+def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a GPU among the other values, as one of them."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= value if key == "parts" else {key: value}
+    return found
+
+
+def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None) -> MemoryAccount:
+    """Where the memory goes. `lengths` maps a name ("mean", "p95") to tokens of a request, prompt and answer together.
+
+    Raises InputError for settings that no GPU of any size could start.
     """
     sizing = size(settings)
     stage = sizing.fullest
@@ -41,64 +127,56 @@ def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None
     bound = found if refused is None else None
     block_size = settings.block_size
     all_bytes = sum(s.bytes_per_block for s in sizing.stages) * settings.tensor_parallel_size
-    return {
-        "model": settings.model.name,
-        "gpu": settings.gpu.name,
-        "num_gpus": settings.tensor_parallel_size * settings.pipeline_parallel_size,
-        "settings": _settings(settings),
-        "total_gib": settings.gpu.memory_gib,
-        "requested_gib": bytes_to_gib(sizing.requested_bytes),
-        **_parts(stage),
-        "cuda_graph_in_budget": sizing.cuda_graphs_in_budget,
-        "outside_gib": bytes_to_gib(sizing.outside_bytes),
-        "bytes_per_block": stage.bytes_per_block,
-        "kv_bytes_per_token": stage.bytes_per_block // block_size,
-        "kv_bytes_per_token_all_gpus": all_bytes // block_size,
-        "num_gpu_blocks": sizing.num_gpu_blocks,
-        "num_dummy_blocks": sizing.num_dummy_blocks,
-        "kv_tokens": sizing.kv_tokens,
-        "max_concurrency": _logged_concurrency(sizing),
-        "concurrency": _concurrency(sizing, lengths or {}),
-        "stages": [_stage(sizing, position) for position in range(len(sizing.stages))],
-        "limiting_stage": sizing.limiting,
-        "refusal": None if refused is None else refused.text,
-        "refusal_kind": None if refused is None else refused.kind,
-        "refusal_upper_bound": None if bound is None else bound.text,
-        "ways": [] if found is None else [_way(way) for way in found.ways],
-        "rules": _rules(sizing),
-        "notes": [*_cannot_tell(sizing, bound), *_notes(sizing), *_notes_of_engine(settings)],
-    }
+    return MemoryAccount(
+        model=settings.model.name,
+        gpu=settings.gpu.name,
+        num_gpus=settings.tensor_parallel_size * settings.pipeline_parallel_size,
+        settings={name: getattr(settings, name) for name in _SETTINGS},
+        total_gib=settings.gpu.memory_gib,
+        requested_gib=bytes_to_gib(sizing.requested_bytes),
+        parts=_parts(stage),
+        cuda_graph_in_budget=sizing.cuda_graphs_in_budget,
+        outside_gib=bytes_to_gib(sizing.outside_bytes),
+        bytes_per_block=stage.bytes_per_block,
+        kv_bytes_per_token=stage.bytes_per_block // block_size,
+        kv_bytes_per_token_all_gpus=all_bytes // block_size,
+        num_gpu_blocks=sizing.num_gpu_blocks,
+        num_dummy_blocks=sizing.num_dummy_blocks,
+        kv_tokens=sizing.kv_tokens,
+        max_concurrency=_logged_concurrency(sizing),
+        concurrency=_concurrency(sizing, lengths or {}),
+        stages=tuple(StageAccount(s.stage.num_layers, _parts(s), s.num_blocks) for s in sizing.stages),
+        limiting_stage=sizing.limiting,
+        refusal=None if refused is None else refused.text,
+        refusal_kind=None if refused is None else refused.kind,
+        refusal_upper_bound=None if bound is None else bound.text,
+        ways=() if found is None else tuple(map(_with_names, found.ways)),
+        rules=_rules(sizing),
+        notes=(*_cannot_tell(sizing, bound), *_notes(sizing), *_notes_of_engine(settings)),
+    )
 
 
-def _way(way: Way) -> dict[str, Any]:
+_SETTINGS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
+    "max_num_batched_tokens", "block_size", "dtype", "kv_cache_dtype", "quantization", "engine_version",
+    "enforce_eager", "num_gpu_blocks", "activation_gib",
+)  # fmt: skip
+
+
+def _with_names(way: Way) -> Way:
     """A change after which the engine starts; a GPU by its name."""
-    changes = {key: getattr(value, "name", value) for key, value in way.changes.items()}
-    return {"text": way.text, "changes": changes}
+    return Way(way.text, {key: getattr(value, "name", value) for key, value in way.changes.items()})
 
 
-def _settings(settings: MemorySettings) -> dict[str, Any]:
-    names = (
-        "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
-        "max_num_batched_tokens", "block_size", "dtype", "kv_cache_dtype", "quantization", "engine_version",
-        "enforce_eager", "num_gpu_blocks", "activation_gib",
-    )  # fmt: skip
-    return {name: getattr(settings, name) for name in names}
-
-
-def _parts(stage: StageSizing) -> dict[str, Any]:
-    return {
-        "weights_gib": bytes_to_gib(stage.weight_bytes),
-        "weights_by_part_gib": {part: bytes_to_gib(num_bytes) for part, num_bytes in stage.weights.items()},
-        "activation_gib": bytes_to_gib(stage.activation.num_bytes),
-        "non_torch_gib": bytes_to_gib(stage.non_torch.num_bytes),
-        "cuda_graph_gib": bytes_to_gib(stage.cuda_graphs.num_bytes),
-        "kv_gib": bytes_to_gib(stage.kv_bytes),
-    }
-
-
-def _stage(sizing: Sizing, position: int) -> dict[str, Any]:
-    stage = sizing.stages[position]
-    return {"num_layers": stage.stage.num_layers, **_parts(stage), "num_gpu_blocks": stage.num_blocks}
+def _parts(stage: StageSizing) -> PartSizes:
+    return PartSizes(
+        weights_gib=bytes_to_gib(stage.weight_bytes),
+        weights_by_part_gib={part: bytes_to_gib(num_bytes) for part, num_bytes in stage.weights.items()},
+        activation_gib=bytes_to_gib(stage.activation.num_bytes),
+        non_torch_gib=bytes_to_gib(stage.non_torch.num_bytes),
+        cuda_graph_gib=bytes_to_gib(stage.cuda_graphs.num_bytes),
+        kv_gib=bytes_to_gib(stage.kv_bytes),
+    )
 
 
 def _logged_concurrency(sizing: Sizing) -> float | None:
@@ -107,17 +185,13 @@ def _logged_concurrency(sizing: Sizing) -> float | None:
     return None if length is None else sizing.num_gpu_blocks / sizing.blocks_of(length)
 
 
-def _concurrency(sizing: Sizing, lengths: Mapping[str, float]) -> dict[str, Any]:
-    """Sequences of a length that fit at once when all have reached it: usable blocks / blocks of one."""
+def _concurrency(sizing: Sizing, lengths: Mapping[str, float]) -> dict[str, Concurrency]:
+    """At the longest that a sequence may be, and at the lengths asked about."""
     longest = sizing.settings.max_model_len
     asked = ({} if longest is None else {"max_model_len": float(longest)}) | dict(lengths)
+    blocks = {name: sizing.blocks_of(_whole(tokens)) for name, tokens in asked.items()}
     return {
-        name: {
-            "tokens": tokens,
-            "blocks": sizing.blocks_of(_whole(tokens)),
-            "sequences": sizing.usable_blocks / sizing.blocks_of(_whole(tokens)),
-        }
-        for name, tokens in asked.items()
+        name: Concurrency(tokens, blocks[name], sizing.usable_blocks / blocks[name]) for name, tokens in asked.items()
     }
 
 
@@ -125,26 +199,24 @@ def _whole(tokens: float) -> int:
     return max(1, -int(-tokens // 1))
 
 
-def _rules(sizing: Sizing) -> dict[str, Any]:
+def _rules(sizing: Sizing) -> dict[str, Grounds]:
     """For each part the logs it stands on and how sure it is."""
     stage, version = sizing.fullest, sizing.settings.version
     rows, sure = _WEIGHT_ROWS[sizing.settings.quantization]
     if sizing.settings.model.attention == "mla":
         rows, sure = "", "as published; no log of a model with a latent cache"
 
-    def told(rule: Rule) -> dict[str, Any]:
-        about = rule.about if rule.rows else ""
-        return {"rows": ", ".join(rule.rows), "sureness": sureness(rule, version), "about": about}
+    def grounds(rule: Rule) -> Grounds:
+        return Grounds(", ".join(rule.rows), sureness(rule, version), rule.about if rule.rows else "")
 
     sources = sizing.settings.gpu.sources
-    total = sources.get("memory_gib") or sources.get("all", "")
     return {
-        "total": {"rows": "", "sureness": total, "about": ""},
-        "weights": {"rows": rows, "sureness": sure, "about": ""},
-        "activation": told(stage.activation),
-        "non_torch": told(stage.non_torch),
-        "cuda_graphs": told(stage.cuda_graphs),
-        "kv_bytes_per_token": {"rows": _KV_ROWS[0], "sureness": _KV_ROWS[1], "about": ""},
+        "total": Grounds("", sources.get("memory_gib") or sources.get("all", "")),
+        "weights": Grounds(rows, sure),
+        "activation": grounds(stage.activation),
+        "non_torch": grounds(stage.non_torch),
+        "cuda_graphs": grounds(stage.cuda_graphs),
+        "kv_bytes_per_token": Grounds(*_KV_ROWS),
     }
 
 

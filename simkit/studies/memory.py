@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from simkit.engine.build import check_placement, memory_settings, resolve
 from simkit.errors import InputError
-from simkit.memory.account import account
+from simkit.memory.account import MemoryAccount, account
 from simkit.scenario import Scenario
 from simkit.studies.offered_load import first_requests
 
@@ -29,8 +28,8 @@ def scenario_account(
     activation_gib: float | None = None,
     lengths: Mapping[str, float] | None = None,
     simulated: bool = True,
-) -> dict[str, Any]:
-    """The content of memory.json for a scenario; see `simkit.memory.budget.account.account`.
+) -> MemoryAccount:
+    """The account of a scenario's memory; see `simkit.memory.account`.
 
     The first three are settings that runs do not have. `lengths` (name to tokens of a request) replaces those of the
     scenario's requests. Unless `simulated`, the dummy block follows the engine version. Raises InputError, with the
@@ -50,23 +49,22 @@ def scenario_account(
         if lengths is None:
             lengths = _drawn_lengths(resolved, notes)
         memory = account(settings, lengths)
-        if memory["refusal"] is None and memory["refusal_upper_bound"] is None:
-            memory |= _placement_refusal(resolved, memory["num_gpu_blocks"])
+        if memory.refusal is None and memory.refusal_upper_bound is None:
+            memory = _placed(memory, resolved)
     except InputError as error:
         if error.key == "pipeline_parallel_size":  # a setting that scenarios do not have
             raise InputError(error.text, where="--pipeline-parallel-size") from None
         raise scenario.blame(error) from None
-    memory["notes"] += notes
-    return memory
+    return replace(memory, notes=(*memory.notes, *notes))
 
 
-def _placement_refusal(scenario: Scenario, num_gpu_blocks: int) -> dict[str, Any]:
-    """What a run would refuse beyond the engine: contiguous memory without a region for the longest sequence."""
+def _placed(memory: MemoryAccount, scenario: Scenario) -> MemoryAccount:
+    """With what a run would refuse beyond the engine: contiguous memory without a region for the longest sequence."""
     try:
-        check_placement(scenario.engine, num_gpu_blocks)
+        check_placement(scenario.engine, memory.num_gpu_blocks)
     except InputError as error:
-        return {"refusal": error.text, "refusal_kind": "placement"}
-    return {}
+        return replace(memory, refusal=error.text, refusal_kind="placement")
+    return memory
 
 
 def _drawn_lengths(scenario: Scenario, notes: list[str]) -> dict[str, float]:

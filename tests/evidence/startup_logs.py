@@ -81,7 +81,7 @@ def judge(row: EvidenceRow) -> dict[str, Any]:
     settings = row.settings
     if settings is None:
         return {"id": row.id, "group": "not judged", "why_not": row.why_not}
-    found = account(settings)
+    found = account(settings).to_json()
     columns = {
         "weights_gib": "weights_gib", "activation_gib": "act_gib", "non_torch_gib": "nontorch_gib", "kv_gib": "kv_gib",
         "kv_tokens": "kv_tokens",
