@@ -24,6 +24,9 @@ from simkit.studies.offered_load import MIN_FOR_P99
 from simkit.studies.study import value_text
 from simkit.version import __version__
 
+Json = dict[str, object]
+"""A piece of plan.json."""
+
 CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unlikely_per_s", "term", "soft",
                "replications")  # fmt: skip
 
@@ -33,7 +36,7 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
     some = next(iter(result.points.values())) if result.points else None
     chosen = result.recommended
     setup = (chosen or some).point.setup if (chosen or some) is not None else None  # type: ignore[union-attr]
-    content: dict[str, Any] = {
+    content: Json = {
         "name": result.scenario.name,
         "answer": answer(result),
         "reachable": chosen is not None,
@@ -69,7 +72,7 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
     return plain(content)  # type: ignore[no-any-return]
 
 
-def _run_length(item: PointResult) -> dict[str, Any]:
+def _run_length(item: PointResult) -> Json:
     """How long the runs of a point are. `span_s` and `e2e_p99_s`: how long requests arrive, and how long the slowest
     percent stay, at the capacity (at the lowest rate without one)."""
     scenario = item.scenario
@@ -93,7 +96,7 @@ def _run_length(item: PointResult) -> dict[str, Any]:
     }
 
 
-def _confirmation(found: Confirmation) -> dict[str, Any]:
+def _confirmation(found: Confirmation) -> Json:
     """What came of serving the answer again."""
     return {
         "times": found.times,
@@ -114,7 +117,7 @@ def _confirmation(found: Confirmation) -> dict[str, Any]:
     }
 
 
-def _point(item: PointResult) -> dict[str, Any]:
+def _point(item: PointResult) -> Json:
     point, limit = item.point, item.limit
     found = item.capacity
     money = None if found is None else advise.cost(item, found.estimate_per_s, point.gpus)
@@ -138,13 +141,13 @@ def _point(item: PointResult) -> dict[str, Any]:
     }
 
 
-def _around(result: PlanResult, chosen: PointResult, found: Capacity) -> dict[str, Any]:
+def _around(result: PlanResult, chosen: PointResult, found: Capacity) -> Json:
     """What is known of the recommended point alone."""
     loads = load_rates(result, chosen)
     knee = advise.knee(list(result.points.values()), advise.further(chosen))
     line, missing = advise.command(chosen)
     rows = {rate: row(trials, result, found) for rate, trials in _by_rate(result.other_rates).items()}
-    content: dict[str, Any] = {
+    content: Json = {
         "recommended": _point(chosen) | {"reason": reason(result, chosen)},
         "knee": None if knee is None else {"name": knee.point.name, "max_num_seqs": knee.point.slots},
         "chance": [{"rate_per_s": rate, "chance": found.chance(rate)} for rate in sorted(found.crossings_per_s)],
@@ -182,7 +185,7 @@ def _by_rate(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
     return found
 
 
-def row(trials: Sequence[Trial], result: PlanResult, found: Capacity | None) -> dict[str, Any]:
+def row(trials: Sequence[Trial], result: PlanResult, found: Capacity | None) -> Json:
     """One rate: means over replications with half widths of 95 % intervals (None where there is none)."""
     paths = list(trials[0].numbers)
     numbers = {path: _mean([trial.numbers[path] for trial in trials]) for path in paths}
@@ -206,7 +209,7 @@ def _mean(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": sum(known) / len(known), "ci95": half_width_95(known)}
 
 
-def _variation(result: PlanResult, chosen: PointResult, item: PointResult) -> dict[str, Any]:
+def _variation(result: PlanResult, chosen: PointResult, item: PointResult) -> Json:
     key = next(key for key in item.point.settings if chosen.point.settings.get(key) != item.point.settings[key])
     engine = chosen.point.setup.scenario.engine
     compared, again = None, result.variations.get(chosen.point.name)
@@ -222,7 +225,7 @@ def _variation(result: PlanResult, chosen: PointResult, item: PointResult) -> di
     }
 
 
-def scaling(result: PlanResult) -> list[dict[str, Any]]:
+def scaling(result: PlanResult) -> list[Json]:
     """What more replicas carry beside the fewest, all other settings equal: the paired ratio of capacities."""
     found = []
     groups: dict[str, list[PointResult]] = {}
