@@ -9,14 +9,13 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError, Interrupted
-from simkit.plain import canonical_json, plain
+from simkit.plain import canonical_json, plain, typed
 from simkit.planner.bounds import guess_rate
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import Trial, run_trial, terms
@@ -76,11 +75,6 @@ class Answer:
     trials: tuple[Trial, ...]
     factor: float = 1.0
     rising: str | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Answer:
-        """The answer of which `plain` made `data`."""
-        return cls(tuple(map(Trial.from_json, data["trials"])), data["factor"], data["rising"])
 
 
 def run_job(job: CapacityJob) -> Answer | Failure:
@@ -217,7 +211,7 @@ def _answer_files(answer: Answer, inputs: str) -> checkpoint.Files:
 
 
 def _answer_of(files: checkpoint.Files, inputs: str) -> Answer:
-    return Answer.from_json(json.loads(files["answer.json"]))
+    return typed(Answer, json.loads(files["answer.json"]))
 
 
 ANSWERS = checkpoint.Form("answer", "what is finished", _answer_files, _answer_of)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -83,18 +82,6 @@ class Trial:
     def passes(self) -> bool:
         """Whether every term is met."""
         return min(self.margins) >= 0
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        """The trial of which `plain` made `data`."""
-        return cls(
-            **{
-                **data,
-                "margins": tuple(data["margins"]),
-                "levels": {name: tuple(parts) for name, parts in data["levels"].items()},
-                "without": tuple(map(tuple, data["without"])),
-            }
-        )
 
 
 def terms(scenario: Scenario) -> tuple[SloTerm, ...]:

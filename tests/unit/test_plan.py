@@ -680,7 +680,7 @@ def test_trials_survive_the_disk() -> None:
     trial = run_trial(set_up(ready), 100.0, base_rate(ready), 0)
     from simkit.plain import canonical_json
 
-    assert Trial.from_json(json.loads(canonical_json(trial))) == trial
+    assert typed(Trial, json.loads(canonical_json(trial))) == trial
 
 
 def test_no_point_at_all_is_an_error() -> None:
