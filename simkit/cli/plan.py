@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,7 +120,7 @@ def _check_axes(axes: dict[str, list[Any]]) -> None:
             raise InputError(f"--axis {key}: expected another key: the planner itself looks for the rate")
 
 
-def _notes(result: PlanResult, content: dict[str, Any], replaced: str | None) -> None:
+def _notes(result: PlanResult, content: Mapping[str, Any], replaced: str | None) -> None:
     if replaced is not None:
         console.say(f"note: replaced the earlier run {replaced!r} in the same place; choose --out to keep both")
     for note in content["notes"]:

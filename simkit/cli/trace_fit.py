@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +112,7 @@ def _engine(scenario: Path | None, no_check: bool) -> Scenario | None:
 
 def _checked(
     scenario: Scenario | None, spec: Trace, log: Log, fitted: Fit, jobs: int | None, quiet: bool
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     from simkit.studies.fit_check import check_fit, default_scenario
 
     chosen = scenario or default_scenario(log)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from simkit.metrics.intervals import half_width_95
-from simkit.plain import plain
+from simkit.plain import Json, plain
 from simkit.planner import advise
 from simkit.planner.answer import answer, fleet_choice, notes, reason, unreachable
 from simkit.planner.capacity import Capacity, ratio, to_json
@@ -24,19 +24,16 @@ from simkit.studies.offered_load import MIN_FOR_P99
 from simkit.studies.study import value_text
 from simkit.version import __version__
 
-Json = dict[str, object]
-"""A piece of plan.json."""
-
 CSV_NUMBERS = ("estimate_per_s", "low_per_s", "high_per_s", "likely_per_s", "unlikely_per_s", "term", "soft",
                "replications")  # fmt: skip
 
 
-def plan_json(result: PlanResult) -> dict[str, Any]:
+def plan_json(result: PlanResult) -> Json:
     """Everything a report needs, plain. Numbers that do not exist are None."""
     some = next(iter(result.points.values())) if result.points else None
     chosen = result.recommended
     setup = (chosen or some).point.setup if (chosen or some) is not None else None  # type: ignore[union-attr]
-    content: Json = {
+    content = {
         "name": result.scenario.name,
         "answer": answer(result),
         "reachable": chosen is not None,
@@ -147,8 +144,8 @@ def _around(result: PlanResult, chosen: PointResult, found: Capacity) -> Json:
     knee = advise.knee(list(result.points.values()), advise.further(chosen))
     line, missing = advise.command(chosen)
     rows = {rate: row(trials, result, found) for rate, trials in _by_rate(result.other_rates).items()}
-    content: Json = {
-        "recommended": _point(chosen) | {"reason": reason(result, chosen)},
+    content = {
+        "recommended": {**_point(chosen), "reason": reason(result, chosen)},
         "knee": None if knee is None else {"name": knee.point.name, "max_num_seqs": knee.point.slots},
         "chance": [{"rate_per_s": rate, "chance": found.chance(rate)} for rate in sorted(found.crossings_per_s)],
         "curve": [rows[rate] for rate in sorted(rows)],
@@ -225,7 +222,7 @@ def _variation(result: PlanResult, chosen: PointResult, item: PointResult) -> Js
     }
 
 
-def scaling(result: PlanResult) -> list[Json]:
+def scaling(result: PlanResult) -> Sequence[Json]:
     """What more replicas carry beside the fewest, all other settings equal: the paired ratio of capacities."""
     found = []
     groups: dict[str, list[PointResult]] = {}
@@ -246,7 +243,7 @@ def scaling(result: PlanResult) -> list[Json]:
     return found
 
 
-def plan_csv(content: Mapping[str, Any]) -> str:
+def plan_csv(content: Json) -> str:
     """The content of plan.csv: a row a point; a number that does not exist is empty."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
+from simkit.plain import Json
 from simkit.planner.bounds import guess_rate
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import QUEUE, Trial, run_trial, terms
@@ -102,7 +102,7 @@ def is_asked(scenario: Scenario) -> bool:
 
 
 def headroom(
-    scenario: Scenario, summary: Mapping[str, Any], ran: Scenario | None = None, progress: Progress | None = None
+    scenario: Scenario, summary: Json, ran: Scenario | None = None, progress: Progress | None = None
 ) -> Headroom:
     """The headroom of a run that `is_asked`, from its summary; `ran` is the scenario made as long as the run was, where
     it went on beyond what was asked for. Raises no error of a trial."""
@@ -129,7 +129,7 @@ def headroom(
     return replace(found, trials=trials.done)
 
 
-def _meets(summary: Mapping[str, Any]) -> bool:
+def _meets(summary: Json) -> bool:
     """Whether the run itself met its objectives, as it says."""
     return all(result["met"] is not False for values in (summary["slo"] or {}).values() for result in values.values())
 

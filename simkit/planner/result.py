@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from simkit.plain import Json
 from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.jobs import Answer
@@ -154,7 +154,7 @@ class PlanResult:
     fleets: dict[FleetSize, tuple[Trial, ...]] = field(default_factory=dict)
     target_per_s: float | None = None
     spare: int = 0
-    doctor: Mapping[str, Any] | None = None
+    doctor: Json | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from simkit.errors import InputError
+from simkit.plain import Json
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import PlanPoint, make_point
 from simkit.planner.result import FleetSize, PlanResult, PointResult, result_of_point
@@ -108,7 +109,7 @@ def _least_factor(chosen: PointResult) -> float:
     return min(chosen.factor, max(missing))
 
 
-def _diagnosed(chosen: PointResult, runner: JobRunner) -> dict[str, Any]:
+def _diagnosed(chosen: PointResult, runner: JobRunner) -> Json:
     """What the doctor finds at the recommended point, at the rate that it is sure to carry."""
     assert chosen.capacity is not None
     rate_per_s = float(f"{chosen.capacity.low_per_s:.4g}")

@@ -37,7 +37,7 @@ class Comparison:
     paired: dict[str, dict[str, dict[str, float | None]]]
     failed: dict[str, Failure] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The content of compare.json."""
         return {
             "arms": {name: result.summary for name, result in self.arms.items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.logs.files import resolve, sha256_of
 from simkit.metrics.catalogue import number
-from simkit.plain import plain
+from simkit.plain import Json, plain
 from simkit.runs.manifest import run_id
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
@@ -36,8 +36,8 @@ class _Tried:
     """What candidates are compared with (`before`, and its replications where there are several), and what came of
     each, or why nothing did, by the name of its settings."""
 
-    before: Mapping[str, Any]
-    replications: Sequence[Mapping[str, Any]]
+    before: Json
+    replications: Sequence[Json]
     outcomes: Mapping[str, Result | str]
     remade: bool
 
@@ -45,13 +45,13 @@ class _Tried:
 def facts_of(result: Result) -> Facts:
     """The facts of a run that was just made."""
 
-    def columns(table: str, names: Sequence[str]) -> dict[str, Any]:
+    def columns(table: str, names: Sequence[str]) -> Json:
         return {name: np.asarray(result.tables[table].column(name).to_numpy()) for name in names}
 
     return gather(result.manifest, result.summary, columns("requests", REQUEST_COLUMNS), columns("steps", STEP_COLUMNS))
 
 
-def rebuild(manifest: Mapping[str, Any], label: str, base_dir: Path | None = None) -> Scenario:
+def rebuild(manifest: Json, label: str, base_dir: Path | None = None) -> Scenario:
     """The scenario of a run from its manifest, ready to be changed. Raises InputError for what cannot be run again.
 
     What was only a consequence of other settings is left open again, so that it follows when these change.
@@ -93,7 +93,7 @@ def examine(
     only: Collection[str] | None = None,
     progress: Progress | None = None,
     **options: Unpack[Options],
-) -> dict[str, Any]:
+) -> Json:
     """Findings of a run, as plain data; with a `scenario` (that of the run) every advice is proven by running it.
 
     ``{"run_id", "name", "checked": [rule], "findings": [{rule, severity, diagnosis, evidence, advice: {text, settings}
@@ -166,7 +166,7 @@ def name_of(settings: Settings) -> str:
     return ", ".join(setting(key, value) for key, value in settings.items())
 
 
-def _finding_json(finding: Finding, done: _Tried) -> dict[str, Any]:
+def _finding_json(finding: Finding, done: _Tried) -> Json:
     """A finding as plain data, the best advice in front."""
     shown = tuple(dict.fromkeys((*finding.judged_by, *watched())))
     now = {key: number(done.before, key) for key in shown}
@@ -195,7 +195,7 @@ def _proof(
     candidate: Settings,
     now: Mapping[str, float | None],
     outcome: Result | str,
-    replications: Sequence[Mapping[str, Any]],
+    replications: Sequence[Json],
 ) -> Proof:
     if isinstance(outcome, str):
         return judge(finding.judged_by, candidate, now, outcome)
@@ -203,7 +203,7 @@ def _proof(
     return judge(finding.judged_by, candidate, now, outcome.summary, ci95)
 
 
-def _proof_json(proof: Proof | None, before: Mapping[str, Any]) -> dict[str, Any] | None:
+def _proof_json(proof: Proof | None, before: Json) -> Json | None:
     if proof is None:
         return None
     return {

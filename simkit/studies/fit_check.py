@@ -13,6 +13,7 @@ from simkit.logs.fit.fit import Fit
 from simkit.logs.play.load import Log
 from simkit.metrics.catalogue import STATS, number
 from simkit.metrics.latencies import PER_REQUEST
+from simkit.plain import Json
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict
 from simkit.studies.offered_load import at_rate
@@ -43,7 +44,7 @@ class FitCheck:
         """Whether the fitted workload says which prompts are alike."""
         return "reuse" in self.fitted.manifest["scenario"]["workload"]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Metric to statistic to the three values, and how much the last two differ from the first in %."""
         return {
             "model": self.scenario.model,

@@ -17,6 +17,7 @@ from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.metrics import catalogue
 from simkit.metrics.catalogue import SWEEP_CSV
+from simkit.plain import Json
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
 from simkit.studies.study import Failure, Options, Point, Settings, point_names, run_study, value_text
@@ -32,7 +33,7 @@ class Sweep:
     points: dict[str, Result]
     failed: dict[str, Failure] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The content of sweep.json."""
         return {
             "axes": self.axes,

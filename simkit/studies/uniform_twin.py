@@ -6,12 +6,11 @@ Owns what is uniform about it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simkit.engine.build import Setup
 from simkit.engine.run import simulate
 from simkit.errors import InputError
-from simkit.plain import plain
+from simkit.plain import Json, plain
 from simkit.runs.replication import metrics_of
 from simkit.scenario import Scenario, apply_sets
 from simkit.scenario.load import REPLAYED_KEYS
@@ -36,7 +35,7 @@ class UniformLoad:
         """The load of these means; a request has a token at least."""
         return cls(num_requests, rate_per_s, max(1, round(prompt_tokens)), max(1, round(output_tokens)))
 
-    def to_workload(self) -> dict[str, Any]:
+    def to_workload(self) -> Json:
         """As the section of a scenario."""
         return {
             "num_requests": self.num_requests,
@@ -69,12 +68,12 @@ def uniform_load(setup: Setup) -> UniformLoad:
 def uniform_twin(scenario: Scenario, load: UniformLoad) -> Scenario:
     """The scenario with the uniform load in place of its own."""
     own = scenario.workload.model_dump(mode="json", exclude_unset=True)
-    workload = {key: value for key, value in own.items() if key in REPLAYED_KEYS} | load.to_workload()
-    changes = {"workload": workload, "warmup": "none", "replications": 1, "variants": {}}
+    workload = {key: value for key, value in own.items() if key in REPLAYED_KEYS}
+    changes = {"workload": {**workload, **load.to_workload()}, "warmup": "none", "replications": 1, "variants": {}}
     return apply_sets(scenario, changes, label="even workload")
 
 
-def serve_uniform_twin(setup: Setup) -> dict[str, Any]:
+def serve_uniform_twin(setup: Setup) -> Json:
     """Simulate the twin: {workload, ttft_ms, tpot_ms}, latencies as in a summary.
 
     Raises InputError where there is no twin, and CheckError for a livelock.

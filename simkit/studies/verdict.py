@@ -16,6 +16,7 @@ from simkit.diagnosis.findings import Threshold
 from simkit.metrics import catalogue
 from simkit.metrics.catalogue import DOCTOR, HIGHER, number
 from simkit.metrics.intervals import half_width_95
+from simkit.plain import Json
 from simkit.studies.study import Settings
 
 
@@ -75,9 +76,7 @@ def judge(
     return Proof(settings, after, verdict, helps, worse, sum(gains[key] or 0.0 for key in judged_by), ci95)
 
 
-def paired_ci95(
-    keys: Iterable[str], before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
-) -> dict[str, float] | None:
+def paired_ci95(keys: Iterable[str], before: Sequence[Json], after: Sequence[Json]) -> dict[str, float] | None:
     """Half widths of the 95 % intervals of after - before, replication by replication; None for fewer than two."""
     found = {}
     for key in keys:
@@ -126,7 +125,7 @@ def label(key: str) -> str:
     return key if metric is None else metric.name(DOCTOR)
 
 
-def labels(found: Mapping[str, Any]) -> dict[str, str]:
+def labels(found: Json) -> dict[str, str]:
     """Words for every metric of an examination."""
     keys = (*watched(), *(key for finding in found["findings"] for key in finding["judged_by"]))
     return {key: label(key) for key in keys}

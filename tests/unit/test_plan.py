@@ -678,7 +678,7 @@ def test_a_growing_queue_is_refused_whatever_the_objectives_bound() -> None:
 def test_trials_survive_the_disk() -> None:
     ready = for_trials(load(), 1)
     trial = run_trial(set_up(ready), 100.0, base_rate(ready), 0)
-    from simkit.plain import canonical_json
+    from simkit.plain import canonical_json, typed
 
     assert typed(Trial, json.loads(canonical_json(trial))) == trial
 
