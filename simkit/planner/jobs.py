@@ -45,10 +45,10 @@ MAX_REQUESTS = 200_000
 class CapacityJob:
     """What is asked of one setting: its capacity (where there is an `effort`), and all of some `rates_per_s`.
 
-    `scenario` is as `offered.for_trials` makes it, `base_per_s` is its rate as it stands. `guesses_per_s` are as in
-    `Search.run`; without any the worker makes one from `lengths`. `known` holds trials that need not be made again,
-    of runs `factor` times as long as the scenario's. Where it `grows` runs are made longer until the system has had
-    time to fill. `first` is the first of the replications at `rates_per_s`: others are other customers.
+    `scenario` is as `offered_load.for_trials` makes it, `base_per_s` is its rate as it stands. `guesses_per_s` are as
+    in `Search.run`; without any the worker makes one from `lengths`. `known` holds trials that need not be made
+    again, of runs `factor` times as long as the scenario's. Where it `grows` runs are made longer until the system
+    has had time to fill. `first` is the first of the replications at `rates_per_s`: others are other customers.
     """
 
     name: str

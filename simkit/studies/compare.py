@@ -58,7 +58,7 @@ def compare(
 
     Every arm draws its customers from the same named streams, so differences are paired by replication. Raises
     InputError naming the arm that cannot be set up; an arm that fails later is in `failed`. For options see
-    `planner.study.Options`.
+    `studies.study.Options`.
     """
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)

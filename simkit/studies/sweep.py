@@ -74,7 +74,7 @@ def sweep(
 
     All points share the seed, so they serve the same customers wherever the axes leave these alone. Raises InputError
     naming the point that cannot be set up; a point that fails later is in `failed`. For options see
-    `planner.study.Options`.
+    `studies.study.Options`.
     """
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)
