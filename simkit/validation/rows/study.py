@@ -81,16 +81,15 @@ def study_rows(
     if max_rows is not None and len(runs) > max_rows:
         skipped |= dict.fromkeys((run.row.id for run in runs[max_rows:]), BEYOND)
         runs = runs[:max_rows]
-    zero, failed = _simulated(runs, {}, ZERO, _part(progress, 0.0, 0.4), options)
+    simulator = _Simulator(options, progress)
+    zero, failed = simulator.part(0.0, 0.4).run(runs, {}, ZERO)
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
         raise _none_can_be(source, failed)
-    fits: list[EngineFit] = []
-    if fit is not None:
-        share = _part(progress, 0.4, 0.4)  # how many rounds a fit takes is not known
-        fits = fit_engines(runs, fit, lambda used, terms, metric: _predict(used, terms, metric, share, options))
+    # How many rounds a fit takes is not known.
+    fits = [] if fit is None else fit_engines(runs, fit, simulator.part(0.4, 0.4).numbers)
     terms = {fitted.engine: fitted.host.terms for fitted in fits if fitted.host.fitted}
-    final, more = _final(runs, terms, zero, _part(progress, 0.6, 1.0), options)
+    final, more = simulator.part(0.6, 1.0).final(runs, terms, zero)
     failed |= more
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
@@ -122,47 +121,47 @@ def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> 
     return runs, skipped | refusals(refused)
 
 
-def _simulated(
-    runs: Sequence[RowRun],
-    terms: Mapping[str, HostTerms],
-    default: HostTerms | None,
-    progress: Progress | None,
-    options: Options,
-) -> tuple[dict[str, Predicted], dict[str, Failure]]:
-    """Predictions, and the failures of rows that have none, with the terms of their engine."""
-    found = simulate(runs, lambda run: terms.get(run.engine, default), progress, **options)
-    broken = next((part for part in found.values() if isinstance(part, Failure) and part.kind != "input"), None)
-    if broken is not None:
-        raise CheckError(broken.message)
-    done = {name: part for name, part in found.items() if isinstance(part, Predicted)}
-    failed = {name: part for name, part in found.items() if isinstance(part, Failure)}
-    return done, failed | {name: Failure("input", LOST) for name, part in done.items() if part.num_lost}
+@dataclass(frozen=True, slots=True)
+class _Simulator:
+    """Simulates rows with some host terms. CheckError where one goes wrong for another reason than its input."""
 
+    options: Options
+    progress: Progress | None
 
-def _final(
-    runs: Sequence[RowRun],
-    terms: Mapping[str, HostTerms],
-    zero: Mapping[str, Predicted],
-    progress: Progress | None,
-    options: Options,
-) -> tuple[dict[str, Predicted], dict[str, Failure]]:
-    """With the terms that hold; a row that has none is not simulated again."""
-    busy = [run for run in runs if not run.host_free]
-    found, failed = _simulated(busy, terms, None, progress, options) if busy else ({}, {})
-    return found | {run.row.id: zero[run.row.id] for run in runs if run.host_free}, failed
+    def part(self, start: float, end: float) -> _Simulator:
+        """The same for this part of the progress."""
+        return _Simulator(self.options, _part(self.progress, start, end))
 
+    def run(
+        self, runs: Sequence[RowRun], terms: Mapping[str, HostTerms], default: HostTerms | None
+    ) -> tuple[dict[str, Predicted], dict[str, Failure]]:
+        """Predictions, and the failures of rows that have none, with the terms of their engine."""
+        found = simulate(runs, lambda run: terms.get(run.engine, default), self.progress, **self.options)
+        broken = next((part for part in found.values() if isinstance(part, Failure) and part.kind != "input"), None)
+        if broken is not None:
+            raise CheckError(broken.message)
+        done = {name: part for name, part in found.items() if isinstance(part, Predicted)}
+        failed = {name: part for name, part in found.items() if isinstance(part, Failure)}
+        return done, failed | {name: Failure("input", LOST) for name, part in done.items() if part.num_lost}
 
-def _predict(
-    runs: Sequence[RowRun], terms: HostTerms, metric: str, progress: Progress | None, options: Options
-) -> Floats:
-    found, failed = _simulated(runs, {}, terms, progress, options)
-    if failed:
-        name, failure = next(iter(failed.items()))
-        raise InputError(f"row {name}: {failure.message}")
-    missing = next((run.row.id for run in runs if metric not in found[run.row.id].metrics), None)
-    if missing is not None:
-        raise InputError(f"row {missing}: {metric} is measured, but not defined for what is simulated")
-    return np.array([found[run.row.id].metrics[metric] for run in runs], dtype=np.float64)
+    def final(
+        self, runs: Sequence[RowRun], terms: Mapping[str, HostTerms], zero: Mapping[str, Predicted]
+    ) -> tuple[dict[str, Predicted], dict[str, Failure]]:
+        """With the terms that hold; a row that has none is not simulated again."""
+        busy = [run for run in runs if not run.host_free]
+        found, failed = self.run(busy, terms, None) if busy else ({}, {})
+        return found | {run.row.id: zero[run.row.id] for run in runs if run.host_free}, failed
+
+    def numbers(self, runs: Sequence[RowRun], terms: HostTerms, metric: str) -> Floats:
+        """One number of each row. Raises InputError where one has none."""
+        found, failed = self.run(runs, {}, terms)
+        if failed:
+            name, failure = next(iter(failed.items()))
+            raise InputError(f"row {name}: {failure.message}")
+        missing = next((run.row.id for run in runs if metric not in found[run.row.id].metrics), None)
+        if missing is not None:
+            raise InputError(f"row {missing}: {metric} is measured, but not defined for what is simulated")
+        return np.array([found[run.row.id].metrics[metric] for run in runs], dtype=np.float64)
 
 
 def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> RowResult:
