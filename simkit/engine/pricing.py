@@ -1,4 +1,4 @@
-"""What a step costs: which latency model prices the steps of a scenario, and when the steps of a plan end."""
+"""What a step costs: which latency model prices a scenario, when the steps of a plan end, and the steps in flight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from simkit.batching.plan import StepPlan
+from simkit.engine.step_log import StepRun
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment
@@ -151,3 +152,24 @@ class Pricer:
             return np.cumsum(durations) + start_ns
         durations[0] += start_ns
         return list(accumulate(durations))
+
+
+class Run:
+    """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
+
+    `facts` hold when its first step begins; None for a pass without a step.
+    """
+
+    __slots__ = ("done", "ends_ns", "facts", "plan", "start_ns", "steps")
+
+    def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int] | Ints) -> None:
+        self.plan = plan
+        self.start_ns = start_ns
+        self.ends_ns = ends_ns
+        self.steps = len(ends_ns)
+        self.done = 0
+        self.facts: StepRun | None = None
+
+    def end_ns(self, before: int = 1) -> int:
+        """When the last step to be kept ends, or one `before` it (2: the last but one)."""
+        return int(self.ends_ns[self.steps - before]) if self.steps else self.start_ns

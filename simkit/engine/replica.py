@@ -17,7 +17,7 @@ from simkit.batching.protocol import Batcher, OutputListener, head_of
 from simkit.engine import clock as ranks
 from simkit.engine.clock import Clock
 from simkit.engine.kv_accounting import KVAccounting
-from simkit.engine.pricing import MAX_RUN_STEPS, Pricer
+from simkit.engine.pricing import MAX_RUN_STEPS, Pricer, Run
 from simkit.engine.request import RequestState
 from simkit.engine.step_log import StepLog, StepRun
 from simkit.engine.tracker import RequestTracker
@@ -26,7 +26,6 @@ from simkit.kv.protocol import HasHoles, KVPool
 from simkit.latency.protocol import LatencyModel
 from simkit.metrics.record import Record
 from simkit.sequence import Phase, Sequence
-from simkit.types import Ints
 
 MAX_EMPTY_PASSES = 1000
 """Passes in a row that may schedule nothing while there is work; each but the last few preempts somebody."""
@@ -47,27 +46,6 @@ class System(Protocol):
 
     def preempted(self) -> None:
         """Somebody was preempted."""
-
-
-class Run:
-    """Equal steps in flight: of those priced the first `steps` will be kept, and `done` are over.
-
-    `facts` hold when its first step begins; None for a pass without a step.
-    """
-
-    __slots__ = ("done", "ends_ns", "facts", "plan", "start_ns", "steps")
-
-    def __init__(self, plan: StepPlan, start_ns: int, ends_ns: list[int] | Ints) -> None:
-        self.plan = plan
-        self.start_ns = start_ns
-        self.ends_ns = ends_ns
-        self.steps = len(ends_ns)
-        self.done = 0
-        self.facts: StepRun | None = None
-
-    def end_ns(self, before: int = 1) -> int:
-        """When the last step to be kept ends, or one `before` it (2: the last but one)."""
-        return int(self.ends_ns[self.steps - before]) if self.steps else self.start_ns
 
 
 class Replica:

@@ -6,13 +6,14 @@ An `OutputListener` of the batcher, which turns what happens into facts for the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from simkit.batching.outputs import FinishCalendar
 from simkit.batching.plan import StepPlan
 from simkit.batching.protocol import Batcher, head_of
+from simkit.engine.pricing import Run
 from simkit.engine.request import RequestState
-from simkit.engine.step_log import StepLog, StepRun
+from simkit.engine.step_log import StepLog
 from simkit.errors import CheckError
 from simkit.kv.protocol import KVPool
 from simkit.metrics import record as rec
@@ -21,13 +22,6 @@ from simkit.sequence import Phase, Sequence
 
 MAX_IDLE_PASSES = 10_000
 """Non-empty passes without a token or a new high-water mark of computed tokens after which a run is a livelock."""
-
-
-class Launched(Protocol):
-    """A run in flight, as far as gaps between tokens go."""
-
-    plan: StepPlan
-    facts: StepRun | None
 
 
 class RequestTracker:
@@ -57,7 +51,7 @@ class RequestTracker:
         self.num_grouped_measured = 0
         self.num_stopped = 0
         self.calendar = FinishCalendar()
-        self.in_flight: Iterable[Launched] = ()
+        self.in_flight: Iterable[Run] = ()
         self.grows = False
         """Whether sequences take further blocks while they decode."""
         self._replica = replica

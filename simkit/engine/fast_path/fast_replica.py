@@ -13,7 +13,8 @@ from simkit.batching.continuous import ContinuousBatcher
 from simkit.batching.plan import ScheduledChunk, StepPlan
 from simkit.engine.fast_path.express import Express, Segment
 from simkit.engine.fast_path.riders import Rider
-from simkit.engine.replica import Replica, Run
+from simkit.engine.pricing import Run
+from simkit.engine.replica import Replica
 from simkit.engine.request import RequestState
 from simkit.kv.counted import CountedAllocator
 from simkit.sequence import Sequence
