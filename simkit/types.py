@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -80,11 +77,6 @@ class StepShapes:
     def single(cls, *values: int) -> StepShapes:
         """One step; `values` in the order of the fields."""
         return cls(*np.array(values, dtype=np.int64).reshape(-1, 1))
-
-    @classmethod
-    def concatenate(cls, parts: Seq[StepShapes]) -> StepShapes:
-        """The steps of `parts` one after the other."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _SHAPE_NAMES))
 
     def part(self, first: int, upto: int) -> StepShapes:
         """Steps `first` (counted from 0) up to `upto` (not included)."""
