@@ -22,7 +22,7 @@ from simkit.engine.run import Progress
 from simkit.plain import Json, canonical_json, plain
 from simkit.runs.long_enough import long_enough
 from simkit.runs.manifest import CREATED_BY, RunLength
-from simkit.runs.replication import Part, Result, assemble, make_part
+from simkit.runs.replication import ReplicationResult, Result, assemble, replicate
 from simkit.runs.write import replacing, write_run, write_runs
 from simkit.scenario import Scenario, load
 
@@ -80,10 +80,10 @@ def with_length(result: Result, length: RunLength | None) -> Result:
     return replace(result, manifest={**result.manifest, "run_length": plain(length)})
 
 
-def _parts(setup: Setup, replications: range, progress: Progress | None, single_step: bool) -> list[Part]:
+def _parts(setup: Setup, replications: range, progress: Progress | None, single_step: bool) -> list[ReplicationResult]:
     count = setup.scenario.replications
     return [
-        make_part(setup, replication, _share(progress, replication, count), single_step=single_step)
+        replicate(setup, replication, _share(progress, replication, count), single_step=single_step)
         for replication in replications
     ]
 

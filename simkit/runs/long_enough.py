@@ -16,7 +16,7 @@ from simkit.metrics import record as rec
 from simkit.metrics.definitions import RunMetrics
 from simkit.runs import run_length
 from simkit.runs.manifest import RunLength
-from simkit.runs.replication import Part, metrics_of, part_of
+from simkit.runs.replication import ReplicationResult, metrics_of, replication_result
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
 
@@ -53,7 +53,7 @@ class LongEnough:
     """A set-up whose runs are long enough, its first replication, and what the manifest says of the length."""
 
     setup: Setup
-    first: Part
+    first: ReplicationResult
     length: RunLength | None
 
 
@@ -100,10 +100,12 @@ def _may_grow(setup: Setup) -> bool:
     return run_length.can_grow(setup.scenario) and setup.scenario.workload.trace is None and not setup.scenario.failures
 
 
-def _served(setup: Setup, progress: Progress | None, single_step: bool) -> tuple[Part, RunMetrics, RunFacts]:
+def _served(
+    setup: Setup, progress: Progress | None, single_step: bool
+) -> tuple[ReplicationResult, RunMetrics, RunFacts]:
     facts = simulate(setup, 0, progress, single_step=single_step)
     metrics = metrics_of(setup, facts)
-    return part_of(setup, 0, facts, metrics), metrics, facts
+    return replication_result(setup, 0, facts, metrics), metrics, facts
 
 
 def _levels(metrics: RunMetrics, facts: RunFacts) -> dict[str, tuple[float, ...]]:

@@ -1,7 +1,8 @@
 """One replication simulated, and the replications of a run put together.
 
-Owns everything between a resolved scenario and its result: a `Part` is what a replication leaves behind, small enough
-to travel between processes, and the same parts give the same result wherever and in whatever order they were made.
+Owns everything between a resolved scenario and its result. A `ReplicationResult` is what a replication leaves behind.
+It is small enough to travel between processes, and the same ones give the same result wherever and in whatever order
+they were made.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplicationResult:
     """What one replication leaves behind. `slots` is kept for replication 0 alone.
 
     `turned_away` counts requests by the reason for which they were rejected or refused; `counters` hold what the
@@ -85,15 +86,19 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def make_part(setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False) -> Part:
+def replicate(
+    setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False
+) -> ReplicationResult:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
-    return part_of(setup, replication, simulate(setup, replication, progress, single_step=single_step))
+    return replication_result(setup, replication, simulate(setup, replication, progress, single_step=single_step))
 
 
-def part_of(setup: Setup, replication: int, facts: RunFacts, metrics: RunMetrics | None = None) -> Part:
+def replication_result(
+    setup: Setup, replication: int, facts: RunFacts, metrics: RunMetrics | None = None
+) -> ReplicationResult:
     """What a replication whose facts are known leaves behind; `metrics` is its summary where that is made already."""
     metrics = metrics or metrics_of(setup, facts)
-    return Part(
+    return ReplicationResult(
         replication=replication,
         summary=metrics.summary,
         warmup=metrics.warmup,
@@ -115,7 +120,7 @@ def _measured(setup: Setup, facts: RunFacts, metrics: RunMetrics) -> ComparedLat
     return compare_measured(metrics.requests, log.ttft_ns, log.e2e_ns, stream=setup.stream) or None
 
 
-def assemble(setup: Setup, parts: Sequence[Part]) -> Result:
+def assemble(setup: Setup, parts: Sequence[ReplicationResult]) -> Result:
     """The result of a run from the parts of all its replications, in any order."""
     parts = sorted(parts, key=lambda part: part.replication)
     assert [part.replication for part in parts] == list(range(setup.scenario.replications)), "one part a replication"
@@ -178,7 +183,7 @@ COUNTER_TEXTS = {
 }
 
 
-def _manifest(setup: Setup, parts: Sequence[Part]) -> Json:
+def _manifest(setup: Setup, parts: Sequence[ReplicationResult]) -> Json:
     notes = list(parts[0].notes)
     for counter, text in COUNTER_TEXTS.items():
         total = sum(part.counters.get(counter, 0) for part in parts)
@@ -235,7 +240,7 @@ def _counter(failure: int) -> str:
     return f"requeued_by_failure_{failure}"
 
 
-def _failure_notes(setup: Setup, parts: Sequence[Part]) -> list[str]:
+def _failure_notes(setup: Setup, parts: Sequence[ReplicationResult]) -> list[str]:
     notes = []
     within = f" in {len(parts)} replications" if len(parts) > 1 else ""
     for index, failure in enumerate(setup.scenario.failures):

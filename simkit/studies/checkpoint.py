@@ -25,7 +25,7 @@ from simkit.metrics.measured import ComparedLatencies, ComparedLatency
 from simkit.metrics.summary import Summary, Warmup
 from simkit.plain import Json, canonical_json, typed
 from simkit.runs.manifest import run_id
-from simkit.runs.replication import Part
+from simkit.runs.replication import ReplicationResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,7 +176,7 @@ def _file_digest(path: Path) -> str | None:
 
 
 # --- the parts of a study ---------------------------------------------------------------------------------------------
-def _part_files(part: Part, inputs: str) -> Files:
+def _part_files(part: ReplicationResult, inputs: str) -> Files:
     """Facts as JSON, tables as parquet."""
     facts = {
         "inputs": inputs,
@@ -195,7 +195,7 @@ def _part_files(part: Part, inputs: str) -> Files:
     }
 
 
-def _part_of(files: Files, inputs: str) -> Part | None:
+def _part_of(files: Files, inputs: str) -> ReplicationResult | None:
     facts = json.loads(files["facts.json"])
     if facts.pop("inputs") != inputs:
         return None
@@ -206,7 +206,7 @@ def _part_of(files: Files, inputs: str) -> Part | None:
         "notes": tuple(facts["notes"]),
         "measured": _measured(facts["measured"]),
     }
-    return Part(**{**facts, **tables, **values})
+    return ReplicationResult(**{**facts, **tables, **values})
 
 
 def _measured(data: Json | None) -> ComparedLatencies | None:

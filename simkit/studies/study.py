@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError, Interrupted
-from simkit.runs.replication import Part, Result, assemble, make_part
+from simkit.runs.replication import ReplicationResult, Result, assemble, replicate
 from simkit.scenario import Scenario
 from simkit.studies import checkpoint, executors
 from simkit.studies.checkpoint import Checkpoint, Key, OnNote
@@ -131,12 +131,12 @@ def run_study(
     folder = options.get("resume_dir") if len(tasks) > 1 else None
     kept = Checkpoint(folder, checkpoint.PARTS, options.get("on_note", checkpoint.ignore))
     keys = [] if folder is None else checkpoint.keys(setups)
-    outcomes: dict[int, Part | Failure] = dict(_resumed(kept, keys, options))
+    outcomes: dict[int, ReplicationResult | Failure] = dict(_resumed(kept, keys, options))
     num_kept = len(outcomes)
     try:
         for index, outcome in _run_rest(tasks, outcomes, progress, options):
             outcomes[index] = outcome
-            if keys and isinstance(outcome, Part):
+            if keys and isinstance(outcome, ReplicationResult):
                 num_kept += kept.save(keys[index], outcome)
     except KeyboardInterrupt:
         if not num_kept:
@@ -163,12 +163,12 @@ def exit_code(failed: Mapping[str, Failure]) -> int:
     return 0 if not failed else 2 if any(failure.kind == "input" for failure in failed.values()) else 1
 
 
-def work(task: Task, progress: Progress | None = None) -> Part | Failure:
+def work(task: Task, progress: Progress | None = None) -> ReplicationResult | Failure:
     """What a worker does with a task. Never raises but to be interrupted."""
 
-    def simulate() -> Part:
+    def simulate() -> ReplicationResult:
         scenario = located(task.scenario, task.cwd)
-        return make_part(set_up(scenario), task.replication, progress, single_step=task.single_step)
+        return replicate(set_up(scenario), task.replication, progress, single_step=task.single_step)
 
     return guarded(task.version, simulate)
 
@@ -221,7 +221,9 @@ def _tasks(points: Sequence[Point], single_step: bool) -> list[Task]:
     ]
 
 
-def _resumed(kept: Checkpoint[Part], keys: Sequence[Key], options: Options) -> dict[int, Part]:
+def _resumed(
+    kept: Checkpoint[ReplicationResult], keys: Sequence[Key], options: Options
+) -> dict[int, ReplicationResult]:
     """What an interrupted study left, if it is to be used; what is kept of other studies is removed."""
     if kept.folder is None:
         return {}
@@ -239,8 +241,8 @@ def _resumed(kept: Checkpoint[Part], keys: Sequence[Key], options: Options) -> d
 
 
 def _run_rest(
-    tasks: Sequence[Task], done: Mapping[int, Part | Failure], progress: Progress | None, options: Options
-) -> Iterator[tuple[int, Part | Failure]]:
+    tasks: Sequence[Task], done: Mapping[int, ReplicationResult | Failure], progress: Progress | None, options: Options
+) -> Iterator[tuple[int, ReplicationResult | Failure]]:
     """The outcomes of the tasks that are not in `done`, which the caller fills; no more of a point that failed.
 
     Tasks are begun in order and finish once begun, so the first replication that fails is among them wherever it ran.
@@ -289,10 +291,13 @@ def _share(progress: Progress | None, index: int, total: int, task: Task) -> Pro
 
 
 def _sort_out(
-    points: Sequence[Point], setups: Sequence[Setup], tasks: Sequence[Task], outcomes: Mapping[int, Part | Failure]
+    points: Sequence[Point],
+    setups: Sequence[Setup],
+    tasks: Sequence[Task],
+    outcomes: Mapping[int, ReplicationResult | Failure],
 ) -> Study:
     """The outcomes by point; of several failures of one point the one of the first replication."""
-    found: dict[str, list[Part | Failure]] = {point.name: [] for point in points}
+    found: dict[str, list[ReplicationResult | Failure]] = {point.name: [] for point in points}
     for index in sorted(outcomes):
         found[tasks[index].point].append(outcomes[index])
     study = Study({}, {})
@@ -301,6 +306,6 @@ def _sort_out(
         if failures:
             study.failed[point.name] = replace(failures[0], settings=point.settings)
         else:
-            parts = [outcome for outcome in found[point.name] if isinstance(outcome, Part)]
+            parts = [outcome for outcome in found[point.name] if isinstance(outcome, ReplicationResult)]
             study.results[point.name] = assemble(setup, parts)
     return study

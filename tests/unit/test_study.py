@@ -21,7 +21,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.engine.build import set_up
 from simkit.errors import CheckError, InputError, Interrupted
-from simkit.runs.replication import Part, assemble, make_part
+from simkit.runs.replication import ReplicationResult, assemble, replicate
 from simkit.studies import checkpoint, executors, study
 from simkit.studies.checkpoint import Checkpoint
 from simkit.studies.compare import compare
@@ -68,7 +68,7 @@ def written(result: api.Result, folder: Path) -> dict[str, bytes]:
 def test_parts_in_any_order_give_the_bytes_of_a_run(tmp_path: Path) -> None:
     drawn = build(replications=3)
     setup = set_up(drawn)
-    made = [make_part(setup, replication) for replication in (2, 0, 1)]
+    made = [replicate(setup, replication) for replication in (2, 0, 1)]
     assert written(assemble(setup, made), tmp_path / "a") == written(as_asked(drawn), tmp_path / "b")
     assert [part.slots is None for part in made] == [True, False, True]
     frame = as_asked(drawn).requests
@@ -81,7 +81,7 @@ def test_parts_in_any_order_give_the_bytes_of_a_run(tmp_path: Path) -> None:
 def test_a_kept_part_is_the_part(tmp_path: Path) -> None:
     setup = set_up(build())
     keys = checkpoint.keys([setup])
-    made = [make_part(setup, replication) for replication in (0, 1)]
+    made = [replicate(setup, replication) for replication in (0, 1)]
     kept = Checkpoint(tmp_path / "kept", checkpoint.PARTS, pytest.fail)
     for key, part in zip(keys, made, strict=True):
         assert kept.save(key, part)
@@ -128,7 +128,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     made: list[tuple[str, int]] = []
     real = study.work
 
-    def work(task: Task, progress: Any = None) -> Part | Failure:
+    def work(task: Task, progress: Any = None) -> ReplicationResult | Failure:
         made.append((task.point, task.replication))
         return real(task, progress)
 
@@ -195,12 +195,12 @@ def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path: Path) -> None
 def test_a_point_that_fails_leaves_the_others_alone(
     error: Exception, kind: str, text: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(setup: Any, replication: int, *args: Any, **options: Any) -> Part:
+    def fail(setup: Any, replication: int, *args: Any, **options: Any) -> ReplicationResult:
         if setup.max_num_seqs == 2:
             raise error
-        return make_part(setup, replication, *args, **options)
+        return replicate(setup, replication, *args, **options)
 
-    monkeypatch.setattr(study, "make_part", fail)
+    monkeypatch.setattr(study, "replicate", fail)
     made = spy(monkeypatch)
     done = run_study(points())
     assert list(done.results) == ["one", "bad"]
@@ -217,25 +217,25 @@ def test_a_point_that_fails_leaves_the_others_alone(
 def test_the_failure_told_is_that_of_the_first_replication() -> None:
     setups = [set_up(build())]
     tasks = [Task("tiny", build(), replication, False, "", "") for replication in (0, 1)]
-    outcomes: dict[int, Part | Failure] = {1: Failure("check", "late"), 0: Failure("input", "early")}
+    outcomes: dict[int, ReplicationResult | Failure] = {1: Failure("check", "late"), 0: Failure("input", "early")}
     assert study._sort_out([Point("tiny", build())], setups, tasks, outcomes).failed["tiny"].message == "early"
 
 
 def test_a_run_fails_with_the_error_of_its_replication(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (InputError("x"), CheckError("y")):
-        monkeypatch.setattr(study, "make_part", lambda *args, error=error, **options: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(study, "replicate", lambda *args, error=error, **options: (_ for _ in ()).throw(error))
         with pytest.raises(type(error), match=str(error)):
             run_scenario(build())
 
 
 def test_a_run_whose_replication_fails_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(setup: Any, replication: int, *args: Any, **options: Any) -> Part:
+    def fail(setup: Any, replication: int, *args: Any, **options: Any) -> ReplicationResult:
         if replication == 1:
             raise CheckError("no progress")
-        return make_part(setup, replication, *args, **options)
+        return replicate(setup, replication, *args, **options)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "make_part", fail)
+    monkeypatch.setattr(study, "replicate", fail)
     Path("tiny.yaml").write_text(TEXT)
     result = simkit_("run", "tiny.yaml", "--jobs", "1", "--out", "out")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -268,7 +268,7 @@ def test_a_worker_elsewhere_finds_the_files(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (task, _) = study._tasks([Point("p", drawn)], single_step=False)
     monkeypatch.chdir(ROOT)
-    assert isinstance(study.work(task), Part)
+    assert isinstance(study.work(task), ReplicationResult)
     assert isinstance(study.work(replace(task, cwd=str(ROOT))), Failure)
 
 
@@ -307,14 +307,14 @@ def test_compare_writes_the_arms_that_exist(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_its_baseline_a_comparison_has_no_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(setup: Any, replication: int, *args: Any, **options: Any) -> Part:
+    def fail(setup: Any, replication: int, *args: Any, **options: Any) -> ReplicationResult:
         engine = setup.scenario.engine
         if (engine.batching, engine.kv_allocator) == ("static", "contiguous"):
             raise CheckError("no progress")
-        return make_part(setup, replication, *args, **options)
+        return replicate(setup, replication, *args, **options)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "make_part", fail)
+    monkeypatch.setattr(study, "replicate", fail)
     Path("tiny.yaml").write_text(TEXT)
     result = simkit_("compare", "tiny.yaml", "--jobs", "1", "--out", "out")
     assert result.exit_code == 1
@@ -337,7 +337,7 @@ def test_when_every_arm_fails_nothing_is_written(tmp_path: Path, monkeypatch: py
 
 
 # --- a worker dies ----------------------------------------------------------------------------------------------------
-def fatal(task: Task) -> Part | Failure:
+def fatal(task: Task) -> ReplicationResult | Failure:
     """A worker that is killed by one point and does the others; the tests themselves are not killed."""
     if task.point == "bad":
         assert os.environ.get("TESTS_PID") != str(os.getpid())
@@ -366,7 +366,7 @@ def test_a_killed_worker_takes_no_other_point_along(monkeypatch: pytest.MonkeyPa
 
 def heavy_modules(item: int) -> list[str]:
     outcome = WORK(study._tasks([Point("p", build())], single_step=False)[0])
-    assert isinstance(outcome, Part)
+    assert isinstance(outcome, ReplicationResult)
     return sorted({"matplotlib", "jinja2", "scipy.stats", "simkit.report"} & set(sys.modules))
 
 
@@ -424,7 +424,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_bytes(
 def test_a_signal_stops_a_study_and_says_what_is_kept(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(task: Task, progress: Any = None) -> Part | Failure:
+    def work(task: Task, progress: Any = None) -> ReplicationResult | Failure:
         outcome = WORK(task, progress)
         if task.replication == 1:
             os.kill(os.getpid(), number)
@@ -444,7 +444,7 @@ def test_a_signal_stops_a_study_and_says_what_is_kept(
 def test_without_a_place_to_keep_things_an_interrupt_is_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(task: Task, progress: Any = None) -> Part | Failure:
+    def work(task: Task, progress: Any = None) -> ReplicationResult | Failure:
         if task.replication == 1:
             raise KeyboardInterrupt
         return WORK(task, progress)

@@ -16,7 +16,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import CheckError, InputError
 from simkit.runs import write as run_dir
-from simkit.runs.replication import make_part
+from simkit.runs.replication import replicate
 from simkit.studies import study
 from simkit.studies.sweep import sweep
 
@@ -134,9 +134,9 @@ def test_a_failing_point_among_good_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(setup: Any, *args: Any, **options: Any) -> Any:
         if setup.max_num_seqs == 2:
             raise CheckError("no progress")
-        return make_part(setup, *args, **options)
+        return replicate(setup, *args, **options)
 
-    monkeypatch.setattr(study, "make_part", fail)
+    monkeypatch.setattr(study, "replicate", fail)
     result = simkit_("--axis", "engine.max_num_seqs=1,2,3")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[0] == "point max_num_seqs=2: no progress (with engine.max_num_seqs=2)"

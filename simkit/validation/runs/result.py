@@ -18,7 +18,7 @@ from simkit.logs import PlayedLog
 from simkit.logs.read.log import RemarkKind
 from simkit.metrics.histogram import DurationHistogram
 from simkit.plain import Json, plain
-from simkit.runs.replication import Result, assemble, part_of
+from simkit.runs.replication import Result, assemble, replication_result
 from simkit.scenario import Scenario, Trace, apply_sets
 from simkit.studies.study import Options, Point, run_study
 from simkit.units import NS_PER_US
@@ -56,7 +56,7 @@ def check_as_it_was(scenario: Scenario) -> None:
 def serve(setup: Setup, progress: Progress | None = None) -> tuple[Result, DurationHistogram]:
     """The run of one replication, and all gaps between its tokens. Raises InputError and CheckError."""
     facts = simulate(setup, 0, progress)
-    return assemble(setup, [part_of(setup, 0, facts)]), facts.record.itl
+    return assemble(setup, [replication_result(setup, 0, facts)]), facts.record.itl
 
 
 @dataclass(frozen=True, slots=True)
