@@ -10,7 +10,7 @@ begins with an underscore never leave their module.
     │   └── ProfileError        a profile cannot be used (simkit.latency.profile.values)
     │       └── NotMeasured     it lacks an operation of the model (simkit.latency.profile.values)
     ├── CheckError              a check failed
-    ├── Stopped                 an interrupt that has something to say (simkit.cli.studies)
+    ├── Stopped                 an interrupt that has something to say (simkit.cli.output)
     ├── StdoutClosed            nobody reads any more (simkit.cli.console)
     ├── Overload                a run was given up (simkit.engine.run)
     ├── TooMany                 an arrival is one too many (simkit.engine.system)

@@ -1,4 +1,5 @@
-"""The command line: its commands and options, and the only place that exits. Those that simulate are in `studies`.
+"""The command line: its commands and options, and the only place that exits. A command is a module of its own, but for
+those that only print.
 
 Exit codes: 0 done, 1 a check failed, 2 the input is wrong (one line on stderr), 130 interrupted. Heavy modules are
 imported by the commands that need them.
@@ -17,8 +18,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from simkit.cli import calibrate, console, doctor, memory, plan, replay, studies, trace, trace_fit, validate
-from simkit.cli.studies import Json, Quiet
+from simkit.cli import calibrate, compare, console, doctor, log, memory, output, plan, replay, run, validate
+from simkit.cli.options import Json, Printing, expanded
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError
 from simkit.version import __version__
 
@@ -58,7 +59,7 @@ def _code(command: Callable[[], Any]) -> int:
         return _fail(1, str(error))
     except MemoryError:
         return _fail(2, OUT_OF_MEMORY)
-    except studies.Stopped as stopped:
+    except output.Stopped as stopped:
         return _fail(130, str(stopped))
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -124,45 +125,41 @@ def _root(
 
 
 # In the order in which --help lists them.
-app.command()(studies.run)
-app.command()(studies.compare)
-app.command()(studies.sweep)
-app.command()(plan.plan)
-app.command()(replay.replay)
-app.command()(validate.validate)
-app.command()(memory.memory)
-app.command()(doctor.doctor)
-app.add_typer(trace.app)
-trace.app.command()(trace_fit.fit)
-app.command()(calibrate.calibrate)
-app.command()(validate.validate)
+for _command in (
+    run.run, compare.compare, compare.sweep, plan.plan, replay.replay, validate.validate, memory.memory, doctor.doctor,
+):  # fmt: skip
+    app.command()(expanded(_command))
+app.add_typer(log.app)
+app.command()(expanded(calibrate.calibrate))
 
 
 @app.command()
+@expanded
 def conform(
+    *,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Recorded traces, or folders of them.")],
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: Printing,
 ) -> None:
     """Replay recorded decisions of the real scheduler and compare every integer."""
     from simkit.conformance import check
     from simkit.conformance.recorded import find_recordings
-    from simkit.plain import canonical_json
 
     files = [file for path in paths for file in find_recordings(path)]
     verdicts = []
-    with console.progress(quiet) as progress:
+    with console.progress(printing.quiet) as progress:
         for index, file in enumerate(files):
             if progress is not None:
                 progress(index / len(files), file.name)
             verdicts.append(check.check_file(file))
-            if not json:
+            if not printing.json:
                 console.out_lines(check.describe(verdicts[-1]))
     exact = sum(verdict.exact for verdict in verdicts)
-    if json:
-        console.out_bytes(canonical_json({"exact": exact, "cases": len(verdicts), "verdicts": verdicts}))
-    else:
-        console.out_lines([f"{exact} of {len(verdicts)} exact"])
+    output.finish(
+        printing,
+        tuple,
+        {"exact": exact, "cases": len(verdicts), "verdicts": verdicts},
+        lines=[f"{exact} of {len(verdicts)} exact"],
+    )
     if exact < len(verdicts):
         raise CheckError(f"{len(verdicts) - exact} of {len(verdicts)} cases differ from the recorded scheduler")
 
@@ -178,34 +175,41 @@ def init() -> None:
 @app.command()
 def models(json: Json = False) -> None:
     """List the models, and what is not modelled."""
-    from simkit.plain import canonical_json
+    from simkit.report.sections import specs
     from simkit.specs import models as registry
 
     found = registry.list_models()
-    if json:
-        console.out_bytes(canonical_json(found))
-        return
-    from simkit.report.sections import specs
-
-    console.out(*specs.model_tables(found, registry.NOT_MODELLED, console.width()))
+    output.finish(
+        Printing(json=json),
+        lambda: specs.model_tables(found, registry.NOT_MODELLED, console.width()),
+        found,
+    )
 
 
 @app.command()
 def gpus(json: Json = False) -> None:
     """List the GPUs."""
-    from simkit.plain import canonical_json
+    from simkit.report.sections import specs
     from simkit.specs import hardware
 
     found = hardware.list_gpus()
-    if json:
-        console.out_bytes(canonical_json(found))
-        return
-    from simkit.report.sections import specs
-
-    console.out(*specs.gpu_tables(found, console.width()))
+    output.finish(Printing(json=json), lambda: specs.gpu_tables(found, console.width()), found)
 
 
-app.command()(calibrate.profiles)
+@app.command()
+def profiles(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One that ships, or a profile file (default: all that ship).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the calibrated profiles that ship, their errors, and where they are valid."""
+    from simkit.latency import profile as known
+    from simkit.report.sections import profile as sections
+
+    chosen = known.list_profiles() if name is None else [known.load_profile(name)]
+    found = [known.describe(one) for one in chosen]
+    output.finish(Printing(json=json), lambda: sections.profiles_tables(found, console.width()), found)
 
 
 def main() -> NoReturn:

@@ -94,11 +94,6 @@ def say(text: str) -> None:
     print(" ".join(text.splitlines()), file=sys.stderr, flush=True)
 
 
-def not_simulated_line(keys: Sequence[str]) -> str | None:
-    """The one line that names settings which were accepted but have no effect yet; None when there are none."""
-    return f"note: accepted but not simulated yet, run as off: {', '.join(keys)}" if keys else None
-
-
 @contextmanager
 def progress(quiet: bool) -> Iterator[Report | None]:
     """A progress callback that draws a bar on stderr once the task has taken 2 s; None when nobody would see it."""

@@ -1,6 +1,6 @@
 """Pydantic's complaints as one line for people: where, which key, what was expected, the nearest valid name.
 
-Works on any `scenario_types.Strict` model.
+Works on any `Strict` model.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Origin:
     root: yaml.Node | None = None
     labels: dict[tuple[str, ...], str] = field(default_factory=dict)
 
+    def copy(self) -> Origin:
+        """The same, with labels of its own."""
+        return Origin(self.file, self.root, dict(self.labels))
+
     def error(self, text: str, path: Path, others: tuple[Path, ...] = ()) -> InputError:
         """An error about the value at `path`, which together with those at `others` is wrong."""
         where, key = self.place(path, others)
@@ -93,27 +97,27 @@ def _parts(key: str) -> Path:
 def key_error(root: Model, path: tuple[str, ...], data: Mapping[str, Any]) -> str | None:
     """What is wrong with a dotted key that is to be set, or None; `data` decides between alternatives in use."""
     here: Any = data
-    models: list[Model] = [root]
+    models = [root]
     for depth, part in enumerate(path):
         models = _narrow(models, here)
-        named = [model for model in models if part in model.model_fields]
-        if not named:
+        annotations = _annotations(models, part)
+        if not annotations:
             if not models:  # below a field that is no model (variants, SLO values): validation decides
                 return None if _open(root, path[:depth]) else f"unknown key; {dotted(path[:depth])} has no parts"
             chosen = [f"{tag[0]}: {tag[1]}" for model in models if len(models) == 1 and (tag := _tag_key(model))]
             with_tag = f" with {chosen[0]}" if chosen else ""
             return f"unknown key{with_tag}" + _suggest(root, path, depth, models)
-        models = [sub for model in named for sub in submodels(model.model_fields[part].annotation)]
+        models = _below(annotations)
         here = here.get(part) if isinstance(here, Mapping) else None
     return None
 
 
 def is_text(root: Model, path: tuple[str, ...]) -> bool:
     """Whether the key at `path` holds free text, so that ``--set engine.version=0.33`` needs no quotes."""
-    models: list[Model] = [root]
+    models = [root]
     for part in path[:-1]:
-        models = [sub for m in models if part in m.model_fields for sub in submodels(m.model_fields[part].annotation)]
-    found = [m.model_fields[path[-1]].annotation for m in models if path[-1] in m.model_fields]
+        models = _below(_annotations(models, part))
+    found = _annotations(models, path[-1])
     return bool(found) and all(annotation is str or str in get_args(annotation) for annotation in found)
 
 
@@ -126,6 +130,15 @@ def submodels(annotation: Any) -> Iterator[Model]:
             yield from submodels(argument)
 
 
+def _annotations(models: list[Model], key: str) -> list[Any]:
+    """What those of the models that have the key say of it."""
+    return [model.model_fields[key].annotation for model in models if key in model.model_fields]
+
+
+def _below(annotations: list[Any]) -> list[Model]:
+    return [model for annotation in annotations for model in submodels(annotation)]
+
+
 def dotted(path: Path) -> str:
     """``("a", "b", 0)`` as ``a.b[0]``, on one line."""
     text = ""
@@ -136,12 +149,12 @@ def dotted(path: Path) -> str:
 
 def _open(root: Model, path: tuple[str, ...]) -> bool:
     """Whether the field at `path` is a free mapping."""
-    models: list[Model] = [root]
+    models = [root]
     for part in path:
-        fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
-        if any(_has_dict(annotation) for annotation in fields):
+        annotations = _annotations(models, part)
+        if any(map(_has_dict, annotations)):
             return True
-        models = [sub for annotation in fields for sub in submodels(annotation)]
+        models = _below(annotations)
     return False
 
 
@@ -247,7 +260,7 @@ def _siblings(root: Model, path: Path, data: Mapping[str, Any]) -> list[str]:
     for part in path:
         here = here[part]
         if isinstance(part, str):
-            models = [s for m in models if part in m.model_fields for s in submodels(m.model_fields[part].annotation)]
+            models = _below(_annotations(models, part))
         models = _narrow(models, here)
     return sorted({key for model in models for key in model.model_fields})
 

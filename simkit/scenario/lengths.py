@@ -12,21 +12,16 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from simkit.scenario.types import (
-    Lengths,
+    Items,
     PositiveFloat,
     PositiveInt,
     PositiveSeconds,
     Probability,
+    Quantiles,
     Strict,
     Text,
     conflict,
 )
-
-Quantiles = Annotated[
-    tuple[Annotated[tuple[Probability, PositiveFloat], Field(strict=False)], ...],
-    Field(min_length=2, strict=False),
-]
-"""[probability, value] pairs; between them values are interpolated."""
 
 
 def check_quantiles(points: tuple[tuple[float, float], ...], unit: str, key: str = "quantiles") -> None:
@@ -57,7 +52,7 @@ class ListLength(Strict):
     """Request i gets ``values[i mod n]``."""
 
     dist: Literal["list"]
-    values: Lengths
+    values: Items[PositiveInt]
 
 
 class UniformLength(Strict):
@@ -112,7 +107,7 @@ class EmpiricalLength(Strict):
 
     dist: Literal["empirical"]
     preset: Text | None = None
-    quantiles: Quantiles | None = None
+    quantiles: Quantiles[PositiveFloat] | None = None
     path: Text | None = None
     column: Text | None = None
 
@@ -142,9 +137,7 @@ def check_bins(ends: Sequence[int | None], key: str) -> None:
     check_rising(known, key, "upto_tokens")
 
 
-Ranks = Annotated[
-    tuple[Annotated[tuple[Probability, Probability], Field(strict=False)], ...], Field(min_length=2, strict=False)
-]
+Ranks = Quantiles[Probability]
 """[probability, rank] pairs; a rank of 0 is the shortest, of 1 the longest."""
 
 
@@ -170,7 +163,7 @@ class QuantileBin(Strict):
     """The quantiles of requests whose prompt has up to `upto_tokens` tokens and more than those of the bin before."""
 
     upto_tokens: PositiveInt | None = None
-    quantiles: Quantiles
+    quantiles: Quantiles[PositiveFloat]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -183,7 +176,7 @@ class ConditionalLength(Strict):
 
     dist: Literal["conditional"]
     on: Literal["prompt_tokens"]
-    bins: Annotated[tuple[QuantileBin, ...], Field(min_length=1, strict=False)]
+    bins: Items[QuantileBin]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -191,18 +184,8 @@ class ConditionalLength(Strict):
         return self
 
 
-Length = Annotated[
-    FixedLength | ListLength | UniformLength | LognormalLength | ExponentialLength | EmpiricalLength,
-    Field(discriminator="dist"),
-]
+_AnyLength = FixedLength | ListLength | UniformLength | LognormalLength | ExponentialLength | EmpiricalLength
 
-OutputLength = Annotated[
-    FixedLength
-    | ListLength
-    | UniformLength
-    | LognormalLength
-    | ExponentialLength
-    | EmpiricalLength
-    | ConditionalLength,
-    Field(discriminator="dist"),
-]
+Length = Annotated[_AnyLength, Field(discriminator="dist")]
+
+OutputLength = Annotated[_AnyLength | ConditionalLength, Field(discriminator="dist")]

@@ -126,27 +126,29 @@ REPLAYED_KEYS = ("stop", "max_tokens", "priority", "tenants", "samples", "timeou
 """Keys of a workload that a log leaves as they are."""
 
 
-def load_replay(path: str | Path, trace: Mapping[str, Any], labels: Mapping[str, str], sets: Sequence[str]) -> Scenario:
-    """The scenario of a file with a log in place of its workload, but for the REPLAYED_KEYS; variants are dropped.
+def for_replay(
+    before: Scenario, trace: Mapping[str, Any], labels: Mapping[str, str], sets: Sequence[str] = ()
+) -> Scenario:
+    """A scenario with a log in place of its workload, but for the REPLAYED_KEYS; variants are dropped.
 
     `trace` has keys of `Trace`, each with what `labels` call it in messages. Its path starts at the working directory,
-    and so do all others: those that start at the file's folder are written anew. Raises InputError.
+    and so do all others: those that start at the folder of the scenario are written anew. Raises InputError.
     """
-    before = load(path)
-    source, folder = io.parse(io.read(path), io.one_line(path, 4096)), Path(path).parent
-    data = source.data
+    data = before.model_dump(mode="json", exclude_unset=True)
     data["name"] = _slug(f"{before.name}-{_stem(str(trace['path']))}")
     data["workload"] = {key: value for key, value in data["workload"].items() if key in REPLAYED_KEYS}
     data["workload"]["trace"] = dict(trace)
     data.pop("variants", None)
     if trace.get("warmup_s"):
         data.pop("warmup", None)
-    for section, key in ((data, "model"), (data["hardware"], "gpu"), (data.get("latency") or {}, "profile")):
+    folder = before.base_dir or Path()
+    for section, key in ((data, "model"), (data["hardware"], "gpu"), (data.get("latency", {}), "profile")):
         beside = folder / str(section.get(key, ""))
         if section.get(key) and beside.is_file():
             section[key] = str(beside)
-    known: dict[tuple[str, ...], str] = {("workload", "trace", key): label for key, label in labels.items()}
-    return _build(data, Origin(file=io.one_line(path, 4096), root=source.root, labels=known), sets, base_dir=None)
+    origin = before._origin.copy()
+    origin.labels |= {("workload", "trace", key): label for key, label in labels.items()}
+    return _build(data, origin, sets, base_dir=None)
 
 
 def _stem(path: str) -> str:
@@ -193,8 +195,7 @@ def apply_sets(scenario: Scenario, mapping: Mapping[str, Any], *, label: str = "
     ``LABEL KEY:``; `label` says where the change came from (``--set``, ``--axis``, ``variant x``).
     """
     data = scenario.model_dump(mode="json", exclude_unset=True)
-    before = scenario._origin
-    origin = Origin(file=before.file, root=before.root, labels=dict(before.labels))
+    origin = scenario._origin.copy()
     for key, value in mapping.items():
         _set(data, key, io.plain(value), f"{label} {io.one_line(key)}", origin)
     return _validate(data, origin, scenario.base_dir)
@@ -280,7 +281,7 @@ def _check_variants(scenario: Scenario, data: dict[str, Any], origin: Origin) ->
     """Every variant must itself be a valid scenario; blame the line and the key inside `variants`."""
     for name, changes in scenario.variants.items():
         arm = io.plain(data)
-        arm_origin = Origin(file=origin.file, root=origin.root, labels=dict(origin.labels))
+        arm_origin = origin.copy()
         for key, value in changes.items():
             where, rest = origin.place(("variants", name, key))
             here = f"{where}: {rest}" if rest else where

@@ -7,7 +7,7 @@ An integer where a number is expected is fine; nothing else is converted. Every 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -80,6 +80,9 @@ Watermark = Annotated[float, Field(ge=0.0, lt=1.0), expecting("a number >= 0 and
 Probability = Annotated[float, Field(ge=0.0, le=1.0), expecting("a probability from 0 to 1")]
 
 # YAML has lists where the schema has tuples: the container is lenient, its items stay strict.
-Ints = Annotated[tuple[AnyInt, ...], Field(min_length=1, strict=False)]
-Weights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1, strict=False)]
-Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]
+Item = TypeVar("Item")
+Items = Annotated[tuple[Item, ...], Field(min_length=1, strict=False)]
+Quantiles = Annotated[
+    tuple[Annotated[tuple[Probability, Item], Field(strict=False)], ...], Field(min_length=2, strict=False)
+]
+"""[probability, value] pairs; between them values are interpolated."""

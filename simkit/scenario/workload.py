@@ -5,28 +5,29 @@ The classes carry no behaviour; `simkit.workload` turns them into requests.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from simkit.scenario.lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
 from simkit.scenario.types import (
+    AnyInt,
     BackInt,
     FilePath,
     Flag,
-    Ints,
+    Items,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     PositiveSeconds,
     Probability,
+    Quantiles,
     Rate,
     RateOrZero,
     Seconds,
     Share,
     Strict,
     Text,
-    Weights,
     conflict,
 )
 
@@ -86,15 +87,13 @@ class PiecewiseArrivals(Strict):
     """
 
     process: Literal["piecewise"]
-    segments: Annotated[tuple[Segment, ...], Field(min_length=1, strict=False)]
+    segments: Items[Segment]
     cv: PositiveFloat = 1.0
     tick_s: PositiveSeconds | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        ends = [segment.until_s for segment in self.segments]
-        if any(later <= earlier for earlier, later in pairwise(ends)):
-            raise conflict(("segments",), "segments whose until_s increases", str(ends))
+        check_rising([segment.until_s for segment in self.segments], "segments", "until_s")
         if all(segment.rate_per_s == 0 for segment in self.segments):
             raise conflict(("segments",), "a segment with rate_per_s > 0", "none")
         return self
@@ -117,8 +116,8 @@ def _check_weights(weights: tuple[float, ...], count: int, what: str) -> None:
 class Priority(Strict):
     """Request priorities (lower is served first), drawn with the given weights."""
 
-    values: Ints
-    weights: Weights
+    values: Items[AnyInt]
+    weights: Items[NonNegativeFloat]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -130,7 +129,7 @@ class Tenants(Strict):
     """Tenants 0..count-1, drawn with the given weights (null = equal)."""
 
     count: PositiveInt
-    weights: Weights | None = None
+    weights: Items[NonNegativeFloat] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -150,9 +149,7 @@ class ShareBin(Strict):
     """Quantiles of the share of a prompt that is not new, for prompts of up to `upto_tokens` tokens."""
 
     upto_tokens: PositiveInt | None = None
-    quantiles: Annotated[
-        tuple[Annotated[tuple[Probability, Probability], Field(strict=False)], ...], Field(min_length=2, strict=False)
-    ]
+    quantiles: Quantiles[Probability]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -164,9 +161,7 @@ class BackBin(Strict):
     """Quantiles of how many requests back it was, where up to `upto_tokens` tokens are not new."""
 
     upto_tokens: PositiveInt | None = None
-    quantiles: Annotated[
-        tuple[Annotated[tuple[Probability, BackInt], Field(strict=False)], ...], Field(min_length=2, strict=False)
-    ]
+    quantiles: Quantiles[BackInt]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -182,8 +177,8 @@ class Reuse(Strict):
     `upto_tokens`. The earlier prompt is the nearest one from there on that is long enough.
     """
 
-    prompt_shares: Annotated[tuple[ShareBin, ...], Field(min_length=1, strict=False)]
-    requests_back: Annotated[tuple[BackBin, ...], Field(min_length=1, strict=False)]
+    prompt_shares: Items[ShareBin]
+    requests_back: Items[BackBin]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

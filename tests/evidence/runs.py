@@ -107,7 +107,7 @@ def _run() -> Mapping[str, Any]:
 
 def asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
     """The engine of the run with its log as the workload. Raises InputError when the folder has not exactly one log."""
-    return scenario.load_replay(ENGINE, {"path": str(_log(shared))}, {"path": "the log"}, list(sets))
+    return scenario.for_replay(scenario.load(ENGINE), {"path": str(_log(shared))}, {"path": "the log"}, list(sets))
 
 
 def _log(shared: Path) -> Path:

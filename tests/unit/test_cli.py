@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import simkit
-from simkit.cli import app, console
+from simkit.cli import app, console, output
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
 from simkit.plain import canonical_json
@@ -423,9 +423,9 @@ def test_run_id_depends_on_each_of_its_four_parts() -> None:
     assert len({base, *(manifest.run_id(*other) for other in others)}) == 5
 
 
-def test_not_simulated_line() -> None:
-    assert console.not_simulated_line([]) is None
-    assert console.not_simulated_line(["a", "b"]) == "note: accepted but not simulated yet, run as off: a, b"
+def test_what_is_not_simulated_is_named_in_one_line() -> None:
+    assert output.not_simulated([]) == []
+    assert output.not_simulated(["a", "b"]) == ["note: accepted but not simulated yet, run as off: a, b"]
 
 
 class Terminal(io.StringIO):

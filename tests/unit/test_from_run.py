@@ -17,13 +17,13 @@ from measured_logs import served, write_log
 from typer.testing import CliRunner
 
 from calib.fit.fit import to_text
-from simkit.cli import app, from_run
-from simkit.cli.studies import Stopped
+from simkit.cli import app, host_fit
+from simkit.cli.output import Stopped
 from simkit.errors import InputError
 from simkit.latency.host import host_of
 from simkit.latency.profile import HostTerms, ProfileError, load_profile, parse_profile, profile_text
 from simkit.metrics import record as rec
-from simkit.scenario import Scenario, load_replay, loads
+from simkit.scenario import Scenario, for_replay, load, loads
 from simkit.types import Ints
 from simkit.validation.runs import fit as run_fit
 from simkit.validation.runs.facts import profile_with
@@ -199,7 +199,7 @@ def test_the_search_goes_on_to_the_best_and_its_errors_cover_the_truth() -> None
     """The example: least squares alone stop at 6,968 us a request with an error of 313, where 6,000 is the truth."""
     folder = Path(__file__).resolve().parents[2] / "scenarios"
     log = str(folder / "example-run.jsonl")
-    fit = run_fit.fit_run(load_replay(folder / "fit-to-a-run.yaml", {"path": log}, {"path": "--from-run"}, []))
+    fit = run_fit.fit_run(for_replay(load(folder / "fit-to-a-run.yaml"), {"path": log}, {"path": "--from-run"}, []))
     assert fit.facts.rms_pct["after"] < 0.05
     for name, value in TRUTH.items():
         term = fit.facts.terms[name]
@@ -258,10 +258,10 @@ def test_an_interrupt_says_whether_the_profile_was_written(here: Path, monkeypat
 
     monkeypatch.setattr(Path, "unlink", interrupt)  # right after the file was put in its place
     with pytest.raises(Stopped, match=r"interrupted; p\.json was written"):
-        from_run._write(profile, Path("p.json"), None)
+        host_fit._write(profile, Path("p.json"), None)
     monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        from_run._write(profile, Path("q.json"), None)
+        host_fit._write(profile, Path("q.json"), None)
     assert not Path("q.json").exists()
 
 

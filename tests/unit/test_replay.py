@@ -226,7 +226,7 @@ def test_paths_start_where_the_user_is(here: Path) -> None:
     folder.mkdir()
     (folder / "gpu.yaml").write_text("name: mine\n")
     (folder / "s.yaml").write_text(SCENARIO.replace("a100-sxm4-80gb", "gpu.yaml"))
-    found = scenario.load_replay("cases/s.yaml", {"path": "log.v1.csv"}, {}, ["engine.max_num_seqs=2"])
+    found = scenario.for_replay(scenario.load("cases/s.yaml"), {"path": "log.v1.csv"}, {}, ["engine.max_num_seqs=2"])
     assert found.hardware.gpu == str(Path("cases/gpu.yaml"))
     assert found.base_dir is None
     assert found.engine.max_num_seqs == 2
@@ -234,9 +234,9 @@ def test_paths_start_where_the_user_is(here: Path) -> None:
 
 def test_a_warm_up_window_takes_the_place_of_a_warm_up(here: Path) -> None:
     (here / "s.yaml").write_text(SCENARIO + "warmup: {requests: 2}\n")
-    found = scenario.load_replay("s.yaml", {"path": "log.v1.csv", "start_s": 1, "warmup_s": 1}, {}, [])
+    found = scenario.for_replay(scenario.load("s.yaml"), {"path": "log.v1.csv", "start_s": 1, "warmup_s": 1}, {}, [])
     assert found.warmup == "auto"
-    assert scenario.load_replay("s.yaml", {"path": "log.v1.csv"}, {}, []).warmup != "auto"
+    assert scenario.for_replay(scenario.load("s.yaml"), {"path": "log.v1.csv"}, {}, []).warmup != "auto"
     assert "note: --warmup replaces warmup of s.yaml" in quick("--start", "1", "--warmup", "1").stderr
 
 
@@ -356,7 +356,7 @@ def test_why_there_is_no_result() -> None:
 
 
 def test_warm_requests_are_not_in_the_means(here: Path) -> None:
-    drawn = scenario.load_replay("s.yaml", {"path": "log.v1.csv"}, {}, [])
+    drawn = scenario.for_replay(scenario.load("s.yaml"), {"path": "log.v1.csv"}, {}, [])
     made: list[Request] = [request(n, 1000 * n, 100 * (n + 1), 10) for n in range(4)]
 
     def build_workload(*_: Any, **__: Any) -> Workload:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simkit.cli import console, studies
+from simkit.cli import console, output
+from simkit.cli.options import Printing, check_sets, flag_of
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
     from simkit.scenario import Scenario
-    from simkit.validation.runs.facts import FitFacts
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def from_run(
+def path_of(name: str, out: Path | None) -> Path:
+    """Where a profile is written that the user named no file for."""
+    return out or Path("calibration") / name / f"{name}.json"
+
+
+def fit_to_run(
     scenario: Path | None,
     trace: Mapping[str, Any],
     sets: list[str] | None,
-    *,
     name: str | None,
     date: str | None,
     out: Path | None,
-    json: bool,
-    quiet: bool,
+    printing: Printing,
 ) -> None:
     """Fit host terms to the log of a run, and write the scenario's profile with them.
 
@@ -42,43 +45,39 @@ def from_run(
     if out is not None:
         _check_replaced(out)
     chosen = _scenario(scenario, trace, sets)
-    from simkit.plain import canonical_json
+    from simkit.latency.host import short_version
+    from simkit.report.sections.profile import fit_tables
     from simkit.validation.runs.fit import fit_run
 
-    with console.progress(quiet) as progress:
+    with console.progress(printing.quiet) as progress:
         fit = fit_run(chosen, name=name, date=date, progress=progress)
-    path = out or Path("calibration") / fit.profile["name"] / f"{fit.profile['name']}.json"
-    if json:
-        console.out_bytes(canonical_json(fit.facts.to_json()))
-    else:
-        from simkit.report.sections.profile import fit_tables
-
-        console.out(*fit_tables(fit.facts.to_json(), console.width()))
+    path = path_of(fit.profile["name"], out)
+    output.finish(printing, lambda: fit_tables(fit.facts.to_json(), console.width()), fit.facts.to_json())
     if fit.refused:
         raise CheckError(f"nothing was stored: {fit.refused}")
-    if not quiet:
-        _say_notes(chosen, fit.facts, trace, scenario)
-        console.say(
+    output.say(printing, _notes(chosen, fit.facts.num_cut, trace, scenario))
+    output.say(
+        printing,
+        [
             "these errors are of the run that was fitted: check others with "
             f"`simkit validate MEASURED --scenario S --set latency.profile={path}`"
-        )
+        ],
+    )
     _write(fit.profile, path, out)
-    if not quiet:
-        from simkit.latency.host import short_version
-
-        version = short_version(chosen.engine.version)
-        console.say(f"wrote {path}; use it with --set latency.profile={path} where engine.version is {version}")
+    version = short_version(chosen.engine.version)
+    told = f"wrote {path}; use it with --set latency.profile={path} where engine.version is {version}"
+    output.say(printing, [told])
 
 
-def _say_notes(chosen: Scenario, facts: FitFacts, trace: Mapping[str, Any], scenario: Path) -> None:
+def _notes(chosen: Scenario, num_cut: int, trace: Mapping[str, Any], scenario: Path) -> Iterator[str]:
     if "end_s" in trace or "max_requests" in trace:
-        console.say("note: the last requests of the part met others in the run that are not simulated")
-    if facts.num_cut:
-        console.say(f"note: {facts.num_cut} requests end before they did in the log and were not fitted")
+        yield "note: the last requests of the part met others in the run that are not simulated"
+    if num_cut:
+        yield f"note: {num_cut} requests end before they did in the log and were not fitted"
     if chosen.latency.without:
-        console.say(f"note: fitted without {', '.join(chosen.latency.without)}: the terms hold for runs without these")
+        yield f"note: fitted without {', '.join(chosen.latency.without)}: the terms hold for runs without these"
     if chosen.latency.host is not None:
-        console.say(f"note: latency.host of {scenario} goes before what a profile has: leave it out to use the fit")
+        yield f"note: latency.host of {scenario} goes before what a profile has: leave it out to use the fit"
 
 
 def _check_date(date: str | None) -> None:
@@ -111,13 +110,11 @@ def _check_replaced(path: Path) -> None:
 
 def _scenario(path: Path, trace: Mapping[str, Any], sets: list[str] | None) -> Scenario:
     """The scenario of the file with the log in place of its workload."""
-    from simkit import scenario as schema
-    from simkit.cli.log_options import check_sets
-    from simkit.cli.trace import flag_of
+    from simkit.scenario import for_replay, load
 
     labels = {key: "--from-run" if key == "path" else flag_of(key) for key in trace}
     check_sets(sets or [], labels, "--from-run")
-    return schema.load_replay(path, trace, labels, sets or [])
+    return for_replay(load(path), trace, labels, sets or [])
 
 
 def _write(profile: Mapping[str, Any], path: Path, out: Path | None) -> None:
@@ -127,16 +124,12 @@ def _write(profile: Mapping[str, Any], path: Path, out: Path | None) -> None:
 
     text = to_text(profile)
     parse_profile(text, str(path))
-    draft = path.with_name(f"{path.stem}.draft.json")
     try:
-        with studies.writing(out, path):
+        with output.writing(out, path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with output.whole(path) as (draft,):
                 draft.write_text(text, encoding="utf-8")
-                draft.replace(path)
-            finally:
-                draft.unlink(missing_ok=True)
     except KeyboardInterrupt:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
-            raise studies.Stopped(f"interrupted; {path} was written") from None
+            raise output.Stopped(f"interrupted; {path} was written") from None
         raise
