@@ -15,7 +15,7 @@ from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import InputError
 from simkit.plain import canonical_json
-from simkit.runs import long_enough
+from simkit.runs import long_enough, replication
 from simkit.runs.manifest import is_run_dir
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -240,11 +240,11 @@ def test_an_interrupt_in_the_middle_of_a_run_reaches_the_caller() -> None:
     assert 0 < calls[0] < 1
 
 
-@pytest.mark.parametrize("moment", ["simulate", "summarise", "_write_run"])
+@pytest.mark.parametrize("moment", ["simulate", "summarise", "write_run"])
 def test_ctrl_c_leaves_no_directory_that_looks_finished(
     moment: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = {"simulate": long_enough, "summarise": long_enough, "_write_run": api}[moment]
+    module = {"simulate": long_enough, "summarise": replication, "write_run": api}[moment]
     real = getattr(module, moment)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
