@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from simkit.cli import console, host_fit, output
 from simkit.cli.options import Map, Printing, Sets, flag_of, given, option, trace_keys, values_of
 from simkit.errors import InputError
+from simkit.files import new_file
 
 if TYPE_CHECKING:
     from calib.fit.fit import FitResult
@@ -278,11 +279,10 @@ def _write(table: Table, result: FitResult, out: Path | None, progress: console.
     path = host_fit.path_of(result.profile.name, out)
     if progress is not None:
         progress(0.95, "drawing")
-    picture = path.with_suffix(".png")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with output.whole(picture, path) as (picture_draft, draft):
-            plot_page(table, result, picture_draft)
+        with new_file(path) as draft, new_file(path.with_suffix(".png")) as picture:
+            plot_page(table, result, picture)
             draft.write_text(result.text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {path}: {(error.strerror or str(error)).lower()}") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simkit.cli import console, output
 from simkit.cli.options import Printing, check_sets, flag_of
 from simkit.errors import CheckError, InputError
+from simkit.files import new_file
 
 if TYPE_CHECKING:
     from simkit.scenario import Scenario
@@ -127,7 +128,7 @@ def _write(profile: Mapping[str, Any], path: Path, out: Path | None) -> None:
     try:
         with output.writing(out, path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with output.whole(path) as (draft,):
+            with new_file(path) as draft:
                 draft.write_text(text, encoding="utf-8")
     except KeyboardInterrupt:
         if path.is_file() and path.read_text(encoding="utf-8") == text:

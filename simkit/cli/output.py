@@ -114,19 +114,6 @@ def _writable(label: str) -> Iterator[None]:
         raise unwritable(label, error) from None
 
 
-@contextlib.contextmanager
-def whole(*paths: Path) -> Iterator[list[Path]]:
-    """Drafts beside `paths` that take their places when the block ends well, and vanish when it does not."""
-    drafts = [path.with_name(f"{path.stem}.draft{path.suffix}") for path in paths]
-    try:
-        yield drafts
-        for path, draft in zip(paths, drafts, strict=True):
-            draft.replace(path)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
-
-
 # --- the epilogue -----------------------------------------------------------------------------------------------------
 def finish(
     printing: Printing,
