@@ -26,7 +26,7 @@ SUSPICIOUS_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProfileSource:
     """What a profile is made from: exactly one of them."""
 
     gpu: int | None = given("--gpu", "Measure this CUDA device.", "N", min=0)
@@ -88,7 +88,7 @@ class SweepOptions:
 
 def calibrate(
     *,
-    source: Source,
+    source: ProfileSource,
     scenario: Annotated[
         Path | None, option("--scenario", "With --from-run: the engine that served the log.", "FILE")
     ] = None,

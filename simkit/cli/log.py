@@ -5,13 +5,14 @@ Heavy modules are imported by the commands.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simkit.cli import console, output
-from simkit.cli.options import Force, Jobs, Printing, Quiet, ReadOptions, expanded, option
+from simkit.cli.options import Force, Jobs, Printing, Quiet, ReadOptions, expanded, given, option
 from simkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,8 +30,23 @@ app = typer.Typer(
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A log; what it is, is told by its content.")]
 OutFile = Annotated[Path, option("--out", "NAME.parquet (canonical) or NAME.jsonl (Mooncake).", "FILE")]
-Start = Annotated[float, option("--start", "Start of the window, s of the log.", "S")]
-End = Annotated[float | None, option("--end", "Its end, not included.", "S")]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowOptions:
+    """A part of a log by time."""
+
+    start: float = given("--start", "Start of the window, s of the log.", "S", default=0.0)
+    end: float | None = given("--end", "Its end, not included.", "S")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions(WindowOptions):
+    """A part of that by session and by number."""
+
+    keep_share: float = given("--keep-share", "Share of the sessions to keep, each whole.", "P", default=1.0)
+    seed: int = given("--seed", "Draws them.", "N", min=0, default=0)
+    max_requests: int | None = given("--max-requests", "The first so many.", "N")
 
 
 @app.callback(invoke_without_command=True)
@@ -91,21 +107,19 @@ def sample(
     *,
     file: File,
     out: OutFile,
-    start: Start = 0.0,
-    end: End = None,
-    keep_share: Annotated[float, option("--keep-share", "Share of the sessions to keep, each whole.", "P")] = 1.0,
-    seed: Annotated[int, option("--seed", "Draws them.", "N", min=0)] = 0,
-    max_requests: Annotated[int | None, option("--max-requests", "The first so many.", "N")] = None,
+    part: SampleOptions,
     read: ReadOptions,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a part of a log: a window, a share of its sessions, its first requests."""
-    spec = read.trace(file, start_s=start, end_s=end, keep_share=keep_share, max_requests=max_requests)
+    spec = read.trace(
+        file, start_s=part.start, end_s=part.end, keep_share=part.keep_share, max_requests=part.max_requests
+    )
     from simkit.logs.export import sample as write
 
     with console.progress(quiet) as progress:
-        done = write(spec, out, seed, force=force, report=progress)
+        done = write(spec, out, part.seed, force=force, report=progress)
     _tell(done, out, quiet)
 
 
@@ -123,8 +137,7 @@ def fit(
     *,
     file: File,
     out: Annotated[Path, option("--out", "The workload file to write (YAML).", "FILE")],
-    start: Start = 0.0,
-    end: End = None,
+    window: WindowOptions,
     scenario: Annotated[
         Path | None,
         option("--scenario", "Engine for the check (default: an 8B model, one A100).", "SCENARIO"),
@@ -136,7 +149,7 @@ def fit(
     printing: Printing,
 ) -> None:
     """Fit a synthetic workload on a log, which can be given away, and show how well it stands for the log."""
-    spec = read.trace(file, start_s=start, end_s=end)
+    spec = read.trace(file, start_s=window.start, end_s=window.end)
     _check_target(out, force)
     chosen = _engine(scenario, no_check)
     from simkit.logs.fit import fit as fitting

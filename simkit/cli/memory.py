@@ -70,7 +70,7 @@ class EngineFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthOptions:
     """Lengths of requests where there is no scenario to draw them from."""
 
     mean_tokens: float | None = given("--mean-tokens", "Without a file: mean length of a request, prompt and answer.")
@@ -93,7 +93,7 @@ def memory(
     activation_gib: Annotated[
         float | None, option("--activation-gib", "Activation peak that you measured, in place of the table.")
     ] = None,
-    lengths: Lengths,
+    lengths: LengthOptions,
     sets: Sets = None,
     out: Annotated[
         Path | None, option("--out", "Write memory.json and a picture (default: print only).", "DIR")

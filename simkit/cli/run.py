@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
+class ScenarioFlags:
     """A scenario without a file: all of them, or none."""
 
     model: str | None = given("--model", "Instead of a file: model name.")
@@ -44,7 +44,7 @@ class Flags:
 def run(
     *,
     scenario: File = None,
-    flags: Flags,
+    flags: ScenarioFlags,
     workload: WorkloadFile = None,
     out: Out = None,
     change: ScenarioOptions,
@@ -111,7 +111,7 @@ def _notes(result: Result, replaced: str | None) -> Iterator[str]:
         yield f"note: without effect here: {', '.join(idle)}"
 
 
-def _scenario(path: Path | None, flags: Flags, workload: Path | None, change: ScenarioOptions) -> Scenario:
+def _scenario(path: Path | None, flags: ScenarioFlags, workload: Path | None, change: ScenarioOptions) -> Scenario:
     """The scenario of the file, or of the flags in its place."""
     from simkit.scenario import from_flags, load
 

@@ -30,7 +30,7 @@ PAGE = "validation.html"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class MeasuredOptions:
     """What else is held against a log, and how large an error may be; the last for rows as well."""
 
     series: Path | None = given("--series", "Samples over time: CSV with t, running, waiting, kv_cache_pct.", "FILE")
@@ -47,7 +47,7 @@ def validate(
         typer.Argument(metavar="MEASURED", help="A log of requests of a real run, with times; its format is detected."),
     ] = None,
     load: LoadOptions,
-    beside: Beside,
+    against: MeasuredOptions,
     rows: validate_rows.RowOptions,
     out: Annotated[Path | None, option("--out", "Run directory (default ./runs/<scenario>-<log>).", "DIR")] = None,
     change: ScenarioOptions,
@@ -55,23 +55,25 @@ def validate(
     printing: RunOptions,
 ) -> None:
     """Set what simkit predicts beside what was measured, with the error of every number."""
-    _check_one(measured, load, beside, rows)
+    _check_one(measured, load, against, rows)
     if rows.summary is not None:
         validate_rows.run_rows(
-            rows.summary, rows, max_error=beside.max_error or [], scenario=load.scenario, out=out, change=change,
+            rows.summary, rows, max_error=against.max_error or [], scenario=load.scenario, out=out, change=change,
             workers=workers, printing=printing,
         )  # fmt: skip
         return
     assert measured is not None
-    _run(measured, load, beside, out, change, workers, printing)
+    _run(measured, load, against, out, change, workers, printing)
 
 
-def _check_one(measured: Path | None, load: LoadOptions, beside: Beside, rows: validate_rows.RowOptions) -> None:
+def _check_one(
+    measured: Path | None, load: LoadOptions, against: MeasuredOptions, rows: validate_rows.RowOptions
+) -> None:
     """Refuse neither or both of a log and rows, and options of the one beside the other."""
     if (measured is None) == (rows.summary is None):
         got = "nothing" if measured is None else "both"
         raise InputError(f"validate: expected either MEASURED, the log of a run, or --summary ROWS, got {got}")
-    of_log = {**values_of(load), "series": beside.series, "ablate": beside.ablate}
+    of_log = {**values_of(load), "series": against.series, "ablate": against.ablate}
     of_rows = values_of(rows)
     del of_log["scenario"], of_rows["summary"]
     other, instead = (of_log, "--summary") if rows.summary is not None else (of_rows, "MEASURED")
@@ -83,7 +85,7 @@ def _check_one(measured: Path | None, load: LoadOptions, beside: Beside, rows: v
 def _run(
     measured: Path,
     load: LoadOptions,
-    beside: Beside,
+    against: MeasuredOptions,
     out: Path | None,
     change: ScenarioOptions,
     workers: Workers,
@@ -97,9 +99,9 @@ def _run(
     from simkit.validation.runs import result as results
     from simkit.validation.runs.comparison import measured_metrics
 
-    bands = judging.parse_bands(beside.max_error or [])
+    bands = judging.parse_bands(against.max_error or [])
     setup, trace = _played(chosen)
-    samples = _samples(beside.series)
+    samples = _samples(against.series)
     judging.check_measured(
         bands, measured_metrics(trace, stream=setup.stream), None if samples is None else samples.values
     )
@@ -112,7 +114,7 @@ def _run(
         verdicts, lacking = judging.judge(bands, comparison.error_pct)
         unknown = [judging.no_error(key, comparison.errors) for key in lacking]
         ablated = None
-        if beside.ablate:
+        if against.ablate:
             with console.progress(printing.quiet) as progress:
                 ablated = results.ablate(chosen, trace, progress=progress, **options)
         found = results.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
