@@ -215,17 +215,10 @@ class Replica:
         self._last_version = plan.version if plan.stable else -1
         allocated, used = self._accounting.now(plan)
         external = 0 if self._holes is None else self._external_tokens(self._holes)
+        waiting = len(self.batcher.waiting)
         run.facts = StepRun(
-            plan,
-            plan.number,
-            run.start_ns,
-            continues=continues,
-            held_slots=plan.held_slots,
-            waiting=len(self.batcher.waiting),
-            allocated_tokens=allocated,
-            used_tokens=used,
-            num_gaps=gaps,
-        )
+            plan, plan.number, run.start_ns, continues, plan.held_slots, waiting, allocated, used, gaps
+        )  # fmt: skip
         if plan.explicit or external or num_preemptions or plan.swap_out_bytes:
             run.facts.detail = (
                 plan.prefill_tokens,

@@ -55,7 +55,6 @@ class StepRun:
         shape: OneStep,
         number: int,
         start_ns: int,
-        *,
         continues: bool,
         held_slots: int,
         waiting: int,

@@ -268,17 +268,10 @@ class Express:
         """Steps from `number` on, which starts at `start_ns` and is described by `shape`; its blocks are taken."""
         riders = self.riders
         stable = not (prefill_tokens or riders.lingering_tokens)
-        self.row = row = StepRun(
-            shape,
-            number,
-            start_ns,
-            continues=stable and self.goes_on,
-            held_slots=len(riders.on_board),
-            waiting=0,
-            allocated_tokens=riders.allocated_tokens,
-            used_tokens=shape.decode_context_sum + prefill_tokens + riders.lingering_tokens,
-            num_gaps=riders.num_measured if self._stream else 0,
-        )
+        continues, held = stable and self.goes_on, len(riders.on_board)
+        used = shape.decode_context_sum + prefill_tokens + riders.lingering_tokens
+        gaps = riders.num_measured if self._stream else 0
+        self.row = row = StepRun(shape, number, start_ns, continues, held, 0, riders.allocated_tokens, used, gaps)
         self.is_stable = self.goes_on = stable
         return row
 
