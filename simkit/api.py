@@ -186,11 +186,11 @@ def write_plan(content: Json, table: str, out_dir: str | Path, overwrite: bool =
 
 def write_memory(memory: Json, out_dir: str | Path, overwrite: bool = False) -> Path:
     """Write what `simkit.studies.memory` gives: memory.json, memory.svg, memory.png and manifest.json."""
-    from simkit.report.figures.memory import write_figure
+    from simkit.report.figures.memory import write_budget
 
     with replacing(Path(out_dir), overwrite) as directory:
         (directory / "memory.json").write_bytes(canonical_json(memory))
-        write_figure(memory, directory)
+        write_budget(memory, directory)
         name = f"memory of {memory['model']} on {memory['gpu']}"
         (directory / "manifest.json").write_bytes(canonical_json({"name": name, "created_by": CREATED_BY}))
     return Path(out_dir)
@@ -222,11 +222,11 @@ def write_rows(
 
 def write_trace_info(info: Json, curves: Json, out_dir: str | Path, overwrite: bool = False) -> Path:
     """Write what `simkit.logs.describe` gives: info.json, trace.svg, trace.png and manifest.json."""
-    from simkit.report.figures.log import write_figure
+    from simkit.report.figures.log import write_overview
 
     with replacing(Path(out_dir), overwrite) as directory:
         (directory / "info.json").write_bytes(canonical_json(info))
-        write_figure(info, curves, directory)
+        write_overview(info, curves, directory)
         manifest = {"name": f"log of {info['num_requests']} requests", "created_by": CREATED_BY}
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
     return Path(out_dir)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "reports" / "validation"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from evidence import drawing, page  # noqa: E402  (the repository is made importable first)
+from evidence import charts, page  # noqa: E402  (the repository is made importable first)
 from simkit.plain import plain  # noqa: E402
 
 SECTIONS = (
@@ -76,7 +76,7 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
 
 def files(found: Mapping[str, Any]) -> dict[str, str]:
     """Name to text of everything that is kept here, from the content alone."""
-    drawn = drawing.drawn(found["curves"])
+    drawn = charts.drawn(found["curves"])
     kept = {f"figures/{name}": text for name, text in page.pictures(drawn).items()}
     data = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     return {

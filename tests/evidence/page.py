@@ -1,4 +1,4 @@
-"""The evidence page, as Markdown and as HTML, from the content of validation.json alone. Draws by `drawing`."""
+"""The evidence page, as Markdown and as HTML, from the content of validation.json alone. Draws by `charts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
-from evidence import drawing, wrong
+from evidence import charts, wrong
 from evidence.line import HIT, MISSED
 from simkit.report.document import Figure
 from simkit.report.render.html import environment
@@ -98,7 +98,7 @@ def html(content: Content, drawn: Mapping[str, Figure]) -> str:
 
 def pictures(drawn: Mapping[str, Figure]) -> dict[str, str]:
     """File name to content of every picture, for the Markdown page."""
-    return {f"{key}.svg": drawing.standalone(figure.svg) for key, figure in drawn.items()}
+    return {f"{key}.svg": charts.standalone(figure.svg) for key, figure in drawn.items()}
 
 
 def _answer(content: Content) -> str:

@@ -277,8 +277,8 @@ def test_the_report_marks_the_outage(tmp_path: Path) -> None:
     run = load_run("marked", tmp_path / "marked")
     found = timeline.draw(run, "timeline0", timeline.limits([run]))
     assert found is not None
-    assert "grey: replica 1 is down (20 to 50 ms)" in found[1]
-    assert "at the router" not in found[1]
+    assert "grey: replica 1 is down (20 to 50 ms)" in found.caption
+    assert "at the router" not in found.caption
     html = (tmp_path / "marked" / "report.html").read_text(encoding="utf-8")
     assert "Requeued" in html
     assert "replica 1 failed at 0.02 s for 0.03 s: 20 requests returned to the queue" in html

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from simkit.planner import advise, capacity, limits, queueing
 from simkit.report.document import Badge
-from simkit.report.figures import front
+from simkit.report.figures.curves import front
 from simkit.report.render import html, markdown, terminal
 from simkit.report.sections import plan as plan_sections
 from simkit.report.sections import plan_choice, plan_words
@@ -568,8 +568,8 @@ def test_every_figure_has_units_and_a_legend() -> None:
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
     slow, good, best, worse, tie = (100, 10, 1), (200, 12, 2), (300, 30, 3), (290, 40, 4), (200, 13, 5)
-    assert front.front([worse, best, tie, slow, good]) == [slow, good, best]
-    assert front.front([best]) == [best]
+    assert front([worse, best, tie, slow, good]) == [slow, good, best]
+    assert front([best]) == [best]
 
 
 def test_the_command_can_be_pasted() -> None:

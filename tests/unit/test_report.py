@@ -20,7 +20,7 @@ from rich.console import Console
 
 from simkit.errors import InputError
 from simkit.report.document import Badge
-from simkit.report.figures import gantt, memory_map, series
+from simkit.report.figures import gantt, memory, timeline
 from simkit.report.read.run import Run, load_run
 from simkit.report.render import html, markdown, terminal
 from simkit.report.sections.runs import arms as beside
@@ -483,7 +483,7 @@ def test_lowest_free_slot_and_leavers_first() -> None:
 
 def test_window_covers_a_few_batches_of_a_long_run(tmp_path: Path) -> None:
     run = load_run("long", make_run(tmp_path / "long", [50] * 400, batching="static", slots=40))
-    stays = gantt.residencies(run.slots, series.end_ns(run))
+    stays = gantt.residencies(run.slots, timeline.end_ns(run))
     assert stays is not None
     window = gantt.choose_window(stays)
     assert (window.num_slots, window.slots_used, window.whole_run) == (32, 40, False)
@@ -500,10 +500,10 @@ def test_long_series_are_thinned_without_losing_the_integral() -> None:
         "waiting": rng.integers(0, 50, 2000),
         "running": rng.integers(0, 50, 2000),
     }
-    found = series.over_time(steps, ("waiting", "running"), held=("waiting",))
+    found = timeline.over_time(steps, ("waiting", "running"), held=("waiting",))
     assert found is not None
     assert found.thinned
-    assert len(found.values["running"]) == series.MAX_POINTS
+    assert len(found.values["running"]) == timeline.MAX_POINTS
     busy = (steps["running"] * (steps["t_end_ns"] - steps["t_start_ns"])).sum()
     assert (found.values["running"] * np.diff(found.times_ns)).sum() == pytest.approx(busy)
     held = (steps["waiting"] * np.diff(edges)).sum() - steps["waiting"][-1] * (edges[-1] - steps["t_end_ns"][-1])
@@ -517,14 +517,14 @@ def test_replicas_are_summed() -> None:
         "t_end_ns": np.array([300, 150]),
         "running": np.array([2, 3]),
     }
-    found = series.over_time(steps, ("running",))
+    found = timeline.over_time(steps, ("running",))
     assert found is not None
     assert found.values["running"][[0, -1]].tolist() == [5.0, 2.0]
 
 
 def test_memory_grows_inside_a_span_out_of_the_reserve(tmp_path: Path) -> None:
     run = load_run("eight", make_run(tmp_path / "eight", EIGHT, batching="static"))
-    grown = memory_map.grown(run.steps)
+    grown = memory.grown(run.steps)
     assert grown["t_start_ns"][0] == 0
     assert grown["t_start_ns"][1:].tolist() == grown["t_end_ns"][:-1].tolist()
     # the last piece is the last recorded span plus one token of its single live sequence a step

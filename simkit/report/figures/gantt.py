@@ -11,7 +11,8 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MultipleLocator
 
-from simkit.report.figures import style
+from simkit.report.document import Figure
+from simkit.report.figures import style, timeline
 from simkit.report.read.run import Column, Run, Table, num_rows, select
 from simkit.types import Floats, Ints
 
@@ -105,29 +106,25 @@ def choose_window(stays: Residencies) -> Window:
     return Window(start, end, min(int(stays.slot[seen].max()) + 1, MAX_SLOTS), slots_used, whole_run=False)
 
 
-def draw(run: Run, key: str, end_ns: float) -> tuple[str, str] | None:
-    """(SVG, what the window is) of one arm; None when nobody ever held a slot."""
-    stays = residencies(run.slots, end_ns)
+def draw(run: Run, key: str) -> Figure | None:
+    """The slots of one arm, and what the window is; None when nobody ever held one."""
+    stays = residencies(run.slots, timeline.end_ns(run))
     if stays is None:
         return None
     window = choose_window(stays)
     if window.end_ns <= window.start_ns:
         return None
     unit = style.time_unit(window.end_ns)
-    with style.drawing():
-        row_height = 0.115 if window.num_slots > MAX_NAMED else 0.19
-        fig = style.new_figure(6.3, 1.35 + row_height * max(window.num_slots, 4))
-        ax = fig.add_subplot()
+    row_height = 0.115 if window.num_slots > MAX_NAMED else 0.19
+    with style.drawing(6.3, 1.35 + row_height * max(window.num_slots, 4)) as drawn:
+        ax = drawn.fig.subplots()
         _bars(ax, stays, window, unit.ns)
         ax.set_xlim(window.start_ns / unit.ns, window.end_ns / unit.ns)
         ax.set_ylim(window.num_slots - 0.4, -0.6)
         ax.yaxis.set_major_locator(MultipleLocator(1 if window.num_slots <= 10 else 5))
-        ax.set_xlabel(f"time [{unit.name}]")
-        ax.set_ylabel("slot")
-        ax.set_title(run.name)
-        style.legend_below(fig, [fill.patch() for fill in FILLS], 2)
-        svg = style.to_svg(fig, key, f"Slots of {run.name} over time")
-    return svg, _describe(run, window)
+        ax.set(title=run.name, xlabel=f"time [{unit.name}]", ylabel="slot")
+        drawn.legend([fill.patch() for fill in FILLS], 2)
+        return drawn.figure(key, f"Slots of {run.name} over time", _describe(run, window))
 
 
 def _bars(ax: Axes, stays: Residencies, window: Window, unit_ns: int) -> None:
@@ -161,11 +158,7 @@ def _rectangles(ax: Axes, fill: style.Fill, left: Floats, right: Floats, slot: I
     )
     codes = np.tile([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], len(left))
     path = Path(corners.reshape(-1, 2), codes)
-    ax.add_patch(
-        PathPatch(
-            path, facecolor=fill.color, edgecolor=style.HATCH_INK, hatch=fill.hatch, linewidth=0.25, label=fill.label
-        )
-    )
+    ax.add_patch(PathPatch(path, label=fill.label, **fill.look(0.25)))
 
 
 def _names(ax: Axes, stays: Residencies, start: Floats, rows: Ints, window: Window, unit_ns: int) -> None:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
-from simkit.report.figures import style
+from simkit.report.figures import axes, style
+from simkit.report.figures.style import Drawing, Look
 from simkit.types import Floats, Ints
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+Content = Mapping[str, Any]
+"""info.json, or the curves that come with it."""
 
 NICE_BINS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
@@ -28,26 +29,18 @@ NICE_BINS_S = (
 MIN_BINS, ENOUGH_BINS = 5, 60
 REQUESTS_A_BIN = 5
 CELLS_PER_DECADE = 12
+EXPECTED: Look = {"color": style.VERMILLION, "linestyle": style.DASHES[1]}
 TIME_UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0))
 
 
-def write_figure(info: Mapping[str, Any], curves: Mapping[str, Any], directory: Path) -> None:
-    """Write trace.svg and trace.png, on white. OSError passes through."""
-    with style.drawing():
-        fig = draw(info, curves)
-        for suffix in ("svg", "png"):
-            metadata = {"Date": None} if suffix == "svg" else None
-            fig.savefig(directory / f"trace.{suffix}", dpi=150, facecolor="white", metadata=metadata)
-
-
-def draw(info: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
-    """Three panels. Call it inside `style.drawing`."""
-    fig = style.new_figure(10.0, 6.4)
-    axes = fig.subplot_mosaic([["rate", "rate"], ["gaps", "lengths"]], height_ratios=(1.0, 1.25))
-    _rate(axes["rate"], info, curves)
-    _gaps(axes["gaps"], info, curves)
-    _lengths(fig, axes["lengths"], curves)
-    return fig
+def write_overview(info: Content, curves: Content, directory: Path) -> None:
+    """Write trace.svg and trace.png: three panels. OSError passes through."""
+    with style.drawing(10.0, 6.4) as drawn:
+        panels = drawn.fig.subplot_mosaic([["rate", "rate"], ["gaps", "lengths"]], height_ratios=(1.0, 1.25))
+        _rate(panels["rate"], info, curves)
+        _gaps(panels["gaps"], info, curves)
+        _lengths(drawn, panels["lengths"], curves)
+        drawn.save(directory, "trace")
 
 
 def rate_bins(arrivals_per_bin: Ints, bin_s: float, span_s: float) -> tuple[Floats, Floats, float]:
@@ -69,11 +62,12 @@ def rate_bins(arrivals_per_bin: Ints, bin_s: float, span_s: float) -> tuple[Floa
     return counts / np.diff(edges), edges, width_s
 
 
-def _rate(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
+def _rate(ax: Axes, info: Content, curves: Content) -> None:
     span_s = info["span_s"]
     ax.set_title("Arrivals over time")
     if not span_s:
-        _empty(ax, "all arrive at one time")
+        axes.empty(ax, "all arrive at one time")
+        ax.set_yticks([])
         return
     rates, edges, width_s = rate_bins(curves["arrivals_per_bin"], curves["bin_s"], span_s)
     name, unit_s = next(((name, s) for name, s in TIME_UNITS if span_s >= 3 * s), ("s", 1.0))
@@ -81,21 +75,21 @@ def _rate(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
     ax.stairs(rates, edges, fill=True, color=style.SKY, alpha=0.55, linewidth=0)
     ax.stairs(rates, edges, color=style.BLUE, linewidth=0.8, label=f"in bins of {_duration(width_s)}")
     mean = info["rate_per_s"]
-    ax.axhline(mean, color=style.VERMILLION, linestyle=style.DASHES[1], linewidth=1.4, label=f"mean {mean:.3g}/s")
+    ax.axhline(mean, linewidth=1.4, label=f"mean {mean:.3g}/s", **EXPECTED)
     ax.set_xlim(0, float(edges[-1]))
     ax.set_ylim(0, 1.05 * max(float(rates.max()), mean))
     ax.set_xlabel(f"time since the first request [{name}]")
     ax.set_ylabel("requests/s")
-    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=2, borderaxespad=0.2)
-    style.grid(ax)
+    _legend_above(ax)
 
 
-def _gaps(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
+def _gaps(ax: Axes, info: Content, curves: Content) -> None:
     """The distribution of the gaps; equal times are its height at the left end."""
     ax.set_title("Gaps")
     gap_s, share = curves["gap_s"], curves["gap_share"]
     if not len(gap_s):
-        _empty(ax, "no gaps: all arrive at one time")
+        axes.empty(ax, "no gaps: all arrive at one time")
+        ax.set_yticks([])
         return
     mean_s = 1 / info["rate_per_s"]
     tied = info["num_same_time"]
@@ -107,21 +101,17 @@ def _gaps(ax: Axes, info: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
         np.concatenate([[share[0] if low >= gap_s[0] else info["clock"]["tied_share"]], share, [1.0]]),
         drawstyle="steps-post", color=style.BLUE, linewidth=1.8, label=f"log, CV {_three(info['interarrival_cv'])}",
     )  # fmt: skip
-    ax.plot(
-        x, -np.expm1(-x / mean_s), color=style.VERMILLION, linestyle=style.DASHES[1], linewidth=1.5,
-        label="Poisson of the same rate",
-    )  # fmt: skip
+    ax.plot(x, -np.expm1(-x / mean_s), linewidth=1.5, label="Poisson of the same rate", **EXPECTED)
     ax.set_xscale("log")
     ax.set_xlim(low, high)
     ax.set_ylim(0, 1.02)
-    _plain_log(ax)
+    axes.ticks(ax.xaxis, LogLocator(numticks=7))
     ax.set_xlabel("gap to the request before [s]")
     ax.set_ylabel("share of gaps not longer")
-    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=2, borderaxespad=0.2)
-    style.grid(ax)
+    _legend_above(ax)
 
 
-def _lengths(fig: Figure, ax: Axes, curves: Mapping[str, Any]) -> None:
+def _lengths(drawn: Drawing, ax: Axes, curves: Content) -> None:
     """One dot a request, coloured by how many lie in its cell of a logarithmic grid; the densest on top."""
     prompts, outputs = (np.maximum(curves[key], 1) for key in ("prompt_tokens", "output_tokens"))
     cells = np.stack([np.floor(np.log10(column) * CELLS_PER_DECADE) for column in (prompts, outputs)], axis=1)
@@ -141,16 +131,14 @@ def _lengths(fig: Figure, ax: Axes, curves: Mapping[str, Any]) -> None:
     ax.set_yscale("log")
     ax.set_xlim(_decades(prompts))
     ax.set_ylim(_decades(outputs))
-    _plain_log(ax)
-    _plain_log(ax, "y")
+    for axis in (ax.xaxis, ax.yaxis):
+        axes.ticks(axis, LogLocator(numticks=7))
     ax.set_xlabel("prompt [tokens]")
     ax.set_ylabel("output [tokens]")
-    bar = fig.colorbar(dots, ax=ax, pad=0.02)
+    bar = drawn.fig.colorbar(dots, ax=ax, pad=0.02)
     bar.set_label(f"requests in 1/{CELLS_PER_DECADE} decade square")
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top > 100 * stride else (1.0, 2.0, 5.0)))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    style.grid(ax)
+    axes.ticks(bar.ax.yaxis, LogLocator(subs=(1.0,) if top > 100 * stride else (1.0, 2.0, 5.0)))
+    axes.grid(ax)
 
 
 def _colors() -> ListedColormap:
@@ -167,12 +155,9 @@ def _decades(values: Ints) -> tuple[float, float]:
     return 10**first / 1.1, 10 ** max(first + 1, np.ceil(np.log10(high))) * 1.1
 
 
-def _plain_log(ax: Axes, axis: str = "x") -> None:
-    """Decades as plain numbers, no more than fit."""
-    target = ax.xaxis if axis == "x" else ax.yaxis
-    target.set_major_locator(LogLocator(numticks=7))
-    target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    target.set_minor_formatter(NullFormatter())
+def _legend_above(ax: Axes) -> None:
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=2, borderaxespad=0.2)
+    axes.grid(ax)
 
 
 def _duration(seconds: float) -> str:
@@ -185,10 +170,3 @@ def _duration(seconds: float) -> str:
 
 def _three(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
-
-
-def _empty(ax: Axes, text: str) -> None:
-    ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes)
-    ax.xaxis.set_major_locator(MaxNLocator(1))
-    ax.set_xticks([])
-    ax.set_yticks([])

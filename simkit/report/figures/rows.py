@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from simkit.report.document import Figure
-from simkit.report.figures import agreement, style
-from simkit.report.figures.capacity import WIDTH
+from simkit.report.figures import axes, style
+from simkit.report.figures.style import WIDTH, Look, entry
 from simkit.report.read import rows as rows_data
 from simkit.report.read.rows import ROLES, Content, Row, metric_name, metric_unit
 from simkit.report.words import count, known
@@ -31,6 +31,9 @@ FAR_PCT = 150.0
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*")
 LONGEST = 46
+NAMES_A_LINE = 3
+"""Of the legend."""
+
 
 Panel = tuple[str, bool]
 """A metric, and whether its host terms are at 0."""
@@ -46,7 +49,7 @@ def scatter(content: Content) -> Figure | None:
         values = [value for row in _with(content, metric, zero) for end in ends for value in _pair(row, metric, end)]
         values = [value for value in values if value > 0]
         unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
-        agreement.square(ax, values, f"{_name(metric)}{unit}", always_log=True)
+        axes.square(ax, values, f"{_name(metric)}{unit}", always_log=True)
         for rows, look in _marks(content, metric, zero):
             measured, predicted = zip(*(_pair(row, metric, key) for row in rows), strict=True)
             ax.plot(measured, predicted, zorder=3, **look)
@@ -65,12 +68,12 @@ def concurrency(content: Content) -> Figure | None:
             found = [(_concurrency(row), known(row["metrics"][metric].get(key))) for row in rows]
             placed = [(at, error) for at, error in found if at is not None and error is not None]
             ax.plot([at for at, _ in placed], [error for _, error in placed], zorder=3, **look)
-        ax.axhspan(-agreement.NEAR_PCT, agreement.NEAR_PCT, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
-        ax.axhline(0, zorder=1, **agreement.EQUAL)
+        ax.axhspan(-axes.NEAR_PCT, axes.NEAR_PCT, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
+        ax.axhline(0, zorder=1, **axes.EQUAL)
         _error_axis(ax, _all_errors(content, metric))
         _concurrency_axis(ax, [at for row in content["rows"] if (at := _concurrency(row))])
         ax.set_ylabel("error [%]")
-        style.grid(ax)
+        axes.grid(ax)
 
     return _figure(content, "concurrency", "Error of each row against its concurrency", draw, square=False)
 
@@ -86,29 +89,22 @@ def _figure(
     zeros = rows_data.has_zero(content)
     columns = 2 if zeros or len(chosen) > 1 else 1
     panels: list[Panel] = [(metric, zero) for metric in chosen for zero in ((True, False) if zeros else (False,))]
-    lines = math.ceil(len(panels) / columns)
     groups = rows_data.labels(content["rows"], MAX_GROUPS)
-    per_line = 3 if len(groups) + 4 > 4 else 4
-    legend = 0.24 * math.ceil((len(groups) + 4) / per_line)
-    with style.drawing():
-        height = (4.1 if columns == 2 else 4.6) if square else 3.0
-        fig = style.new_figure(WIDTH, height * lines + legend + 0.2)
-        axes = fig.subplots(lines, columns, squeeze=False).flatten()
-        for ax, (metric, zero) in zip(axes, panels, strict=False):
+    height = ((4.1 if columns == 2 else 4.6) if square else 3.0) * math.ceil(len(panels) / columns)
+    legend = 0.24 * math.ceil((len(groups) + 4) / NAMES_A_LINE)
+    with style.drawing(WIDTH, height + legend + 0.2) as drawn:
+        for ax, (metric, zero) in zip(drawn.panels(len(panels), columns), panels, strict=True):
             if any(_with(content, metric, zero)):
                 draw(ax, metric, zero)
             else:
-                ax.text(0.5, 0.5, "not predicted", ha="center", va="center", transform=ax.transAxes)
-                ax.set(xticks=[], yticks=[])
+                axes.empty(ax, "not predicted")
+                ax.set_yticks([])
             ax.set_title(f"{_name(metric)}{_side(content, zero)}")
-        engine = fig.get_layout_engine()
+        engine = drawn.fig.get_layout_engine()
         assert engine is not None
         engine.set(h_pad=0.1)  # type: ignore[call-arg]
-        for ax in axes[len(panels) :]:
-            ax.set_visible(False)
-        style.legend_below(fig, _legend(content), per_line)
-        svg = style.to_svg(fig, key, alt)
-    return Figure(svg, _caption(content, drawable, key))
+        drawn.legend(_legend(content), NAMES_A_LINE)
+        return drawn.figure(key, alt, _caption(content, drawable, key))
 
 
 def _name(metric: str) -> str:
@@ -136,9 +132,7 @@ def _caption(content: Content, drawable: Sequence[str], key: str) -> str:
     if drawable[MAX_METRICS:]:
         said.append(f"Not drawn: {', '.join(map(metric_name, drawable[MAX_METRICS:]))}")
     if key == "concurrency" and any(error > FAR_PCT for error in _all_errors(content)):
-        said.append(
-            f"Where errors exceed {FAR_PCT:g} % their axis is logarithmic outside of ± {agreement.NEAR_PCT:g} %"
-        )
+        said.append(f"Where errors exceed {FAR_PCT:g} % their axis is logarithmic outside of ± {axes.NEAR_PCT:g} %")
     return f"{'. '.join(said)}."
 
 
@@ -177,7 +171,7 @@ def _concurrency(row: Row) -> float | None:
 
 
 # --- marks ------------------------------------------------------------------------------------------------------------
-def _look(index: int, role: str) -> dict[str, Any]:
+def _look(index: int, role: str) -> Look:
     """Colour and marker of a group; hollow where the row was fitted on."""
     color = style.CYCLE[index % len(style.CYCLE)]
     fill = "none" if role == "fit" else color
@@ -187,7 +181,7 @@ def _look(index: int, role: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[list[Row], dict[str, Any]]]:
+def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[list[Row], Look]]:
     """Rows that look alike, those that were fitted on first, and their look."""
     shown = {id(row) for row in _with(content, metric, zero)}
     for role in ROLES:
@@ -197,27 +191,27 @@ def _marks(content: Content, metric: str, zero: bool) -> Iterator[tuple[list[Row
                 yield alike, _look(index, role)
 
 
-def _legend(content: Content) -> list[Any]:
+def _legend(content: Content) -> list[Line2D | Patch]:
     groups = rows_data.labels(content["rows"], MAX_GROUPS)
-    handles: list[Any] = [
-        Line2D([], [], label=f"{style.label(name, LONGEST)} ({count(len(rows))})", **_look(index, "all"))
+    handles = [
+        entry(f"{style.label(name, LONGEST)} ({count(len(rows))})", **_look(index, "all"))
         for index, (name, rows) in enumerate(groups.items())
     ]
     if "fit" in rows_data.roles(content):
-        mark: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5.5, "linestyle": "none"}
-        handles.append(Line2D([], [], label=f"hollow: {ROLES['fit']}", markerfacecolor="none", **mark))
-        handles.append(Line2D([], [], label=f"filled: {ROLES['test']}", **mark))
-    return [*handles, *agreement.handles()]
+        mark: Look = {"color": style.INK, "marker": "o", "markersize": 5.5, "linestyle": "none"}
+        hollow: Look = mark | {"markerfacecolor": "none"}
+        handles += [entry(f"hollow: {ROLES['fit']}", **hollow), entry(f"filled: {ROLES['test']}", **mark)]
+    return [*handles, *axes.square_handles()]
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
 def _error_axis(ax: Axes, errors: Sequence[float]) -> None:
     """The same for both panels of a metric."""
-    low, high = min(-agreement.NEAR_PCT, *errors), max(agreement.NEAR_PCT, *errors)
+    low, high = min(-axes.NEAR_PCT, *errors), max(axes.NEAR_PCT, *errors)
     if high > FAR_PCT:
-        ax.set_yscale("symlog", linthresh=agreement.NEAR_PCT)
-        ax.set_ylim(min(1.4 * low, -2 * agreement.NEAR_PCT), 1.4 * high)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        ax.set_yscale("symlog", linthresh=axes.NEAR_PCT)
+        ax.set_ylim(min(1.4 * low, -2 * axes.NEAR_PCT), 1.4 * high)
+        axes.ticks(ax.yaxis, form=",g")
         return
     pad = 0.08 * (high - low)
     ax.set_ylim(low - pad, high + pad)
@@ -227,7 +221,5 @@ def _error_axis(ax: Axes, errors: Sequence[float]) -> None:
 def _concurrency_axis(ax: Axes, values: Sequence[float]) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xlim(min(values) / 1.4, max(values) * 1.4)
-    ax.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    axes.ticks(ax.xaxis, LogLocator(base=2, numticks=12), "g")
     ax.set_xlabel("concurrency [requests]")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkit.report.document import Figure
-from simkit.report.figures import cdf, gantt, memory_map, series, timeline
+from simkit.report.figures import cdf, gantt, memory, timeline
 from simkit.report.read.run import Run
 
 
@@ -28,7 +28,6 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 
 def _slots(runs: Sequence[Run]) -> Section:
-    drawn = [(run, gantt.draw(run, f"slots{i}", series.end_ns(run))) for i, run in enumerate(runs)]
     return _section(
         "slots",
         "Who sits in which slot",
@@ -36,7 +35,7 @@ def _slots(runs: Sequence[Run]) -> Section:
         "free. Hatched grey is a dead slot: its request has all its tokens, but the batch has not ended, so the slot "
         "cannot be given to anybody else. A gap is an empty slot. Each arm has its own time axis. First replication, "
         "first replica.",
-        drawn,
+        [(run, gantt.draw(run, f"slots{i}")) for i, run in enumerate(runs)],
         "no request ever held a slot",
     )
 
@@ -49,27 +48,25 @@ def _memory(runs: Sequence[Run]) -> Section:
         "that nobody will ever fill (internal waste); free room in holes too small for the request at the head of the "
         "queue (external waste; contiguous memory only). What is left is free. First replication, all replicas "
         "together.",
-        [(run, memory_map.draw(run, f"memory{i}")) for i, run in enumerate(runs)],
+        [(run, memory.pool(run, f"memory{i}")) for i, run in enumerate(runs)],
         "no step was run",
     )
 
 
 def _latency(runs: Sequence[Run]) -> Section:
-    figures, missing = [], []
-    for i, (label, group) in enumerate(_groups(runs).items()):
-        svg = cdf.draw(group, f"cdf{i}")
-        if svg is None:
-            missing.append(f"{label}: no request finished, so there is no latency to show")
-            continue
-        figures.append(Figure(svg, f"{label}.{_not_streamed(group)}"))
+    drawn = {name: cdf.draw(group, f"cdf{i}", name) for i, (name, group) in enumerate(cdf.groups(runs).items())}
     return Section(
         "latency",
         "Latency distributions",
         "The height of a line at x is the share of finished, measured requests that took x or less; further left is "
         "better. The circle is p95 and the diamond p99 of summary.json. With replications the line pools them and the "
         "marks are means of theirs.",
-        tuple(figures),
-        tuple(missing),
+        tuple(figure for figure in drawn.values() if figure is not None),
+        tuple(
+            f"{name}: no request finished, so there is no latency to show"
+            for name, figure in drawn.items()
+            if figure is None
+        ),
         wide=True,
     )
 
@@ -88,38 +85,11 @@ def _timelines(runs: Sequence[Run]) -> Section:
     )
 
 
-def _section(
-    key: str, title: str, reading: str, drawn: Sequence[tuple[Run, tuple[str, str] | None]], reason: str
-) -> Section:
+def _section(key: str, title: str, reading: str, drawn: Sequence[tuple[Run, Figure | None]], reason: str) -> Section:
     return Section(
         key,
         title,
         reading,
-        tuple(Figure(*found) for _, found in drawn if found is not None),
-        tuple(f"{run.name}: {reason}" for run, found in drawn if found is None),
-    )
-
-
-def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Arms that share axes, by title: those named ``batcher+allocator``, those with an equal ``@`` suffix, the rest."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        base, _, suffix = run.name.partition("@")
-        if suffix:
-            title = f"Arms of {suffix}"
-        elif base == f"{run.engine.get('batching')}+{run.engine.get('kv_allocator')}":
-            title = "Batchers and allocators"
-        else:
-            title = "Variants"
-        groups.setdefault(title, []).append(run)
-    return groups if len(groups) > 1 else {"All arms" if len(runs) > 1 else runs[0].name: list(runs)}
-
-
-def _not_streamed(runs: Sequence[Run]) -> str:
-    names = [run.name for run in runs if not run.streams]
-    if not names:
-        return ""
-    return (
-        f" Not streamed: {', '.join(names)}. There every token is delivered when the batch ends, so TTFT equals E2E "
-        "and TPOT is undefined and has no line."
+        tuple(figure for _, figure in drawn if figure is not None),
+        tuple(f"{run.name}: {reason}" for run, figure in drawn if figure is None),
     )

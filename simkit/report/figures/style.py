@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
 
 import matplotlib as mpl
+from matplotlib import figure
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from simkit.report.document import Figure
 from simkit.units import NS_PER_MS, NS_PER_S
 
 INK = "#010203"  # replaced by currentColor
@@ -28,7 +32,10 @@ HATCH_INK = "#1c1c1c"  # on the data colours, which are the same in both themes
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#9A9A9A"
 CYCLE = (LINE_BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
-DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (4, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)))
+Dash = Literal["-", "--", "none"] | tuple[float, tuple[float, ...]]
+DASHES: tuple[Dash, ...] = ("-", (0, (4, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)))
+WIDTH = 9.4
+"""Inches of a chart that stands alone, so that letters are of one size."""
 
 _RC: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -66,6 +73,30 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _FONTS = re.compile(r"'DejaVu Sans'[^;\"]*")
 
 
+class Look(TypedDict, total=False):
+    """How a line or a mark is drawn, in the words of matplotlib."""
+
+    color: str
+    linestyle: Dash
+    linewidth: float
+    marker: str
+    markersize: float
+    markerfacecolor: str
+    markeredgecolor: str
+    markeredgewidth: float
+    alpha: float
+    zorder: float
+
+
+class FillLook(TypedDict):
+    """How an area is drawn, in the words of matplotlib."""
+
+    facecolor: str
+    edgecolor: str
+    hatch: str | None
+    linewidth: float
+
+
 @dataclass(frozen=True, slots=True)
 class TimeUnit:
     """A unit for a time axis: `name` as printed and how many ns it has."""
@@ -82,28 +113,70 @@ class Fill:
     color: str
     hatch: str | None
 
+    def look(self, linewidth: float) -> FillLook:
+        """How it is drawn, with an outline so wide."""
+        edge = INK if self.color == "none" else HATCH_INK
+        return {"facecolor": self.color, "edgecolor": edge, "hatch": self.hatch, "linewidth": linewidth}
+
     def patch(self) -> Patch:
         """Its legend entry."""
-        return Patch(
-            facecolor=self.color,
-            edgecolor=INK if self.color == "none" else HATCH_INK,
-            hatch=self.hatch,
-            linewidth=0.5,
-            label=self.label,
-        )
+        return Patch(label=self.label, **self.look(0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture under way; see `drawing`."""
+
+    fig: figure.Figure
+
+    def panels(self, count: int, columns: int, *, sharex: bool = False, sharey: bool = False) -> list[Axes]:
+        """So many axes, `columns` of them side by side."""
+        lines = math.ceil(count / columns)
+        grid = self.fig.subplots(lines, columns, squeeze=False, sharex=sharex, sharey=sharey)
+        axes: list[Axes] = list(grid.flatten())
+        for ax in axes[count:]:
+            ax.set_visible(False)
+        return axes[:count]
+
+    def legend(self, handles: Sequence[object], columns: int) -> None:
+        """One legend under all axes, outside of the data."""
+        if handles:
+            self.fig.legend(handles=list(handles), loc="outside lower center", ncol=columns, handlelength=2.4)
+
+    def svg(self, key: str, alt: str) -> str:
+        """The picture as an inline ``<svg>`` with `alt` as its accessible name. `key` is unique in the page."""
+        return _inline(self.fig, key, alt)
+
+    def figure(self, key: str, alt: str, caption: str) -> Figure:
+        """The picture as a page shows it; see `svg`."""
+        return Figure(self.svg(key, alt), caption)
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write it as SVG and PNG, on white. OSError passes through."""
+        self.fig.savefig(directory / f"{name}.svg", dpi=150, facecolor="white", metadata={"Date": None})
+        self.fig.savefig(directory / f"{name}.png", dpi=150, facecolor="white")
+
+
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[Drawing]:
+    """An empty picture of that many inches whose layout keeps labels and legend apart.
+
+    Inside of the block hold matplotlib's own defaults plus the house style, whatever the user's matplotlibrc says, so
+    that it is drawn and written there.
+    """
+    rc: dict[Any, Any] = {key: mpl.rcParamsDefault[key] for key in mpl.rcParamsDefault if "backend" not in key}
+    with mpl.rc_context(rc | _RC):
+        yield Drawing(figure.Figure(figsize=(width, height), layout="constrained"))
+
+
+def entry(name: str, **look: Unpack[Look]) -> Line2D:
+    """The legend entry of a line or a mark."""
+    return Line2D([], [], label=name, **look)
 
 
 def time_unit(span_ns: float) -> TimeUnit:
     """Milliseconds for spans under 2 s, else seconds."""
     return TimeUnit("ms", NS_PER_MS) if span_ns < 2 * NS_PER_S else TimeUnit("s", NS_PER_S)
-
-
-@contextmanager
-def drawing() -> Iterator[None]:
-    """matplotlib's own defaults plus the house style, whatever the user's matplotlibrc says."""
-    rc: dict[Any, Any] = {key: mpl.rcParamsDefault[key] for key in mpl.rcParamsDefault if "backend" not in key}
-    with mpl.rc_context(rc | _RC):
-        yield
 
 
 def label(text: str, longest: int = 60) -> str:
@@ -112,25 +185,8 @@ def label(text: str, longest: int = 60) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that many inches whose layout keeps labels and legend apart."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def legend_below(fig: Figure, handles: Sequence[object], columns: int) -> None:
-    """One legend under all axes, outside of the data."""
-    if handles:
-        fig.legend(handles=list(handles), loc="outside lower center", ncol=columns, handlelength=2.4)
-
-
-def grid(ax: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
-    """A faint grid behind the data."""
-    ax.grid(True, axis=axis)
-    ax.set_axisbelow(True)
-
-
-def to_svg(fig: Figure, key: str, alt: str) -> str:
-    """The figure as an inline ``<svg>`` with `alt` as its accessible name. `key` is unique in the page.
+def _inline(fig: figure.Figure, key: str, alt: str) -> str:
+    """The SVG of a picture for a page.
 
     Ids get the key as prefix (a page holds many figures), those that nothing refers to are dropped, coordinates are
     rounded to 0.01 pt, and nothing refers to the network.

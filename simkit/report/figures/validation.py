@@ -17,9 +17,8 @@ from matplotlib.ticker import MaxNLocator
 
 from simkit.metrics.catalogue import MEASURED_LATENCIES
 from simkit.report.document import Figure
-from simkit.report.figures import agreement, style
-from simkit.report.figures.capacity import WIDTH
-from simkit.report.figures.cdf import time_axis
+from simkit.report.figures import axes, style
+from simkit.report.figures.style import WIDTH, Fill, Look, entry
 from simkit.report.read.validation import HEADLINE, SERIES, Content, counts, effect_name, error_of, key_name, things
 from simkit.report.words import count, error, known
 from simkit.types import Floats, Ints
@@ -32,8 +31,8 @@ MAX_INSTANTS = 1_000
 
 PERCENTILES = (("p95", 0.95, "o"), ("p99", 0.99, "D"))
 
-MEASURED: dict[str, Any] = {"color": style.VERMILLION, "linestyle": "-", "linewidth": 3.0, "alpha": 0.65}
-PREDICTED: dict[str, Any] = {"color": style.LINE_BLUE, "linestyle": style.DASHES[1], "linewidth": 1.6}
+MEASURED: Look = {"color": style.VERMILLION, "linestyle": "-", "linewidth": 3.0, "alpha": 0.65}
+PREDICTED: Look = {"color": style.LINE_BLUE, "linestyle": style.DASHES[1], "linewidth": 1.6}
 SIDES = (("measured", MEASURED), ("predicted", PREDICTED))
 """Measured is a broad pale line, so that it is seen where the prediction lies on it."""
 
@@ -43,22 +42,20 @@ def distributions(content: Content) -> Figure | None:
     curves = {metric: found for metric, found in _by_latency(content, "curves").items() if len(found["share"])}
     if not curves:
         return None
-    with style.drawing():
-        lines, columns = _grid(len(curves))
-        fig = style.new_figure(WIDTH, 2.9 * lines + 0.6)
-        axes = fig.subplots(lines, columns, sharey=True, squeeze=False).flatten()
-        for ax, (metric, curve) in zip(axes, curves.items(), strict=True):
+    lines, columns = _grid(len(curves))
+    with style.drawing(WIDTH, 2.9 * lines + 0.6) as drawn:
+        panels = drawn.panels(len(curves), columns, sharey=True)
+        for ax, (metric, curve) in zip(panels, curves.items(), strict=True):
             _distribution(ax, content, metric, curve)
-        for ax in axes[::columns]:
+        for ax in panels[::columns]:
             ax.set_ylabel("share")
         marks = [
-            Line2D([], [], color=style.INK, marker=mark, linestyle="none", markersize=5, label=stat)
-            for stat, _, mark in PERCENTILES
+            entry(stat, color=style.INK, marker=mark, linestyle="none", markersize=5) for stat, _, mark in PERCENTILES
         ]
-        style.legend_below(fig, [*_sides(), *marks], 4)
-        svg = style.to_svg(fig, "distributions", "Distributions of measured and predicted latencies")
-    pooled = " ITL: over all gaps between tokens together." if "itl_ms" in curves else ""
-    return Figure(svg, f"Broad line: measured. Dashed line: predicted. Over the requests that have both times.{pooled}")
+        drawn.legend([*_sides(), *marks], 4)
+        pooled = " ITL: over all gaps between tokens together." if "itl_ms" in curves else ""
+        caption = f"Broad line: measured. Dashed line: predicted. Over the requests that have both times.{pooled}"
+        return drawn.figure("distributions", "Distributions of measured and predicted latencies", caption)
 
 
 def _grid(panels: int) -> tuple[int, int]:
@@ -72,18 +69,17 @@ def _distribution(ax: Axes, content: Content, metric: str, curve: Mapping[str, S
     finite = np.concatenate([line[np.isfinite(line)] for line in lines.values()])
     ax.set_title(MEASURED_LATENCIES[metric])
     ax.set_ylim(0, 1.02)
-    style.grid(ax)
+    axes.grid(ax)
     if not len(finite):
         return
-    scale = time_axis(ax, MEASURED_LATENCIES[metric], float(finite.min()), float(finite.max()))
+    scale = axes.time_axis(ax, MEASURED_LATENCIES[metric], float(finite.min()), float(finite.max()))
     for side, look in SIDES:
         ax.plot(lines[side] / scale, share, zorder=2, **look)
         for stat, at, mark in PERCENTILES:
             value = known(((content["errors"].get(metric) or {}).get(stat) or {}).get(side))
             if value is not None:
-                ax.plot(
-                    [value / scale], [at], marker=mark, color=look["color"], markersize=5, linestyle="none", zorder=4
-                )
+                dot: Look = {"color": look["color"], "marker": mark, "markersize": 5, "linestyle": "none", "zorder": 4}
+                ax.plot([value / scale], [at], **dot)
 
 
 def requests(content: Content) -> Figure | None:
@@ -91,23 +87,22 @@ def requests(content: Content) -> Figure | None:
     pairs = {metric: found for metric, rows in _by_latency(content, "requests").items() if len(found := _pairs(rows))}
     if not pairs:
         return None
-    with style.drawing():
-        lines, columns = _grid(len(pairs))
-        fig = style.new_figure(WIDTH, min(0.85 * WIDTH / columns + 0.5, 4.6) * lines + 0.6)
-        axes = fig.subplots(lines, columns, squeeze=False).flatten()
-        for ax, (metric, found) in zip(axes, pairs.items(), strict=True):
+    lines, columns = _grid(len(pairs))
+    with style.drawing(WIDTH, min(0.85 * WIDTH / columns + 0.5, 4.6) * lines + 0.6) as drawn:
+        for ax, (metric, found) in zip(drawn.panels(len(pairs), columns), pairs.items(), strict=True):
             scale, unit = (1000.0, "s") if found.max() >= 10_000 else (1.0, "ms")
-            drawn = found[_thinned(len(found), MAX_DOTS)] / scale
-            agreement.square(ax, drawn.ravel().tolist(), f"{MEASURED_LATENCIES[metric]} [{unit}]")
-            ax.plot(drawn[:, 0], drawn[:, 1], zorder=3, **_DOTS)
+            shown = found[_thinned(len(found), MAX_DOTS)] / scale
+            axes.square(ax, shown.ravel().tolist(), f"{MEASURED_LATENCIES[metric]} [{unit}]")
+            ax.plot(shown[:, 0], shown[:, 1], zorder=3, **_DOTS)
             ax.set_title(MEASURED_LATENCIES[metric])
-        dot = Line2D([], [], label="request", **(_DOTS | {"alpha": 1.0, "markersize": 4}))
-        style.legend_below(fig, [dot, *agreement.handles()], 3)
-        svg = style.to_svg(fig, "requests", "Predicted against measured latency of each request")
-    return Figure(svg, _drawn_text(content, pairs))
+        dot = entry("request", **_DOTS | {"alpha": 1.0, "markersize": 4})
+        drawn.legend([dot, *axes.square_handles()], 3)
+        return drawn.figure(
+            "requests", "Predicted against measured latency of each request", _drawn_text(content, pairs)
+        )
 
 
-_DOTS: dict[str, Any] = {
+_DOTS: Look = {
     "color": style.LINE_BLUE, "marker": "o", "markersize": 2.6, "markeredgewidth": 0, "linestyle": "none", "alpha": 0.4,
 }  # fmt: skip
 
@@ -122,9 +117,9 @@ def _drawn_text(content: Content, pairs: Mapping[str, Floats]) -> str:
     said = []
     for metric, found in pairs.items():
         drawn, total = min(len(found), MAX_DOTS), max(len(found), by_metric.get(metric, 0))
-        near = np.abs(found[:, 1] - found[:, 0]) <= agreement.NEAR_PCT / 100 * found[:, 0]
+        near = np.abs(found[:, 1] - found[:, 0]) <= axes.NEAR_PCT / 100 * found[:, 0]
         of = f"{count(drawn)} of {count(total)} drawn, evenly thinned" if drawn < total else f"{count(total)} drawn"
-        said.append(f"{MEASURED_LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {agreement.NEAR_PCT:g} %")
+        said.append(f"{MEASURED_LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {axes.NEAR_PCT:g} %")
     return f"{'. '.join(said)}."
 
 
@@ -139,28 +134,27 @@ def series(content: Content) -> Figure | None:
         return None
     at = _thinned(len(found["t_s"]), MAX_INSTANTS)
     times = _floats(found["t_s"])[at]
-    with style.drawing():
-        fig = style.new_figure(WIDTH, 1.6 * len(shown) + 0.9)
-        axes = fig.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for ax, key in zip(axes, shown, strict=True):
-            for side, look in SIDES:
-                values = found[side].get(key)
-                if values is not None:
-                    ax.plot(times, _floats(values)[at], zorder=2, **(look | {"linewidth": 0.7 * look["linewidth"]}))
-            ax.set_ylim(bottom=0)
-            ax.set_xlim(float(times[0]), max(float(times[-1]), float(times[0]) + 1e-9))
-            ax.set_ylabel(SERIES[key].replace(" [", "\n["))
-            ax.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=key != "kv_pct"))
-            style.grid(ax)
-        axes[-1].set_xlabel("time since the first arrival [s]")
-        fig.align_ylabels(axes)
-        style.legend_below(fig, _sides(), 2)
-        svg = style.to_svg(fig, "series", f"{', '.join(SERIES[key] for key in shown)} over time")
     total = len(found["t_s"])
     thinned = (
         f"{count(len(at))} of {count(total)} instants, evenly thinned" if len(at) < total else things(total, "instant")
     )
-    return Figure(svg, f"{thinned}, joined by straight lines.")
+    with style.drawing(WIDTH, 1.6 * len(shown) + 0.9) as drawn:
+        panels = drawn.panels(len(shown), 1, sharex=True)
+        for ax, key in zip(panels, shown, strict=True):
+            for side, look in SIDES:
+                values = found[side].get(key)
+                if values is not None:
+                    ax.plot(times, _floats(values)[at], zorder=2, **look | {"linewidth": 0.7 * look["linewidth"]})
+            ax.set_ylim(bottom=0)
+            ax.set_xlim(float(times[0]), max(float(times[-1]), float(times[0]) + 1e-9))
+            ax.set_ylabel(SERIES[key].replace(" [", "\n["))
+            ax.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=key != "kv_pct"))
+            axes.grid(ax)
+        panels[-1].set_xlabel("time since the first arrival [s]")
+        drawn.fig.align_ylabels(panels)
+        drawn.legend(_sides(), 2)
+        alt = f"{', '.join(SERIES[key] for key in shown)} over time"
+        return drawn.figure("series", alt, f"{thinned}, joined by straight lines.")
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -171,34 +165,27 @@ def ablation(content: Content) -> Figure | None:
     if not effects or not keys:
         return None
     bands = {band["key"]: band["limit_pct"] for band in content.get("bands") or ()}
-    with style.drawing():
-        fig = style.new_figure(WIDTH, 1.5 + 0.26 * (len(effects) + 1))
-        axes = fig.subplots(1, len(keys), sharey=True, squeeze=False)[0]
-        for ax, key in zip(axes, keys, strict=True):
-            _bars(
-                ax, [error_of(content, key), *(known(values.get(key)) for values in effects.values())], bands.get(key)
-            )
+    with style.drawing(WIDTH, 1.5 + 0.26 * (len(effects) + 1)) as drawn:
+        panels = drawn.panels(len(keys), len(keys), sharey=True)
+        for ax, key in zip(panels, keys, strict=True):
+            errors = [error_of(content, key), *(known(values.get(key)) for values in effects.values())]
+            _bars(ax, errors, bands.get(key))
             ax.set_title(key_name(key))
             ax.set_xlabel("error [%]")
-        axes[0].set_yticks(
-            range(len(effects) + 1), ["all on", *(f"no {style.label(effect_name(name), 40)}" for name in effects)]
-        )
-        axes[0].set_ylim(len(effects) + 0.6, -0.6)
-        handles: list[Line2D | Patch] = [
-            _ALL_ON.patch(),
-            _ONE_OFF.patch(),
-            Line2D([], [], label="error, all on", **_BASE),
-        ]
+        names = ["all on", *(f"no {style.label(effect_name(name), 40)}" for name in effects)]
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].set_ylim(len(effects) + 0.6, -0.6)
+        handles = [_ALL_ON.patch(), _ONE_OFF.patch(), entry("error, all on", **_BASE)]
         if any(key in bands for key in keys):
             handles.append(Patch(facecolor=style.GREY, alpha=0.5, label="band asked for"))
-        style.legend_below(fig, handles, 4)
-        svg = style.to_svg(fig, "ablation", "Errors with one effect switched off")
-    return Figure(svg, "A bar that ends at the dashed line: the effect does nothing in this run.")
+        drawn.legend(handles, 4)
+        caption = "A bar that ends at the dashed line: the effect does nothing in this run."
+        return drawn.figure("ablation", "Errors with one effect switched off", caption)
 
 
-_ALL_ON = style.Fill("all effects on", style.LINE_BLUE, None)
-_ONE_OFF = style.Fill("one effect off", style.ORANGE, "////")
-_BASE: dict[str, Any] = {"color": style.INK, "linestyle": style.DASHES[1], "linewidth": 1.0}
+_ALL_ON = Fill("all effects on", style.LINE_BLUE, None)
+_ONE_OFF = Fill("one effect off", style.ORANGE, "////")
+_BASE: Look = {"color": style.INK, "linestyle": style.DASHES[1], "linewidth": 1.0}
 
 
 def _bars(ax: Axes, errors: Sequence[float | None], limit: float | None) -> None:
@@ -212,19 +199,16 @@ def _bars(ax: Axes, errors: Sequence[float | None], limit: float | None) -> None
     for index, value in enumerate(errors):
         fill = _ONE_OFF if index else _ALL_ON
         if value is not None:
-            edge = style.HATCH_INK if fill.hatch else "none"
-            ax.barh(
-                index, value, height=0.62, color=fill.color, hatch=fill.hatch, edgecolor=edge, linewidth=0.4, zorder=2
-            )
-        ax.annotate(
-            error(value), (1, index), xycoords=("axes fraction", "data"), va="center", ha="right", fontsize=7.5
-        )  # fmt: skip
+            look = fill.look(0.4) if fill.hatch else fill.look(0.4) | {"edgecolor": "none"}
+            ax.barh(index, value, height=0.62, zorder=2, **look)
+        right = ("axes fraction", "data")
+        ax.annotate(error(value), (1, index), xycoords=right, va="center", ha="right", fontsize=7.5)
     if errors[0] is not None:
         ax.axvline(errors[0], zorder=3, **_BASE)
     # Room for the numbers at the right.
     ax.set_xlim(low - 0.06 * span, high + 0.62 * span)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    style.grid(ax, "x")
+    axes.grid(ax, "x")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -246,4 +230,4 @@ def _pairs(rows: Sequence[Sequence[Any]]) -> Floats:
 
 
 def _sides() -> list[Line2D]:
-    return [Line2D([], [], label=side, **look) for side, look in SIDES]
+    return [entry(side, **look) for side, look in SIDES]

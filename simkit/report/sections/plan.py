@@ -36,14 +36,14 @@ def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
     """The figure of a section, drawn when it is called for."""
 
     def draw() -> Figure | None:
-        from simkit.report.figures import capacity, curves, front
+        from simkit.report.figures import capacity, curves
 
         figures: dict[str, Callable[[Content], Figure | None]] = {
             "capacity": capacity.capacity,
             "chance": capacity.chance,
             "throughput": curves.throughput,
             "latency": curves.latency,
-            "pareto": front.pareto,
+            "pareto": curves.pareto,
             "pressure": curves.pressure,
             "sensitivity": capacity.sensitivity,
         }
