@@ -39,7 +39,7 @@ Panel = tuple[str, bool]
 """A metric, and whether its host terms are at 0."""
 
 
-def scatter(content: Content) -> Figure | None:
+def agreement(content: Content) -> Figure | None:
     """Predicted over measured, both logarithmic, a panel a metric; beside it with the host terms at 0."""
 
     def draw(ax: Axes, metric: str, zero: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from simkit.metrics.catalogue import LATENCIES
 from simkit.plain import Json
-from simkit.report.document import Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
+from simkit.report.document import Facts, Provenance, Report, Section, Table, column, present
+from simkit.report.figures import later, picture
 from simkit.report.read.plan import Content, rates_text, word
 from simkit.report.sections import doctor, plan_choice, plan_grid, plan_words
 from simkit.report.sections.doctor import settings_text
@@ -32,26 +33,6 @@ def report(content: Content) -> Report:
     )
 
 
-def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
-    """The figure of a section, drawn when it is called for."""
-
-    def draw() -> Figure | None:
-        from simkit.report.figures import capacity, curves
-
-        figures: dict[str, Callable[[Content], Figure | None]] = {
-            "capacity": capacity.capacity,
-            "chance": capacity.chance,
-            "throughput": curves.throughput,
-            "latency": curves.latency,
-            "pareto": curves.pareto,
-            "pressure": curves.pressure,
-            "sensitivity": capacity.sensitivity,
-        }
-        return figures[key](content)
-
-    return (Drawing(draw),)
-
-
 def _capacity(content: Content) -> Section:
     text = [f"{_slo(content)} {plan_words.length_text(content)}"]
     if content.get("recommended") is not None:
@@ -62,7 +43,7 @@ def _capacity(content: Content) -> Section:
         "Capacity against max_num_seqs",
         tuple(text),
         (plan_grid.points(content),),
-        figures=_drawn(content, "capacity"),
+        figures=later("capacity.capacity", content),
     )
 
 
@@ -88,24 +69,17 @@ def _around(content: Content) -> list[Section]:
     # A curve as one sentence: it falls at every rate that is named.
     falls = f"Above {', '.join(f'{rate}/s: {share}' for rate, share in steps)}."
     brief = says if chance is None else (*says, falls)
-    sections = [
-        Section("chance", "Chance to pass", says, present(chance), figures=_drawn(content, "chance"), brief=brief)
-    ]
+    figures = later("capacity.chance", content)
+    sections = [Section("chance", "Chance to pass", says, present(chance), figures=figures, brief=brief)]
     if content.get("curve"):
         curve = present(plan_choice.curve(content))
         sections += [
-            _picture(content, "throughput", "Throughput and concurrency against the rate"),
-            _picture(content, "latency", "Latency against the rate", (_slo(content),), curve),
-            _picture(content, "pareto", "Throughput against latency"),
-            _picture(content, "pressure", "Memory and preemptions against the rate"),
+            picture("curves.throughput", content, "Throughput and concurrency against the rate"),
+            picture("curves.latency", content, "Latency against the rate", _slo(content), tables=curve),
+            picture("curves.pareto", content, "Throughput against latency"),
+            picture("curves.pressure", content, "Memory and preemptions against the rate"),
         ]
     return sections
-
-
-def _picture(
-    content: Content, key: str, title: str, says: tuple[str, ...] = (), tables: tuple[Table, ...] = ()
-) -> Section:
-    return Section(key, title, says, tables, figures=_drawn(content, key), brief=())
 
 
 def _limits(content: Content) -> list[Section]:
@@ -147,9 +121,8 @@ def _decisions(content: Content) -> list[Section]:
             "Neighbours of the recommended point that the engine would start with, one setting changed in each, beside "
             "that point with as few replications as they have; the narrowest interval is that of the grid of rates."
         )
-        found.append(
-            Section("sensitivity", "Sensitivity", (text,), (sensitivity,), figures=_drawn(content, "sensitivity"))
-        )
+        figures = later("capacity.sensitivity", content)
+        found.append(Section("sensitivity", "Sensitivity", (text,), (sensitivity,), figures=figures))
     notes = tuple(f"{note}." for note in content.get("command_notes") or ())
     command = content.get("command")
     if command or notes:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkit.plain import Json
-from simkit.report.document import Column, Drawing, Facts, Figure, Provenance, Report, Section, Table, column, present
+from simkit.report.document import Column, Facts, Provenance, Report, Section, Table, column, present
+from simkit.report.figures import picture
 from simkit.report.read import rows as rows_data
 from simkit.report.read.rows import GROUPS, ROLES, RUNNING, Content, Errors, Row, metric_name, metric_unit, text
 from simkit.report.sections.validation import SIGN, WORDS, band_badges, band_table
@@ -46,14 +47,8 @@ def report(content: Content) -> Report:
     sections = (
         _errors(content),
         _fit(content),
-        Section("agreement", "Row by row", (_AGREEMENT,), figures=_drawn(content, "agreement"), brief=()),
-        Section(
-            "concurrency",
-            "Error against concurrency",
-            (_CONCURRENCY,),
-            figures=_drawn(content, "concurrency"),
-            brief=(),
-        ),
+        picture("rows.agreement", content, "Row by row", _AGREEMENT),
+        picture("rows.concurrency", content, "Error against concurrency", _CONCURRENCY),
         *_groups(content),
         _skipped(content),
         _assumptions(content),
@@ -68,17 +63,6 @@ def report(content: Content) -> Report:
         provenance=_provenance(content),
         version=content.get("version"),
     )
-
-
-def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
-    """The figure of a section, drawn when it is called for."""
-
-    def draw() -> Figure | None:
-        from simkit.report.figures import rows as figures
-
-        return {"agreement": figures.scatter, "concurrency": figures.concurrency}[key](content)
-
-    return (Drawing(draw),)
 
 
 def _answer(content: Content) -> str:

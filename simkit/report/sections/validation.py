@@ -14,9 +14,7 @@ from simkit.metrics.glossary import DEFINITIONS
 from simkit.plain import Json
 from simkit.report.document import (
     Badge,
-    Drawing,
     Facts,
-    Figure,
     Provenance,
     Report,
     Section,
@@ -25,6 +23,7 @@ from simkit.report.document import (
     present,
     single,
 )
+from simkit.report.figures import later, picture
 from simkit.report.read.validation import (
     HEADLINE,
     Content,
@@ -66,10 +65,8 @@ def report(content: Content) -> Report:
     """Everything there is something to say of, in order."""
     sections = (
         _errors(content),
-        Section(
-            "distributions", "Distributions", (_DISTRIBUTIONS,), figures=_drawn(content, "distributions"), brief=()
-        ),
-        Section("requests", "Request by request", (_REQUESTS,), figures=_drawn(content, "requests"), brief=()),
+        picture("validation.distributions", content, "Distributions", _DISTRIBUTIONS),
+        picture("validation.requests", content, "Request by request", _REQUESTS),
         _series(content),
         _ablation(content),
         _effects(content),
@@ -84,22 +81,6 @@ def report(content: Content) -> Report:
         provenance=_provenance(content),
         version=content.get("version"),
     )
-
-
-def _drawn(content: Content, key: str) -> tuple[Drawing, ...]:
-    """The figure of a section, drawn when it is called for."""
-
-    def draw() -> Figure | None:
-        from simkit.report.figures import validation as figures
-
-        return {
-            "distributions": figures.distributions,
-            "requests": figures.requests,
-            "series": figures.series,
-            "ablation": figures.ablation,
-        }[key](content)
-
-    return (Drawing(draw),)
 
 
 def _answer(content: Content) -> str:
@@ -233,7 +214,7 @@ def _series(content: Content) -> Section | None:
     if not content.get("series"):
         return None
     text = "The real engine at the moments at which it was sampled, and the simulated one at the same moments."
-    return Section("series", "Over time", (text,), figures=_drawn(content, "series"), brief=())
+    return picture("validation.series", content, "Over time", text)
 
 
 def _ablation(content: Content) -> Section | None:
@@ -252,7 +233,8 @@ def _ablation(content: Content) -> Section | None:
         "points it moves. An effect that moves nothing does not occur in this run, or costs nothing in it."
     )
     table = Table("Ablation", "switched off", names, tuple(groups))
-    return Section("ablation", "What each effect contributes", (text,), (table,), figures=_drawn(content, "ablation"))
+    figures = later("validation.ablation", content)
+    return Section("ablation", "What each effect contributes", (text,), (table,), figures=figures)
 
 
 def _changed(value: Any, base: float | None) -> str:

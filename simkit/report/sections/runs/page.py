@@ -8,11 +8,11 @@ from pathlib import Path
 from simkit.errors import InputError
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.plain import Json
-from simkit.report.document import Drawing, Figure, Report, Section, Table
+from simkit.report.document import Report, Section, Table
 from simkit.report.read.run import Run, load_run
 from simkit.report.read.summary import are_several, gpus_text
 from simkit.report.sections import doctor
-from simkit.report.sections.runs import arms, headline, provenance, replay
+from simkit.report.sections.runs import arms, charts, headline, provenance, replay
 
 
 def report(directories: Mapping[str, Path], title: str, comparison: Json | None = None) -> Report:
@@ -26,7 +26,8 @@ def report(directories: Mapping[str, Path], title: str, comparison: Json | None 
     runs = [load_run(name, directory) for name, directory in directories.items()]
     if len(runs) == 1 and are_several([runs[0].manifest]):
         title = f"{title}: {gpus_text(runs[0].manifest)}"
-    sections = (_numbers(runs, comparison), _log(runs), doctor.section(runs), arms.lengths(runs), *_figures(runs))
+    told = (_numbers(runs, comparison), _log(runs), doctor.section(runs), arms.lengths(runs))
+    sections = (*told, *charts.sections(runs))
     return Report(
         title=title,
         answer=headline.sentence(runs, comparison),
@@ -70,20 +71,3 @@ def _log(runs: Sequence[Run]) -> Section | None:
     for run in runs:
         found += replay.tables(run.summary, run.measured, "" if len(runs) == 1 else run.name)
     return Section("log", "The log", tables=tuple(found)) if found else None
-
-
-def _figures(runs: Sequence[Run]) -> list[Section]:
-    from simkit.report.figures import run as figures
-
-    def drawn(figure: Figure) -> Drawing:
-        return Drawing(lambda: figure)
-
-    return [
-        Section(
-            found.key,
-            found.title,
-            (found.reading,),
-            figures=(*map(drawn, found.figures), *(Drawing(lambda: None, line) for line in found.missing)),
-        )
-        for found in figures.sections(runs)
-    ]
