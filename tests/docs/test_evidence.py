@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from evidence import build, decisions, kernels, limits, line, page, rows, wrong
-from evidence import sets as evidence
+from evidence import build, exact, inputs, kernels, line, page, rows, wrong
 
 from simkit.validation.rows.study import study_rows
 
@@ -43,18 +42,18 @@ def test_the_pages_and_pictures_are_what_the_data_gives(kept: dict[str, Any]) ->
 
 def test_every_section_has_lines(kept: dict[str, Any]) -> None:
     sections = {each["section"] for each in kept["lines"]}
-    for module in build.sections().values():
-        left_out = any(text.startswith(f"{module.SECTION}: left out of this build") for text in kept["gaps"])
-        assert (module.SECTION in sections) is not left_out, module.SECTION
+    for section in build.SECTIONS:
+        left_out = any(text.startswith(f"{section.title}: left out of this build") for text in kept["gaps"])
+        assert (section.title in sections) is not left_out, section.title
 
 
-def test_lines_made_again_are_those_that_are_kept(kept: dict[str, Any]) -> None:
-    for made in kernels.lines(None):
-        assert made.plain() in kept["lines"], made.evidence
-    (shipped,) = decisions.lines(None)
+def test_lines_made_again_are_those_that_are_kept(kept: dict[str, Any], tmp_path: Path) -> None:
+    for made in kernels.KERNELS.made(tmp_path):
+        assert asdict(made) in kept["lines"], made.evidence
+    (shipped,) = exact.DECISIONS.made(tmp_path)
     found = of(shipped.evidence, kept["lines"])
     assert {key: found[key] for key in ("n", "error_pct", "text", "note")} == {
-        key: shipped.plain()[key] for key in ("n", "error_pct", "text", "note")
+        key: getattr(shipped, key) for key in ("n", "error_pct", "text", "note")
     }
 
 
@@ -93,9 +92,9 @@ def test_an_error_of_rows_is_that_of_the_rows_that_were_not_fitted(kept: dict[st
 @pytest.mark.parametrize("name", ["H100, Llama-3.1-8B, TRT-LLM 1.0.0rc3, TP1", "A100-40GB, Llama-3-8B, vLLM, TP1"])
 def test_rows_simulated_again_give_what_is_kept(kept: dict[str, Any], name: str) -> None:
     """Measured from the table, predicted with the terms that the page names, and with none."""
-    (spec,) = [each for each in evidence.specs() if each["name"] == name]
+    (spec,) = [each for each in inputs.specs() if each["name"] == name]
     points = {point["row"]: point for point in kept["curves"]["sets"][name]["points"]}
-    chosen = [row for row in evidence.rows_of(ROOT, spec) if row.numbers["output_len"] == 128][:3]
+    chosen = [row for row in inputs.rows_of(ROOT, spec) if row.numbers["output_len"] == 128][:3]
     told = next(each["fitted"] for each in kept["lines"] if each["evidence"].startswith(name) and each["judged"])
     terms = [float(text.replace(",", "")) for text in re.findall(r"([\d,.]+) us a", told)]
     given = dict(zip(("fixed_us", "per_seq_us"), terms, strict=False))
@@ -123,7 +122,9 @@ def test_the_page_names_every_missed_bar(kept: dict[str, Any]) -> None:
 
 def test_a_bar_that_another_assumption_would_miss_says_so(kept: dict[str, Any]) -> None:
     """Those that the page tries: so many requests a client, and host terms of one GPU alone."""
-    for judged in (each for each in kept["lines"] if each["verdict"] == line.HIT and each["section"] == rows.SECTION):
+    for judged in (
+        each for each in kept["lines"] if each["verdict"] == line.HIT and each["section"] == rows.ROWS.title
+    ):
         name = judged["evidence"].rpartition(", ")[0]
         own = [each for each in kept["lines"] if each["evidence"].startswith(f"{name}, ")]
         others = [each for each in own if re.search(rf"\d requests a client$|{rows.ALONE}$", each["evidence"])]
@@ -146,21 +147,21 @@ def test_without_the_data_nothing_is_written(
     assert build.main() == build.MISSING_INPUT
     told = capsys.readouterr()
     assert told.out == ""
-    for name, module in build.sections().items():
-        needs = getattr(module, "NEEDS", ())
-        assert (f"{name}: cannot be rebuilt without" in told.err) is bool(needs)
-        assert all(f"../shared/{path}" in told.err for path in needs)
+    for section in build.SECTIONS:
+        assert (f"{section.title}: cannot be rebuilt without" in told.err) is bool(section.needs)
+        assert all(f"../shared/{path}" in told.err for path in section.needs)
     after = {path: path.stat().st_mtime_ns for path in sorted(FOLDER.rglob("*")) if "__pycache__" not in path.parts}
     assert after == before
 
 
 def content(*lines: line.Line, **curves: Any) -> dict[str, Any]:
-    return {"lines": [each.plain() for each in lines], "curves": curves, "gaps": ["a gap"]}
+    return {"lines": [asdict(each) for each in lines], "curves": curves, "gaps": ["a gap"]}
 
 
 def example(error_pct: float | None, bar_pct: float | None = 5.0, **more: Any) -> line.Line:
-    given: dict[str, Any] = {"section": "S", "evidence": "e", "source": "who", "n": 3, "metric": "TPOT", **more}
-    return line.Line(error_pct=error_pct, bar_pct=bar_pct, **given)
+    """A line as it is kept."""
+    given: dict[str, Any] = {"evidence": "e", "source": "who", "n": 3, "metric": "TPOT", **more}
+    return line.Line(error_pct=error_pct, bar_pct=bar_pct, **given).kept(more.get("section", "S"))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def example(error_pct: float | None, bar_pct: float | None = 5.0, **more: Any) -
     ],
 )
 def test_a_bar_holds_for_the_size_of_the_error(made: line.Line, verdict: str) -> None:
-    assert made.verdict == made.plain()["verdict"] == verdict
+    assert made.outcome == made.verdict == verdict
 
 
 def test_what_is_wrong_is_found_in_the_data() -> None:
@@ -185,11 +186,11 @@ def test_what_is_wrong_is_found_in_the_data() -> None:
     ]
     sets = {"a set": {"unit": "TPOT [ms]", "by": "batch size", "bar_pct": 5.0, "points": points}}
     lines = [
-        example(4.0, evidence="fine").plain(),
-        example(9.0, evidence="a little off").plain(),
-        example(-30.0, evidence="far off").plain(),
-        example(60.0, evidence="shown", judged=False).plain(),
-        example(70.0, evidence="shown, host terms at 0", judged=False).plain(),
+        example(4.0, evidence="fine"),
+        example(9.0, evidence="a little off"),
+        example(-30.0, evidence="far off"),
+        example(60.0, evidence="shown", judged=False),
+        example(70.0, evidence="shown, host terms at 0", judged=False),
     ]
     assert [text.split(":")[0] for text in wrong.missed(lines)] == ["far off", "a little off"]
     assert wrong.furthest(lines) == ["shown: TPOT 60.0 % (n = 3)"]
@@ -220,8 +221,8 @@ def test_both_pages_say_the_same_and_need_no_network() -> None:
 
 def test_a_step_faster_than_the_hardware_is_counted() -> None:
     """The check sees a latency model that is too fast, and passes the one that ships."""
-    model = next(limits._rooflines())
-    assert limits.check(model).too_fast == 0
+    model = next(exact._rooflines())
+    assert exact.check(model).too_fast == 0
 
     class TooFast:
         peak_flops_per_s, peak_bytes_per_s, work = model.peak_flops_per_s, model.peak_bytes_per_s, model.work
@@ -229,10 +230,11 @@ def test_a_step_faster_than_the_hardware_is_counted() -> None:
         def gpu_ns(self, shapes: Any) -> Any:
             return model.gpu_ns(shapes) * 0.5
 
-    found = limits.check(TooFast())  # type: ignore[arg-type]
+    found = exact.check(TooFast())  # type: ignore[arg-type]
     assert 0 < found.too_fast < found.steps
     assert found.nearest < 1
 
 
-def test_sections_are_modules_of_the_folder() -> None:
-    assert all(isinstance(module, ModuleType) and callable(module.lines) for module in build.sections().values())
+def test_no_two_sections_have_one_title() -> None:
+    titles = [section.title for section in build.SECTIONS]
+    assert len(set(titles)) == len(titles)

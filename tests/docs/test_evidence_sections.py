@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from evidence import build, page, rows, runs, sets, table, wrong
+from evidence import build, inputs, line, page, rows, runs, table, wrong
 from test_evidence import content, example
 
 from simkit.errors import InputError
@@ -38,7 +37,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> RowStudy:
 
 
 def test_times_and_rates_of_public_rows_are_never_averaged_together(study: RowStudy) -> None:
-    times, rates, *rest = table.lines(Path())
+    times, rates, *rest = table.TABLE.made(Path())
     assert [(each.metric, each.n, each.error_pct) for each in (times, rates)] == [
         ("TPOT, MAPE", 1000, 100.0),
         ("output throughput, MAPE", 20, 100.0),
@@ -54,7 +53,7 @@ def test_times_and_rates_of_public_rows_are_never_averaged_together(study: RowSt
 
 
 def test_what_public_rows_leave_out_and_open_is_counted(study: RowStudy) -> None:
-    _, _, left_out, left_open, *_ = table.lines(Path())
+    _, _, left_out, left_open, *_ = table.TABLE.made(Path())
     assert (left_out.n, left_out.text) == (1500, "750: GPU X0 is unknown; 750: GPU X1 is unknown")
     assert (left_open.n, left_open.text) == (1020, "1,019: a batch (small); 1: something: assumed")
     assert left_open.note == "step times: 1,020: roofline"
@@ -62,7 +61,7 @@ def test_what_public_rows_leave_out_and_open_is_counted(study: RowStudy) -> None
 
 def test_groups_of_public_rows_are_ranked_alike_for_times_and_rates(study: RowStudy) -> None:
     """Twice the time is as wrong as twice the rate, and a tenth of the time is worse than thrice."""
-    kept = table.curves(Path())["public"]
+    kept = table.TABLE.curves(Path())["public"]
     assert [round(group["times"], 6) for group in kept] == [2.0, 2.0]
     assert [round(group["slower"], 6) for group in kept] == [0.5, 2.0]
     more = [("thrice", 3.0, 10), ("a tenth", 0.1, 10), ("few rows", 9.0, 9)]
@@ -76,8 +75,10 @@ def test_groups_of_public_rows_are_ranked_alike_for_times_and_rates(study: RowSt
         "s: vLLM, slow: TPOT mean off by a factor of 2.00, in the mean 2.00 too slow (n = 1,000)",
     ]
     assert wrong.worst_public({}) == []
-    found = content(*table.lines(Path()), example(9.0, judged=False), public=public)
-    assert wrong.furthest(found["lines"]) == ["e: TPOT 9.0 % (n = 3)"], "public rows have a list of their own"
+    found = content(*table.TABLE.made(Path()), example(9.0, judged=False), public=public)
+    assert wrong.furthest([line.Line(**each) for each in found["lines"]]) == ["e: TPOT 9.0 % (n = 3)"], (
+        "public rows have a list of their own"
+    )
     for text in (page.markdown(found, {}), page.html(found, {})):
         assert wrong.PUBLIC_TITLE.partition(" (")[0] in text
         assert "10.00 too fast" in text
@@ -85,29 +86,27 @@ def test_groups_of_public_rows_are_ranked_alike_for_times_and_rates(study: RowSt
 
 def test_what_sums_a_section_up_stays_open(study: RowStudy) -> None:
     """Where nothing is judged and much is folded away."""
-    groups = [example(1.0, section=table.SECTION, evidence=f"group {i}", judged=False) for i in range(20)]
-    found = content(*table.lines(Path())[:4], *groups)
-    (part,) = [each for each in page.parts(found) if each.title == table.SECTION]
-    kept_open, folded = part.tables
-    assert [row[0] for row in kept_open.rows][2:] == ["rows that are left out", "what rows leave open"]
-    assert (kept_open.folded, folded.folded) == ("", "20 groups of rows, each of one set, engine and GPU")
+    groups = [example(1.0, section=table.TABLE.title, evidence=f"group {i}", judged=False) for i in range(20)]
+    found = content(*table.TABLE.made(Path())[:4], *groups)
+    (part,) = [each for each in page.parts(found) if each.section.title == table.TABLE.title]
+    kept_open, folded = part.section.tables
+    assert list(kept_open.names)[2:] == ["rows that are left out", "what rows leave open"]
+    assert (kept_open.title, folded.title) == ("", "20 groups of rows, each of one set, engine and GPU")
     other = content(*(example(1.0, judged=False) for _ in range(20)))
-    (part,) = [each for each in page.parts(other) if each.title == "S"]
-    assert [(len(each.rows), each.folded) for each in part.tables] == [(3, ""), (17, "17 further rows")]
+    (part,) = [each for each in page.parts(other) if each.section.title == "S"]
+    assert [(len(each.names), each.title) for each in part.section.tables] == [(3, ""), (17, "17 further rows")]
     judged = content(example(1.0), *(example(1.0, judged=False) for _ in range(20)))
-    (part,) = [each for each in page.parts(judged) if each.title == "S"]
-    assert [(len(each.rows), each.folded) for each in part.tables] == [(1, ""), (20, "20 further rows")]
+    (part,) = [each for each in page.parts(judged) if each.section.title == "S"]
+    assert [(len(each.names), each.title) for each in part.section.tables] == [(1, ""), (20, "20 further rows")]
 
 
 # --- words under a title, and what stands beside a judged line --------------------------------------------------------
 
 
 def test_an_introduction_stands_under_its_title(tmp_path: Path) -> None:
-    with_words, without = ModuleType("a"), ModuleType("b")
-    for name, module in (("S", with_words), ("T", without)):
-        module.SECTION, module.lines = name, lambda shared, name=name: [example(1.0, section=name)]  # type: ignore[attr-defined]
-    with_words.INTRO = "Words & more."  # type: ignore[attr-defined]
-    found = build.content({"a": with_words, "b": without}, tmp_path)
+    with_words = line.Section("S", lambda shared: [example(1.0)], intro="Words & more.")
+    without = line.Section("T", lambda shared: [example(1.0)])
+    found = build.content([with_words, without], tmp_path)
     assert found["intros"] == {"S": "Words & more."}
     assert "\n## S\n\nWords" in page.markdown(found, {})
     assert "<h2>S</h2>\n<p>Words &amp; more.</p>" in page.html(found, {})
@@ -117,7 +116,7 @@ def test_an_introduction_stands_under_its_title(tmp_path: Path) -> None:
 
 def log_of(shared: Path, *times: tuple[float, float, float]) -> None:
     """A log with arrival_time, queued_ts and last_token_ts of requests."""
-    folder = shared / sets.chosen()["run"]["folder"]
+    folder = shared / inputs.run()["folder"]
     folder.mkdir(parents=True)
     names = ("arrival_time", "queued_ts", "last_token_ts")
     (folder / "requests.jsonl").write_text("\n".join(json.dumps(dict(zip(names, each, strict=True))) for each in times))

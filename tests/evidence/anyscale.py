@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from evidence.line import Line
+from evidence.line import Curves, Line, off_pct
 from simkit.api import run
 from simkit.scenario import Scenario, apply_sets, load
 
-SECTION = "Papers"
 SOURCE = "Anyscale, 2023 (blog and its benchmark code)"
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "anyscale-static-continuous.yaml"
 
@@ -105,12 +104,12 @@ def curve(slower: str, num_requests: int = REQUESTS) -> dict[int, float]:
     return {cap: ratio(cap, slower, num_requests=num_requests) for cap in CAPS if cap in BATCHES or slower in ENGINES}
 
 
-def lines(shared: Path | None) -> list[Line]:
+def lines() -> list[Line]:
     """Whether each curve rises, how its end compares with the claim, and what the parts bring."""
     return [*(_rises(slower) for slower in (TO_THE_END, PUBLISHED, STATIC)), _end(), _parts()]
 
 
-def figures() -> dict[str, Any]:
+def charts() -> Curves:
     """The ratio against the cap, over each static arm."""
     by_name = {f"over {slower}": curve(slower) for slower in (TO_THE_END, PUBLISHED, STATIC)}
     by_name["published: up to 23x"] = {max(BATCHES): CLAIMED}
@@ -130,7 +129,6 @@ def _rises(slower: str) -> Line:
     found = curve(slower)
     falls = sum(later <= earlier for earlier, later in pairwise(found.values()))
     return Line(
-        section=SECTION,
         evidence=f"Anyscale: continuous over {slower}",
         source=SOURCE,
         n=len(found),
@@ -147,12 +145,11 @@ def _end() -> Line:
     cap = max(BATCHES)
     found = ratio(cap, TO_THE_END)
     return Line(
-        section=SECTION,
         evidence=f"Anyscale: the largest ratio, at a cap of {cap}",
         source=SOURCE,
         n=1,
         metric="continuous over static as the benchmark ran it, against up to 23x",
-        error_pct=100.0 * (found / CLAIMED - 1),
+        error_pct=off_pct(found, CLAIMED),
         judged=False,
         fitted="none",
         text=f"{found:.1f}x; {ratio(cap, PUBLISHED):.1f}x if a batch ended with its own longest answer",
@@ -171,7 +168,6 @@ def _parts() -> Line:
     assert engine.num_gpu_blocks is not None
     places = (engine.num_gpu_blocks - 1) * engine.block_size // (PROMPT + cap)
     return Line(
-        section=SECTION,
         evidence=f"Anyscale: what the parts bring at a cap of {cap}",
         source=SOURCE,
         n=len(ENGINES),

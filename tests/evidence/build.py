@@ -7,67 +7,53 @@ and the page says so. Progress goes to stderr.
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "reports" / "validation"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from evidence import charts, page  # noqa: E402  (the repository is made importable first)
+# The repository is made importable first.
+from evidence import contributions, exact, kernels, memory, page, papers, rows, runs, table  # noqa: E402
+from evidence.line import Section  # noqa: E402
 from simkit.plain import plain  # noqa: E402
 
 SECTIONS = (
-    "decisions", "memory", "kernels", "step_times", "runs", "rows", "table", "from_run", "ablation", "papers", "theory",
-    "limits",
+    exact.DECISIONS, memory.MEMORY, kernels.KERNELS, kernels.STEP_TIMES, runs.RUNS, rows.ROWS, table.TABLE,
+    contributions.FITS, contributions.ABLATION, papers.PAPERS, exact.THEORY, exact.LIMITS,
 )  # fmt: skip
-"""Modules of the page, in its order. Each has `lines(shared)`, and may have an `INTRO` (words under its title),
-`curves`, `figures` (charts), `gaps`, and the files it `NEEDS`; with `PARTIAL` it shows what it can without them, and
-says the rest in `gaps`."""
+"""What the page shows, in its order."""
 
 SHARED = ROOT.parent / "shared"
 MISSING_INPUT = 2
 
 
-def sections() -> dict[str, ModuleType]:
-    """The modules by name."""
-    return {name: importlib.import_module(f"evidence.{name}") for name in SECTIONS}
-
-
-def missing(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, list[str]]:
-    """What each section needs of `shared` and is not there."""
-    needs = {name: getattr(module, "NEEDS", ()) for name, module in modules.items()}
-    found = {name: [path for path in paths if not (shared / path).exists()] for name, paths in needs.items()}
-    return {name: paths for name, paths in found.items() if paths}
-
-
-def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
+def content(sections: Sequence[Section], shared: Path) -> dict[str, Any]:
     """Everything that the page shows, as JSON has it."""
     lines: list[Any] = []
     curves: dict[str, Any] = {}
     charts: dict[str, Any] = {}
-    gaps: list[str] = []
-    for name, paths in missing(modules, shared).items():
-        if not hasattr(modules[name], "PARTIAL"):
-            listed = ", ".join(f"../shared/{path}" for path in paths)
-            gaps.append(f"{modules[name].SECTION}: left out of this build, for want of {listed}")
-            modules = {key: module for key, module in modules.items() if key != name}
-    for name, module in modules.items():
+    left_out = [section for section in sections if section.missing(shared) and not section.partial]
+    gaps = [
+        f"{section.title}: left out of this build, for want of {_listed(section.missing(shared))}"
+        for section in left_out
+    ]
+    shown = [section for section in sections if section not in left_out]
+    for section in shown:
         begun = time.perf_counter()
-        lines += [line.plain() for line in module.lines(shared)]
-        curves |= module.curves(shared) if hasattr(module, "curves") else {}
-        if hasattr(module, "figures"):
-            charts |= {key: {"section": module.SECTION, **chart} for key, chart in module.figures().items()}
-        gaps += module.gaps(shared) if hasattr(module, "gaps") else []
-        print(f"{name}: {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-    intros = {module.SECTION: module.INTRO for module in modules.values() if hasattr(module, "INTRO")}
+        lines += [asdict(line) for line in section.made(shared)]
+        curves |= section.curves(shared)
+        charts |= {key: {"section": section.title, **chart} for key, chart in section.charts().items()}
+        gaps += section.gaps(shared)
+        print(f"{section.title}: {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+    intros = {section.title: section.intro for section in shown if section.intro}
     found: dict[str, Any] = plain(
         {"lines": lines, "curves": _rounded(plain(curves | {"charts": charts})), "gaps": gaps, "intros": intros}
     )
@@ -76,34 +62,27 @@ def content(modules: Mapping[str, ModuleType], shared: Path) -> dict[str, Any]:
 
 def files(found: Mapping[str, Any]) -> dict[str, str]:
     """Name to text of everything that is kept here, from the content alone."""
-    drawn = charts.drawn(found["curves"])
-    kept = {f"figures/{name}": text for name, text in page.pictures(drawn).items()}
-    data = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-    return {
-        "validation.json": data,
-        "README.md": page.markdown(found, drawn),
-        "index.html": page.html(found, drawn),
-        **kept,
-    }
+    return {"validation.json": json.dumps(found, indent=1, ensure_ascii=False) + "\n", **page.files(found)}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Build everything, then write it."""
-    modules = sections()
-    lacking = missing(modules, SHARED)
+    lacking = {section.title: section.missing(SHARED) for section in SECTIONS if section.missing(SHARED)}
     if lacking and "--partial" not in arguments:
-        for name, paths in lacking.items():
-            print(
-                f"{name}: cannot be rebuilt without {', '.join(f'../shared/{path}' for path in paths)}", file=sys.stderr
-            )
+        for title, paths in lacking.items():
+            print(f"{title}: cannot be rebuilt without {_listed(paths)}", file=sys.stderr)
         return MISSING_INPUT
-    written = files(content(modules, SHARED))
+    written = files(content(SECTIONS, SHARED))
     shutil.rmtree(OUT / "figures", ignore_errors=True)
     (OUT / "figures").mkdir()
     for name, text in written.items():
         (OUT / name).write_bytes(text.encode())
     print(f"wrote {len(written)} files to reports/validation", file=sys.stderr)
     return 0
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(f"../shared/{path}" for path in paths)
 
 
 def _rounded(value: Any) -> Any:

@@ -1,21 +1,35 @@
-"""Kernels: errors of the shipped profiles on measurements held out of their fits."""
+"""Kernels: errors of the shipped profiles on measurements held out of their fits, and steps against kernels alone.
+
+With the host terms at 0 a step is its kernels. What a real engine takes beyond that is a bound on the host's work, and
+a prediction above the measured time would be wrong whatever the host did. These engines had no part in the profiles;
+the launches of unequal decodes, which had, are on rows that were held out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from evidence.line import Line
+from evidence import inputs
+from evidence.inputs import Spec
+from evidence.line import Curves, Line, Section, mape, off_pct
+from simkit.latency.host import HOST_FIXED_US
 from simkit.latency.profile import Profile, describe, list_profiles
 from simkit.report.sections.profile import LISTED
+from simkit.validation.rows.scenario import RowRun, run_of
+from simkit.validation.rows.study import ZERO, Predicted, simulate
 
-SECTION = "Kernels"
-NEEDS: tuple[str, ...] = ()
+Content = Mapping[str, Any]
+"""A part of what a profile says of itself."""
+
 WHERE = {"held_out_inside": "between measured sizes", "held_out_outside": "at the edge of measured sizes"}
 
 
-def lines(shared: Path | None) -> list[Line]:
+def _kernels(shared: Path) -> list[Line]:
     """By profile: all ops together, each op and region, launches of unlike sequences, rows not simply used."""
     found: list[Line] = []
     for profile in list_profiles():
@@ -28,9 +42,9 @@ def lines(shared: Path | None) -> list[Line]:
     return found
 
 
-def curves(shared: Path | None) -> dict[str, Any]:
+def _curves(shared: Path) -> Curves:
     """Held-out error and bias by profile and op, for the figure."""
-    found: dict[str, Any] = {}
+    found: Curves = {}
     for profile in list_profiles():
         ops = {
             f"{o['op']} {o['dtype']}": dict(_errors(o["report"], "held_out_inside")) for o in describe(profile)["ops"]
@@ -39,7 +53,7 @@ def curves(shared: Path | None) -> dict[str, Any]:
     return {"kernels": found}
 
 
-def gaps(shared: Path | None) -> list[str]:
+def _gaps(shared: Path) -> list[str]:
     """What no profile, or not every profile, has measured."""
     profiles = list_profiles()
     lacking = {
@@ -61,19 +75,18 @@ def _fit(profile: str, op: str) -> str:
     return f"the profile {profile}: {op}, on the rest of its rows"
 
 
-def _errors(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (report.get("errors") or {}).get(key) or {}
+def _errors(report: Content, key: str) -> Content:
+    found: Content = (report.get("errors") or {}).get(key) or {}
     return found
 
 
-def _whole(profile: Profile, source: str, ops: list[dict[str, Any]]) -> Line:
+def _whole(profile: Profile, source: str, ops: Sequence[Content]) -> Line:
     """Mean over the held-out rows of all ops, inside and outside: each row counts once."""
     parts = [_errors(op["report"], key) for op in ops for key in WHERE]
     parts = [part for part in parts if part.get("num")]
     total = sum(part["num"] for part in parts)
     bias = sum(part["num"] * part["bias_pct"] for part in parts) / total
     return Line(
-        section=SECTION,
         evidence=f"{profile.name}: all ops",
         source=source,
         n=total,
@@ -85,13 +98,12 @@ def _whole(profile: Profile, source: str, ops: list[dict[str, Any]]) -> Line:
     )
 
 
-def _op(profile: str, source: str, op: dict[str, Any]) -> Iterator[Line]:
+def _op(profile: str, source: str, op: Content) -> Iterator[Line]:
     name = f"{op['op']} {op['dtype']}"
     for key, where in WHERE.items():
         error = _errors(op["report"], key)
         if error.get("num"):
             yield Line(
-                section=SECTION,
                 evidence=f"{profile}: {name}, {where}",
                 source=source,
                 n=error["num"],
@@ -120,9 +132,8 @@ def _launches(profile: Profile, source: str) -> Iterator[Line]:
     )
 
 
-def _launch(profile: str, source: str, name: str, error: Mapping[str, Any], note: str) -> Line:
+def _launch(profile: str, source: str, name: str, error: Content, note: str) -> Line:
     return Line(
-        section=SECTION,
         evidence=f"{profile}: {name}",
         source=source,
         n=error["num"],
@@ -135,17 +146,18 @@ def _launch(profile: str, source: str, name: str, error: Mapping[str, Any], note
     )
 
 
-def _spread(error: Mapping[str, Any]) -> str:
+def _spread(error: Content) -> str:
     return f"median {error['median_pct']:.2f} %, p95 {error['p95_pct']:.1f} %, bias {error['bias_pct']:+.2f} %"
 
 
 def _unmeasured(profile: str, source: str, name: str, note: str) -> Line:
+    evidence = f"{profile}: {name}"
     return Line(
-        SECTION, f"{profile}: {name}", source, 0, "launch time", None, judged=False, text="not measured", note=note
+        evidence=evidence, source=source, n=0, metric="launch time", judged=False, text="not measured", note=note
     )
 
 
-def _left_out(profile: str, source: str, op: dict[str, Any]) -> Iterator[Line]:
+def _left_out(profile: str, source: str, op: Content) -> Iterator[Line]:
     report, name = op["report"], f"{op['op']} {op['dtype']}"
     for key, why in LISTED:
         count = (report.get(key) or {}).get("count", 0)
@@ -159,4 +171,126 @@ def _left_out(profile: str, source: str, op: dict[str, Any]) -> Iterator[Line]:
 
 def _rows(profile: str, source: str, op: str, count: int, total: int, why: str) -> Line:
     text = f"{count:,} of {total:,}: {why}"
-    return Line(SECTION, f"{profile}: {op}, rows", source, count, "rows", None, judged=False, text=text)
+    return Line(evidence=f"{profile}: {op}, rows", source=source, n=count, metric="rows", judged=False, text=text)
+
+
+KERNELS = Section("Kernels", _kernels, curves=_curves, gaps=_gaps)
+
+
+# --- step times -------------------------------------------------------------------------------------------------------
+TPOT, DURATION = "mean_tpot_ms", "duration_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Time of one step, ms: measured, and predicted with host terms at 0."""
+
+    row: str
+    sequences: int
+    measured_ms: float
+    predicted_ms: float
+
+
+def _step_times(shared: Path) -> list[Line]:
+    """A line a set of whole steps, and the launches of unequal decodes that were held out."""
+    found = [_held_out(profile.name, profile.launches) for profile in list_profiles()]
+    launches = [line for line in found if line is not None]
+    sources = {spec["name"]: inputs.source_of(inputs.rows_of(shared, spec), spec) for spec in _specs(shared)}
+    return [_of_steps(name, sources[name], steps) for name, steps in _steps(shared).items()] + launches
+
+
+def _step_curves(shared: Path) -> Curves:
+    """Measured and predicted step times by set."""
+    return {"steps": {name: [[s.measured_ms, s.predicted_ms] for s in steps] for name, steps in _steps(shared).items()}}
+
+
+def _step_gaps(shared: Path) -> list[str]:
+    """What is assumed of the host, and how far that is from what whole steps leave for it."""
+    assumed = f"The host's work of a step is assumed where no run was fitted: {HOST_FIXED_US:g} us on every GPU"
+    judged = {spec["name"] for spec in inputs.specs() if inputs.is_judged(spec)}
+    steps = [step for name, found in _steps(shared).items() if name in judged for step in found]
+    left = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]
+    told = f"whole steps of the sets that are judged leave {_range(left)} us, {fmean(left):,.0f} us in the mean"
+    return [f"{assumed}; {told}."]
+
+
+@functools.cache
+def _steps(shared: Path) -> dict[str, list[Step]]:
+    return {spec["name"]: _of_set(shared, spec) for spec in _specs(shared)}
+
+
+def _specs(shared: Path) -> list[Spec]:
+    return [spec for spec in inputs.specs() if inputs.is_here(shared, spec)]
+
+
+def _of_set(shared: Path, spec: Spec) -> list[Step]:
+    """The rows of a set with the fewest sequences at a time."""
+    runs = [run_of(row, sets=tuple(spec.get("set", ()))) for row in inputs.rows_of(shared, spec)]
+    counts = [run.concurrency for run in runs if run.concurrency is not None]
+    fewest = [run for run in runs if run.concurrency == min(counts)]
+    found = simulate(fewest, lambda run: ZERO)
+    return [_step(run, part) for run in fewest if isinstance(part := found[run.row.id], Predicted)]
+
+
+def _step(run: RowRun, found: Predicted) -> Step:
+    """A row with a TPOT is its decode step; one with a duration alone, duration over output tokens (prefill inside)."""
+    measured, predicted = run.row.measured, found.metrics
+    sequences = run.concurrency or 0
+    if TPOT in measured:
+        return Step(run.row.id, sequences, measured[TPOT], predicted[TPOT])
+    ms = 1e3 / run.row.numbers["output_len"]
+    return Step(run.row.id, sequences, ms * measured[DURATION], ms * predicted[DURATION])
+
+
+def _of_steps(name: str, source: str, steps: list[Step]) -> Line:
+    errors = [off_pct(step.predicted_ms, step.measured_ms) for step in steps]
+    left_us = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]
+    above = sum(error > 0 for error in errors)
+    sequences = sorted({step.sequences for step in steps})
+    return Line(
+        evidence=f"decode step of {sequences[0]} sequence{'s' if sequences[0] > 1 else ''}: {name}",
+        source=source,
+        n=len(steps),
+        metric="time of a step by kernels alone, MAPE",
+        error_pct=mape(errors),
+        judged=False,
+        fitted="none (independent of every fit)",
+        text=f"bias {fmean(errors):+.1f} %; left for the host: {_range(left_us)} us a step",
+        note=f"{above} of {len(steps)} predicted slower than measured, which no host work explains",
+    )
+
+
+def _range(values: list[float]) -> str:
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _held_out(profile: str, launches: Content) -> Line | None:
+    skew = launches.get("skew") or {}
+    if not skew.get("measured"):
+        return None
+    error, at_mean = skew["held_out"], skew["held_out_at_the_mean"]
+    return Line(
+        evidence=f"attention of decodes of unequal length: {profile}",
+        source="the profile's own table, rows held out",
+        n=error["num"],
+        metric="launch time, held out, MAPE",
+        error_pct=error["mape_pct"],
+        judged=False,
+        fitted=f"its constants on the other {skew['rows'] - error['num']:,} launches of the same table",
+        text=f"bias {error['bias_pct']:+.2f} %; priced at their mean length {at_mean['mape_pct']:.2f} %",
+        note="the fit's own data, not independent evidence",
+    )
+
+
+STEP_TIMES = Section(
+    "Step times",
+    _step_times,
+    curves=_step_curves,
+    gaps=_step_gaps,
+    needs=(inputs.table(),),
+    partial=True,
+    intro="Whole steps of real engines against their kernels alone, the host terms at 0: a prediction too fast "
+    "leaves room for the host's work, one too slow would be wrong whatever the host did. Below them, launches "
+    "of unequal decodes that were held out of the fit.",
+)

@@ -8,43 +8,40 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from evidence.line import Line
+from evidence.line import Curves, Line, Section, mape, off_pct
 from evidence.startup_logs import judge, read_evidence
 
-SECTION = "Memory"
 TABLE = "data/evidence/kv_capacity.csv"
-NEEDS = (TABLE,)
 SOURCE = "public start-up logs (kv_capacity.csv)"
 GROUPS = ("V1 since 0.17, TP 1", "V1 since 0.17, TP", "V1 before 0.17", "V0")
 LABELS = {"V1 since 0.17, TP": "V1 since 0.17, TP 2 and more"}
+Verdicts = list[dict[str, Any]]
+"""What is said of each start-up."""
+
 NOT_JUDGED = "not judged"
 FITTED = "the memory rules of the version (simkit/data/engine_memory.yaml names the rows each rests on)"
 
 
-def lines(shared: Path | None) -> list[Line]:
+def _lines(shared: Path) -> list[Line]:
     """A line a group of engine versions, one for refusals, one for each reason why rows are not judged."""
-    if shared is None:
-        return []
     verdicts = _verdicts(shared)
     found = [_group(name, verdicts) for name in GROUPS]
     return [*(line for line in found if line is not None), _refusals(verdicts), *_left_out(verdicts)]
 
 
-def curves(shared: Path | None) -> dict[str, Any]:
+def _curves(shared: Path) -> Curves:
     """Logged and predicted KV tokens of every start-up that prints them, by group."""
-    if shared is None:
-        return {}
     points = {name: _tokens(name, _verdicts(shared)) for name in GROUPS}
     named = {LABELS.get(name, name): [list(point[1:]) for point in found] for name, found in points.items()}
     return {"kv_tokens": named}
 
 
 @functools.cache
-def _verdicts(shared: Path) -> list[dict[str, Any]]:
+def _verdicts(shared: Path) -> Verdicts:
     return [judge(row) for row in read_evidence(shared / TABLE)]
 
 
-def _tokens(group: str, verdicts: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
+def _tokens(group: str, verdicts: Verdicts) -> list[tuple[str, float, float]]:
     """(row, logged, predicted) where the start-up printed a pool and neither side refused it."""
     return [
         (verdict["id"], verdict["kv_tokens"]["logged"], float(verdict["kv_tokens"]["predicted"]))
@@ -57,31 +54,29 @@ def _tokens(group: str, verdicts: list[dict[str, Any]]) -> list[tuple[str, float
     ]
 
 
-def _group(group: str, verdicts: list[dict[str, Any]]) -> Line | None:
+def _group(group: str, verdicts: Verdicts) -> Line | None:
     found = _tokens(group, verdicts)
     if not found:
         return None
-    errors = {row: 100.0 * (predicted / logged - 1.0) for row, logged, predicted in found}
+    errors = {row: off_pct(predicted, logged) for row, logged, predicted in found}
     worst = max(errors, key=lambda row: abs(errors[row]))
     in_group = sum(verdict["group"] == group for verdict in verdicts)
     return Line(
-        section=SECTION,
         evidence=f"KV tokens, {LABELS.get(group, group)}",
         source=SOURCE,
         n=len(found),
         metric="KV tokens, MAPE",
-        error_pct=fmean(abs(error) for error in errors.values()),
+        error_pct=mape(errors.values()),
         fitted=FITTED,
         text=f"median {median(abs(error) for error in errors.values()):.2f} %, bias {fmean(errors.values()):+.2f} %",
         note=f"worst: {worst} {errors[worst]:+.1f} %; {in_group - len(found)} further rows print no pool or refuse",
     )
 
 
-def _refusals(verdicts: list[dict[str, Any]]) -> Line:
+def _refusals(verdicts: Verdicts) -> Line:
     told = [(bool(v["refused"]["logged"]), bool(v["refused"]["predicted"])) for v in verdicts if "refused" in v]
     wrong = sum(logged != predicted for logged, predicted in told)
     return Line(
-        section=SECTION,
         evidence="starts or is refused",
         source=SOURCE,
         n=len(told),
@@ -93,13 +88,13 @@ def _refusals(verdicts: list[dict[str, Any]]) -> Line:
     )
 
 
-def _left_out(verdicts: list[dict[str, Any]]) -> list[Line]:
+def _left_out(verdicts: Verdicts) -> list[Line]:
     why: Counter[str] = Counter()
     for verdict in verdicts:
         if verdict["group"] == NOT_JUDGED:
             why[_reason(str(verdict["why_not"]))] += 1
     return [
-        Line(SECTION, "start-ups not judged", SOURCE, count, "rows", None, judged=False, text=reason)
+        Line(evidence="start-ups not judged", source=SOURCE, n=count, metric="rows", judged=False, text=reason)
         for reason, count in sorted(why.items())
     ]
 
@@ -107,3 +102,6 @@ def _left_out(verdicts: list[dict[str, Any]]) -> list[Line]:
 def _reason(text: str) -> str:
     """The first clause of a message, without the list of everything that is known."""
     return text.split(";")[0]
+
+
+MEMORY = Section("Memory", _lines, curves=_curves, needs=(TABLE,))

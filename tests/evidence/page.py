@@ -10,10 +10,10 @@ from typing import Any
 from jinja2 import ChoiceLoader, FileSystemLoader
 
 from evidence import charts, wrong
-from evidence.line import HIT, MISSED
-from simkit.report.document import Figure
+from evidence.line import HIT, MISSED, Line, off_pct
+from simkit.report.document import Figure, Section, Table, column
 from simkit.report.render.html import environment
-from simkit.report.render.markdown import escaped
+from simkit.report.render.markdown import escaped, table_lines
 from simkit.report.words import MISSING
 
 HERE = Path(__file__).resolve().parent
@@ -46,43 +46,50 @@ PROFILES = (
     "runs, rows, papers and logs below had no part in it; what else was fitted, and on which of them, stands here."
 )
 
+NEEDS = (
+    "It reads the profiles, scenarios and recorded traces of this repository, and the logs and benchmark tables of "
+    "../shared beside it. Where those are missing it says which sections it cannot rebuild, exits 2 and changes "
+    "nothing. The same input gives the same bytes. Positive errors: predicted larger than measured; MAPE: mean of "
+    "the sizes of the errors."
+)
+
 Content = Mapping[str, Any]
+"""What validation.json holds."""
 
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Ready text: `right` are the columns of numbers; `folded` says what is behind the fold, "" for nothing."""
-
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int]
-    folded: str = ""
+WORDS = frozenset(("metric", "result", "best peer on the same data", "found", "fitted", "source", "rows of the"))
+"""Headers of columns that hold no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section: words, tables, lists under a title each, and the keys of its pictures."""
+    """A section of the page, with the keys of its pictures, and its lists, each a section under a title of its own."""
 
-    key: str
-    title: str
-    text: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    section: Section
     pictures: tuple[str, ...] = ()
+    lists: tuple[Section, ...] = ()
 
 
 def parts(content: Content) -> list[Part]:
     """Everything under the title, in order."""
-    sections = list(dict.fromkeys(line["section"] for line in content["lines"]))
-    return [_fitted(content), _summary(content), *(_section(name, content) for name in sections), _wrong(content)]
+    lines = _lines(content)
+    sections = list(dict.fromkeys(line.section for line in lines))
+    shown = [_section(name, content, lines) for name in sections]
+    return [_fitted(lines), _summary(lines), *shown, _wrong(content, lines)]
+
+
+def files(content: Content) -> dict[str, str]:
+    """Name to text of both pages, and of every picture for the Markdown page."""
+    drawn = charts.drawn(content["curves"])
+    pictures = {f"figures/{key}.svg": charts.standalone(figure.svg) for key, figure in drawn.items()}
+    return {"README.md": markdown(content, drawn), "index.html": html(content, drawn), **pictures}
 
 
 def markdown(content: Content, drawn: Mapping[str, Figure]) -> str:
     """The page for a code host; pictures are the files in figures/."""
     lines = [f"# {TITLE}", "", _answer(content), "", "Rebuild this page, its data and its pictures:", ""]
-    lines += ["```sh", COMMAND, "```", "", _needs()]
+    lines += ["```sh", COMMAND, "```", "", NEEDS]
     for part in parts(content):
-        lines += ["", f"## {part.title}", *_blocks(part, drawn)]
+        lines += ["", f"## {part.section.title}", *_blocks(part, drawn)]
     return "\n".join(lines) + "\n"
 
 
@@ -92,174 +99,155 @@ def html(content: Content, drawn: Mapping[str, Figure]) -> str:
     assert pages.loader is not None
     pages.loader = ChoiceLoader([FileSystemLoader(HERE), pages.loader])
     return pages.get_template("evidence.html.j2").render(
-        title=TITLE, answer=_answer(content), command=COMMAND, needs=_needs(), parts=parts(content), drawn=drawn
+        title=TITLE, answer=_answer(content), command=COMMAND, needs=NEEDS, parts=parts(content), drawn=drawn
     )
 
 
-def pictures(drawn: Mapping[str, Figure]) -> dict[str, str]:
-    """File name to content of every picture, for the Markdown page."""
-    return {f"{key}.svg": charts.standalone(figure.svg) for key, figure in drawn.items()}
+def _lines(content: Content) -> list[Line]:
+    return [Line(**line) for line in content["lines"]]
 
 
 def _answer(content: Content) -> str:
     """Bars hit of bars judged, by count."""
-    judged = [line for line in content["lines"] if line["verdict"] in (HIT, MISSED)]
-    hit = sum(line["verdict"] == HIT for line in judged)
+    judged = [line for line in _lines(content) if line.verdict in (HIT, MISSED)]
+    by_section: dict[str, list[bool]] = {}
+    for line in judged:
+        by_section.setdefault(line.section, []).append(line.verdict == HIT)
+    hit = sum(line.verdict == HIT for line in judged)
     failed = len(judged) - hit
     told = "none missed" if not failed else f"{failed} missed and named below"
-    by = [
-        f"{section} {sum(line['verdict'] == HIT for line in lines)} of {len(lines)}"
-        for section in dict.fromkeys(line["section"] for line in judged)
-        if (lines := [line for line in judged if line["section"] == section])
-    ]
+    by = [f"{section} {sum(hits)} of {len(hits)}" for section, hits in by_section.items()]
     return f"{hit} of {len(judged)} bars are met, {told}: {', '.join(by)}."
 
 
-def _needs() -> str:
-    return (
-        "It reads the profiles, scenarios and recorded traces of this repository, and the logs and benchmark tables of "
-        "../shared beside it. Where those are missing it says which sections it cannot rebuild, exits 2 and changes "
-        "nothing. The same input gives the same bytes. Positive errors: predicted larger than measured; MAPE: mean of "
-        "the sizes of the errors."
-    )
-
-
-def _fitted(content: Content) -> Part:
+def _fitted(lines: Sequence[Line]) -> Part:
     """What was fitted, by what it was fitted on, and what rests on nothing that was."""
-    judged = [line for line in content["lines"] if line["judged"]]
-    given = dict.fromkeys(line["fitted"] for line in judged if not _is_none(line["fitted"]))
-    items = [f"{fitted}. Behind: {'; '.join(_users(judged, fitted))}." for fitted in given]
-    free: dict[str, list[str]] = {}
-    for line in judged:
-        if _is_none(line["fitted"]):
-            free.setdefault(line["section"], []).append(line["evidence"])
-    none = [f"{section}: {'; '.join(dict.fromkeys(evidence))}." for section, evidence in free.items()]
-    lists = [("Rests on numbers that were fitted, and on which", tuple(items)), ("Nothing was fitted for", tuple(none))]
-    rows = tuple((name, rows) for name, rows in lists if rows)
-    return Part("fitted", "What is fitted and what is not", text=(PROFILES,), lists=rows)
+    behind: dict[str, dict[str, None]] = {}
+    free: dict[str, dict[str, None]] = {}
+    for line in lines:
+        if line.judged and _is_none(line.fitted):
+            free.setdefault(line.section, {})[line.evidence] = None
+        elif line.judged:
+            behind.setdefault(line.fitted, {})[line.evidence] = None
+    fits = [f"{fitted}. Behind: {'; '.join(users)}." for fitted, users in behind.items()]
+    none = [f"{section}: {'; '.join(evidence)}." for section, evidence in free.items()]
+    lists = _lists({"Rests on numbers that were fitted, and on which": fits, "Nothing was fitted for": none})
+    return Part(Section("fitted", "What is fitted and what is not", (PROFILES,)), lists=lists)
 
 
-def _users(judged: Sequence[Mapping[str, Any]], fitted: str) -> list[str]:
-    return list(dict.fromkeys(line["evidence"] for line in judged if line["fitted"] == fitted))
+def _lists(items_by_title: Mapping[str, Sequence[str]]) -> tuple[Section, ...]:
+    """Those that have something."""
+    return tuple(Section("", title, items=tuple(items)) for title, items in items_by_title.items() if items)
 
 
 def _is_none(fitted: str) -> bool:
     return fitted == "none" or fitted.startswith("none ")
 
 
-def _summary(content: Content) -> Part:
+def _summary(lines: Sequence[Line]) -> Part:
     headers = ("evidence", "n", "metric", "error", "bar", "result", "best peer on the same data")
     rows = [
-        (
-            line["evidence"],
-            _count(line),
-            line["metric"],
-            _error(line),
-            _bar(line),
-            _verdict(line),
-            line["peer"] or MISSING,
-        )
-        for line in content["lines"]
-        if line["judged"]
+        (line.evidence, f"{line.n:,}", line.metric, _error(line), _bar(line), _verdict(line), line.peer or MISSING)
+        for line in lines
+        if line.judged
     ]
-    return Part("summary", "All that is judged", tables=(Table(headers, tuple(rows), frozenset((1, 3, 4))),))
+    return Part(Section("summary", "All that is judged", tables=_tables(_table(headers, rows))))
 
 
-def _section(name: str, content: Content) -> Part:
-    lines = [line for line in content["lines"] if line["section"] == name]
-    judged, shown = [line for line in lines if line["judged"]], [line for line in lines if not line["judged"]]
+def _section(name: str, content: Content, lines: Sequence[Line]) -> Part:
+    curves = content["curves"]
+    mine = [line for line in lines if line.section == name]
+    judged, shown = [line for line in mine if line.judged], [line for line in mine if not line.judged]
     num_open, others = FOLDS.get(name, (OPEN, "further rows")) if not judged else (0, "further rows")
-    kept_open, folded = ([*judged, *shown[:num_open]], shown[num_open:]) if len(shown) >= MANY else (lines, [])
-    tables = [_table(kept_open, ""), _table(folded, f"{len(folded)} {others}")]
-    key = name.lower().replace(" ", "-")
-    charts = [key for key, chart in (content["curves"].get("charts") or {}).items() if chart["section"] == name]
-    pictures = (*PICTURES.get(name, ()), *charts)
+    kept_open, folded = ([*judged, *shown[:num_open]], shown[num_open:]) if len(shown) >= MANY else (mine, [])
+    tables = [_evidence(kept_open, ""), _evidence(folded, f"{len(folded)} {others}")]
     if name == ROWS:
-        tables += [_rows(set_name, found) for set_name, found in (content["curves"].get("sets") or {}).items()]
+        tables += [_rows(set_name, found) for set_name, found in (curves.get("sets") or {}).items()]
+    own = [key for key, chart in (curves.get("charts") or {}).items() if chart["section"] == name]
     intro = (content.get("intros") or {}).get(name)
-    text = () if intro is None else (intro,)
-    return Part(key, name, text=text, tables=tuple(t for t in tables if t.rows), pictures=pictures)
+    section = Section(name.lower().replace(" ", "-"), name, () if intro is None else (intro,), tables=_tables(*tables))
+    return Part(section, pictures=(*PICTURES.get(name, ()), *own))
 
 
-def _rows(name: str, found: Mapping[str, Any]) -> Table:
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], folded: str = "") -> Table:
+    """`folded` says what is behind the fold, "" for nothing."""
+    names, *columns = zip(*rows, strict=True) if rows else [()] * len(headers)
+    group = tuple(
+        column(header, cells, words=header in WORDS) for header, cells in zip(headers[1:], columns, strict=True)
+    )
+    return Table(folded, headers[0], tuple(names), (group,), folded=bool(folded))
+
+
+def _tables(*found: Table) -> tuple[Table, ...]:
+    """Those that have rows."""
+    return tuple(table for table in found if table.names)
+
+
+def _rows(name: str, found: Content) -> Table:
     """Every row of a set, with the host terms that hold and with none."""
     headers = ("row", found["by"], "rows of the", "measured", "predicted", "error", "host terms at 0", "error")
     rows = [
         (
             point["row"], f"{point['by']:,}", "test" if point["test"] else "fit", f"{point['measured']:.5g}",
-            f"{point['predicted']:.5g}", f"{wrong.off_pct(point['predicted'], point['measured']):+.1f} %",
-            f"{point['at_zero']:.5g}", f"{wrong.off_pct(point['at_zero'], point['measured']):+.1f} %",
+            f"{point['predicted']:.5g}", f"{off_pct(point['predicted'], point['measured']):+.1f} %",
+            f"{point['at_zero']:.5g}", f"{off_pct(point['at_zero'], point['measured']):+.1f} %",
         )
         for point in found["points"]
     ]  # fmt: skip
-    return Table(headers, tuple(rows), frozenset((1, 3, 4, 5, 6, 7)), f"{name}: {len(rows)} rows, {found['unit']}")
+    return _table(headers, rows, f"{name}: {len(rows)} rows, {found['unit']}")
 
 
-def _table(lines: Sequence[Mapping[str, Any]], folded: str) -> Table:
+def _evidence(lines: Sequence[Line], folded: str) -> Table:
     headers = ("evidence", "n", "metric", "error", "bar", "result", "found", "fitted", "source")
     rows = [
         (
-            line["evidence"], _count(line), line["metric"], _error(line), _bar(line), _verdict(line),
-            "; ".join(text for text in (line["text"], line["note"]) if text) or MISSING,
-            line["fitted"] or MISSING, line["source"],
+            line.evidence, f"{line.n:,}", line.metric, _error(line), _bar(line), _verdict(line),
+            "; ".join(text for text in (line.text, line.note) if text) or MISSING, line.fitted or MISSING, line.source,
         )
         for line in lines
     ]  # fmt: skip
-    return Table(headers, tuple(rows), frozenset((1, 3, 4)), folded)
+    return _table(headers, rows, folded)
 
 
-def _wrong(content: Content) -> Part:
+def _wrong(content: Content, lines: Sequence[Line]) -> Part:
     curves = content["curves"]
-    found = wrong.missed(content["lines"])
-    lists = [
-        ("Bars that are missed", tuple(found or ["none"])),
-        ("Shown without a bar, and furthest off", tuple(wrong.furthest(content["lines"]))),
-        ("The groups of rows that are furthest off", tuple(wrong.worst_groups(curves))),
-        (wrong.PUBLIC_TITLE, tuple(wrong.worst_public(curves))),
-        (f"Biases of {wrong.AS_FAR_OFF_PCT:g} % or more (mean error with its sign)", tuple(wrong.biases(curves))),
-        ("Known gaps", tuple(content["gaps"])),
-    ]
-    return Part("wrong", "Where simkit is wrong", lists=tuple((title, items) for title, items in lists if items))
+    lists = {
+        "Bars that are missed": wrong.missed(lines) or ["none"],
+        "Shown without a bar, and furthest off": wrong.furthest(lines),
+        "The groups of rows that are furthest off": wrong.worst_groups(curves),
+        wrong.PUBLIC_TITLE: wrong.worst_public(curves),
+        f"Biases of {wrong.AS_FAR_OFF_PCT:g} % or more (mean error with its sign)": wrong.biases(curves),
+        "Known gaps": content["gaps"],
+    }
+    return Part(Section("wrong", "Where simkit is wrong"), lists=_lists(lists))
 
 
-def _count(line: Mapping[str, Any]) -> str:
-    return f"{line['n']:,}"
-
-
-def _error(line: Mapping[str, Any]) -> str:
-    error = line["error_pct"]
+def _error(line: Line) -> str:
+    error = line.error_pct
     if error is None:
         return MISSING
     return f"{error:.0f} %" if error == 0 else f"{error:.1f} %" if abs(error) >= 1 else f"{error:.2f} %"
 
 
-def _bar(line: Mapping[str, Any]) -> str:
-    return MISSING if line["bar_pct"] is None else f"{line['bar_pct']:.3g} %"
+def _bar(line: Line) -> str:
+    return MISSING if line.bar_pct is None else f"{line.bar_pct:.3g} %"
 
 
-def _verdict(line: Mapping[str, Any]) -> str:
-    return "MISSED" if line["verdict"] == MISSED else str(line["verdict"])
+def _verdict(line: Line) -> str:
+    return "MISSED" if line.verdict == MISSED else line.verdict
 
 
 def _blocks(part: Part, drawn: Mapping[str, Figure]) -> Iterator[str]:
-    for text in part.text:
-        yield from ("", escaped(text))
+    for said in part.section.says:
+        yield from ("", escaped(said))
     for key in part.pictures:
         if key in drawn:
             yield from ("", f"![{key}](figures/{key}.svg)", "", f"*{escaped(drawn[key].caption)}*")
-    for table in part.tables:
-        yield from _markdown_table(table)
-    for title, items in part.lists:
-        yield from ("", f"### {escaped(title)}", "", *(f"- {escaped(item)}" for item in items))
-
-
-def _markdown_table(table: Table) -> Iterator[str]:
-    if table.folded:
-        yield from ("", "<details>", f"<summary>{table.folded}</summary>")
-    yield ""
-    yield f"| {' | '.join(table.headers)} |"
-    yield f"| {' | '.join('---:' if i in table.right else '---' for i in range(len(table.headers)))} |"
-    for row in table.rows:
-        yield f"| {' | '.join(escaped(cell) if cell != 'MISSED' else '**MISSED**' for cell in row)} |"
-    if table.folded:
-        yield from ("", "</details>")
+    for table in part.section.tables:
+        if table.folded:
+            yield from ("", "<details>", f"<summary>{table.title}</summary>")
+        yield from (line.replace("| MISSED |", "| **MISSED** |") for line in table_lines(table))
+        if table.folded:
+            yield from ("", "</details>")
+    for each in part.lists:
+        yield from ("", f"### {escaped(each.title)}", "", *(f"- {escaped(item)}" for item in each.items))

@@ -1,35 +1,30 @@
-"""Figures of papers, each simulated in its setting."""
+"""Figures of papers, each simulated in its setting: settings and claims are public, and stand with their sources."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from evidence import anyscale, sarathi
-from evidence.from_tests import module_of
-from evidence.line import Line
+from evidence.inputs import module_of
+from evidence.line import Curves, Line, Section
 
-SECTION = "Papers"
-NEEDS: tuple[str, ...] = ()
-"""Files of `shared`: none, the settings and claims are public and stand in the modules with their sources."""
 PAGED_SOURCE = "PagedAttention, SOSP 2023"
 
 
-def lines(shared: Path | None) -> list[Line]:
+def _lines(shared: Path) -> list[Line]:
     """PagedAttention's memory, Anyscale's batching, Sarathi-Serve's chunks."""
-    return [*paged_attention(), *anyscale.lines(shared), *sarathi.lines(shared)]
+    return [*paged_attention(), *anyscale.lines(), *sarathi.lines()]
 
 
-def figures() -> dict[str, Any]:
-    """What there is to plot: key to {title, x, y_by_name (None where a line has no point), x_label, y_label, log}."""
-    return anyscale.figures() | sarathi.figures()
+def _charts() -> Curves:
+    return anyscale.charts() | sarathi.charts()
 
 
-def paged_attention() -> list[Line]:
+def paged_attention() -> Iterator[Line]:
     """Requests that run together and KV memory that holds tokens, by the way in which memory is set aside."""
-    return [
-        Line(
-            section=SECTION,
+    for figure in module_of("theory/test_paper_figures.py").figures():
+        yield Line(
             evidence=f"PagedAttention: {figure.name}",
             source=PAGED_SOURCE,
             n=1,
@@ -41,5 +36,6 @@ def paged_attention() -> list[Line]:
             text=f"paper {figure.paper:.2f}, simulated {figure.simkit:.2f}",
             note=figure.note,
         )
-        for figure in module_of("theory/test_paper_figures.py").figures()
-    ]
+
+
+PAPERS = Section("Papers", _lines, charts=_charts)

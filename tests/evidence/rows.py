@@ -10,19 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import sets as evidence
-from evidence.line import HIT, MISSED, Line
-from evidence.sets import Spec
+from evidence import inputs
+from evidence.inputs import Spec
+from evidence.line import HIT, MISSED, Curves, Line, Section, mape, off_pct
 from simkit.validation.rows.fit import FitRows
 from simkit.validation.rows.study import RUNNING_SLACK, study_rows
 
-SECTION = "Aggregate rows"
-INTRO = (
-    "A row holds the means of one benchmark: each is simulated with the load, lengths and settings that it states. "
-    "Where host terms were fitted, it is on the rows that are named, and the error judged is that of the others."
-)
-NEEDS = (evidence.chosen()["tables"]["shared"],)
-PARTIAL = True
 THROUGHPUT, DURATION, RUNNING = "throughput", "duration_s", "running"
 UNITS = {"mean_tpot_ms": "TPOT [ms]", "output_tok_s": "output [tokens/s]", THROUGHPUT: "throughput [tokens/s]"}
 ALONE = "fitted on this GPU alone"
@@ -64,30 +57,28 @@ class Found:
     ttft_pct: tuple[float, ...] = ()
 
 
-def lines(shared: Path | None) -> list[Line]:
+def _all_lines(shared: Path) -> list[Line]:
     """For each set: what is judged, the same with host terms at 0, the rows of the fit, running counts, and what it is
     under other assumptions."""
-    if shared is None:
-        return []
     return [line for found in studies(shared) for line in _with_others(found, shared)]
 
 
-def curves(shared: Path | None) -> dict[str, Any]:
+def _curves(shared: Path) -> Curves:
     """The points of every set."""
-    return {} if shared is None else {"sets": {found.spec["name"]: _curve(found) for found in studies(shared)}}
+    return {"sets": {found.spec["name"]: _curve(found) for found in studies(shared)}}
 
 
-def gaps(shared: Path | None) -> list[str]:
+def _gaps(shared: Path) -> list[str]:
     """Sets whose table is not there."""
-    lacking = [] if shared is None else [spec for spec in evidence.specs() if not evidence.is_here(shared, spec)]
-    return [f"{spec['name']}: left out, for want of ../shared/{evidence.table_of(spec)}" for spec in lacking]
+    lacking = [spec for spec in inputs.specs() if not inputs.is_here(shared, spec)]
+    return [f"{spec['name']}: left out, for want of ../shared/{inputs.table_of(spec)}" for spec in lacking]
 
 
 @functools.cache
 def studies(shared: Path) -> tuple[Found, ...]:
     """Every set of sets.yaml, simulated once. Sets that are fitted `together` share their terms."""
     groups: dict[str, list[Spec]] = {}
-    specs = [spec for spec in evidence.specs() if evidence.is_here(shared, spec)]
+    specs = [spec for spec in inputs.specs() if inputs.is_here(shared, spec)]
     for spec in specs:
         groups.setdefault(spec.get("together", spec["name"]), []).append(spec)
     found: dict[str, Found] = {}
@@ -105,7 +96,7 @@ def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list
     sets = [*spec.get("set", ()), *(f"latency.host={json.dumps(fit['terms'])}" for fit in given)]
     metric = DURATION if spec["metric"] == THROUGHPUT else spec["metric"]
     wanted = None if fit is None else FitRows(fit["column"], tuple(fit["values"]), metric)
-    chosen = [evidence.rows_of(shared, each) for each in specs]
+    chosen = [inputs.rows_of(shared, each) for each in specs]
     together = [row for rows in chosen for row in rows]
     content = study_rows(together, fit=wanted, sets=sets, name=spec["name"]).to_json()
     fits = content["fit"] or list(given)
@@ -120,7 +111,7 @@ def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list
                 points=tuple(_point(row, metric, inverse=spec["metric"] == THROUGHPUT) for row in rows),
                 fits=tuple(fits) if isinstance(fits, list) else (fits,),
                 running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
-                source=evidence.source_of(own, each),
+                source=inputs.source_of(own, each),
                 num_skipped=len(own) - len(rows),
                 assumptions=tuple(content["assumptions"]),
                 ttft_pct=tuple(
@@ -154,8 +145,8 @@ def _with_others(found: Found, shared: Path) -> list[Line]:
 
 def beyond(line: Line, which: str, other: Line) -> str:
     """What a line that is met says of one with another assumption, by which its bar would be missed; else ""."""
-    missed = replace(other, judged=True, bar_pct=line.bar_pct).verdict == MISSED
-    return f"with {which} {other.error_pct:.1f} %: the bar would be missed" if missed and line.verdict == HIT else ""
+    missed = replace(other, judged=True, bar_pct=line.bar_pct).outcome == MISSED
+    return f"with {which} {other.error_pct:.1f} %: the bar would be missed" if missed and line.outcome == HIT else ""
 
 
 def apart(shared: Mapping[str, float], own: Mapping[str, float]) -> str:
@@ -175,7 +166,7 @@ def _with_loops(found: Found, shared: Path, loops: int) -> Line:
     spec = found.spec
     rows = [
         replace(row, numbers={**row.numbers, "num_prompts": loops * row.numbers["max_concurrency"]})
-        for row in evidence.rows_of(shared, spec)
+        for row in inputs.rows_of(shared, spec)
     ]
     content = study_rows(rows, sets=spec.get("set", ()), name=spec["name"]).to_json()
     points = tuple(_point(row, spec["metric"], inverse=False) for row in content["rows"])
@@ -194,13 +185,13 @@ def _point(row: Mapping[str, Any], metric: str, *, inverse: bool) -> Point:
 
 def errors_pct(points: Sequence[Point], key: str = "predicted") -> list[float]:
     """Predicted over measured of every point, percent off."""
-    return [100.0 * (getattr(point, key) / point.measured - 1.0) for point in points]
+    return [off_pct(getattr(point, key), point.measured) for point in points]
 
 
 def _lines(found: Found) -> list[Line]:
     test = [point for point in found.points if point.test]
     fitted = [point for point in found.points if not point.test]
-    judged = evidence.is_judged(found.spec)
+    judged = inputs.is_judged(found.spec)
     which = "test rows" if fitted else "all rows"
     made = [_line(found, test, which, "predicted", judged=judged)]
     if found.fits:
@@ -215,12 +206,11 @@ def _lines(found: Found) -> list[Line]:
 def _ttft(found: Found, which: str) -> Line:
     """The mean time to the first token, which has no bar."""
     return Line(
-        section=SECTION,
         evidence=f"{found.spec['name']}, {which}, TTFT",
         source=found.source,
         n=len(found.ttft_pct),
         metric="mean TTFT [ms], MAPE",
-        error_pct=fmean(map(abs, found.ttft_pct)),
+        error_pct=mape(found.ttft_pct),
         judged=False,
         fitted=fitted_text(found),
         text=f"bias {fmean(found.ttft_pct):+.1f} %, largest {max(found.ttft_pct, key=abs):+.1f} %",
@@ -234,12 +224,11 @@ def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged
     by = BY[column_of(spec)]
     skipped = f"; {found.num_skipped} rows not simulated" if found.num_skipped else ""
     return Line(
-        section=SECTION,
         evidence=f"{spec['name']}, {which}",
         source=found.source,
         n=len(points),
         metric=f"{UNITS[spec['metric']]}, MAPE",
-        error_pct=fmean(map(abs, off)),
+        error_pct=mape(off),
         bar_pct=spec.get("bar_pct"),
         judged=judged,
         peer=spec.get("peer", "") if judged else "",
@@ -288,7 +277,6 @@ def _running(found: Found) -> Line:
     outside = sum(not values["within"] for values in told)
     shown = ", ".join(f"{v['measured']:g} in {v['predicted_mean']:.0f} to {v['predicted_peak']:g}" for v in told)
     return Line(
-        section=SECTION,
         evidence=f"{found.spec['name']}, running sequences from {found.spec['running']['from']} requests",
         source=found.source,
         n=len(told),
@@ -301,14 +289,24 @@ def _running(found: Found) -> Line:
     )
 
 
-def _curve(found: Found) -> dict[str, Any]:
-    spec = found.spec
-    points = [{"by": point.concurrency, **asdict(point)} for point in found.points]
-    bar = spec.get("bar_pct")
+def _curve(found: Found) -> Curves:
     return {
-        "unit": UNITS[spec["metric"]],
-        "by": BY[column_of(spec)],
-        "bar_pct": bar,
-        "points": points,
+        "unit": UNITS[found.spec["metric"]],
+        "by": BY[column_of(found.spec)],
+        "bar_pct": found.spec.get("bar_pct"),
+        "points": [{"by": point.concurrency, **asdict(point)} for point in found.points],
         "assumed": found.assumptions,
     }
+
+
+ROWS = Section(
+    "Aggregate rows",
+    _all_lines,
+    curves=_curves,
+    gaps=_gaps,
+    needs=(inputs.table(),),
+    partial=True,
+    intro="A row holds the means of one benchmark: each is simulated with the load, lengths and settings that it "
+    "states. Where host terms were fitted, it is on the rows that are named, and the error judged is that of "
+    "the others.",
+)

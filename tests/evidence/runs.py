@@ -6,10 +6,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from evidence import sets as evidence
-from evidence.line import Line
+from evidence import inputs
+from evidence.line import Curves, Line, Section, off_pct
 from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up
@@ -24,13 +23,8 @@ from simkit.units import ns_to_s
 from simkit.validation.runs.comparison import Comparison, compare
 from simkit.validation.runs.result import arms
 
-SECTION = "End-to-end runs"
-INTRO = (
-    "A real run with a record for each request: in the simulation the same requests arrive at the same times. No "
-    "number was fitted to it: its steps come from the profile of the GPU and the default host term."
-)
-NEEDS = (evidence.chosen()["run"]["folder"],)
-ENGINE = evidence.ROOT / "scenarios" / "validate-rtx-pro-6000.yaml"
+NEEDS = (str(inputs.run()["folder"]),)
+ENGINE = inputs.ROOT / "scenarios" / "validate-rtx-pro-6000.yaml"
 LOGS = "requests*.json*"
 """The log in the folder of the run, plain or packed."""
 
@@ -50,32 +44,30 @@ ABLATED = ("e2e_ms.mean", "ttft_ms.mean")
 """What the ablation shows."""
 
 
-def lines(shared: Path | None) -> list[Line]:
+def _lines(shared: Path) -> list[Line]:
     """The judged statistics, the makespan on one clock, the same with host terms at 0, and every other statistic."""
-    if shared is None:
-        return []
     found, at_zero = _compared(shared), _compared(shared, AT_ZERO)
     one_clock = _on_one_clock(shared, found)
-    judged = [_line(key, found, judged=True) for key in _run()["bars_pct"]]
+    judged = [_line(key, found, judged=True) for key in inputs.run()["bars_pct"]]
     judged = [_with_clocks(line, one_clock) if line.metric == NAMES[MAKESPAN] else line for line in judged]
-    zero = [_line(key, at_zero, judged=False, which="host terms at 0") for key in _run()["bars_pct"]]
+    zero = [_line(key, at_zero, judged=False, which="host terms at 0") for key in inputs.run()["bars_pct"]]
     rest = [
         f"{metric}.{stat}"
         for metric, stats in found.errors.items()
         for stat, values in stats.items()
-        if f"{metric}.{stat}" not in _run()["bars_pct"] and values["error_pct"] is not None
+        if f"{metric}.{stat}" not in inputs.run()["bars_pct"] and values["error_pct"] is not None
     ]
     return [*judged, one_clock, *zero, *(_line(key, found, judged=False) for key in rest)]
 
 
-def curves(shared: Path | None) -> dict[str, Any]:
+def _curves(shared: Path) -> Curves:
     """Distributions of the run, measured and predicted."""
-    return {} if shared is None else {"run": _compared(shared).curves}
+    return {"run": _compared(shared).curves}
 
 
-def gaps(shared: Path | None) -> list[str]:
+def _gaps(shared: Path) -> list[str]:
     """What limits the comparison."""
-    return [] if shared is None else [f"{_run()['name']}: {note}." for note in _compared(shared).notes]
+    return [f"{inputs.run()['name']}: {note}." for note in _compared(shared).notes]
 
 
 def errors_without(shared: Path) -> dict[str, tuple[float, Mapping[str, float]]]:
@@ -100,21 +92,16 @@ def fitted_text() -> str:
     return f"none on this run; {JUDGED} of {HOST_FIXED_US:g} us a step, assumed for every GPU"
 
 
-def _run() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = evidence.chosen()["run"]
-    return found
-
-
 def asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:
     """The engine of the run with its log as the workload. Raises InputError when the folder has not exactly one log."""
     return scenario.for_replay(scenario.load(ENGINE), {"path": str(_log(shared))}, {"path": "the log"}, list(sets))
 
 
 def _log(shared: Path) -> Path:
-    folder: Path = shared / _run()["folder"]
+    folder: Path = shared / inputs.run()["folder"]
     logs = sorted(folder.glob(LOGS))
     if len(logs) != 1:
-        raise InputError(f"{_run()['folder']}: expected one {LOGS}, got {len(logs)}")
+        raise InputError(f"{inputs.run()['folder']}: expected one {LOGS}, got {len(logs)}")
     return logs[0]
 
 
@@ -137,12 +124,11 @@ def _values(found: Comparison, key: str) -> Mapping[str, float | None]:
 
 
 def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> Line:
-    values, run = _values(found, key), _run()
+    values, run = _values(found, key), inputs.run()
     metric, _, stat = key.partition(".")
     unit = next((f" {unit}" for unit in ("ms", "s") if metric.endswith(f"_{unit}")), "")
     name = NAMES.get(key, f"{metric.removesuffix('_ms').replace('_', ' ')} {stat.replace('_', ' ')}")
     return Line(
-        section=SECTION,
         evidence=f"{run['name']}, {which}",
         source=run["source"],
         n=found.num_requests.get(metric, found.num_requests["compared"]),
@@ -161,14 +147,14 @@ def _on_one_clock(shared: Path, found: Comparison) -> Line:
     """The makespan, measured by the clock of the engine alone. Raises InputError when requests are left out."""
     first, last, count = _engine_span(shared)
     if count != found.num_requests["compared"]:
-        raise InputError(f"{_run()['folder']}: expected all {count} requests compared")
+        raise InputError(f"{inputs.run()['folder']}: expected all {count} requests compared")
     line, predicted = _line(MAKESPAN, found, judged=False), _values(found, MAKESPAN)["predicted"]
     assert predicted is not None
     measured = ns_to_s(last - first)
     return replace(
         line,
         metric="makespan on the engine's own clock",
-        error_pct=100.0 * (predicted / measured - 1.0),
+        error_pct=off_pct(predicted, measured),
         bar_pct=None,
         text=f"measured {_told(measured)} s, predicted {_told(predicted)} s",
         note=ONE_CLOCK,
@@ -194,3 +180,14 @@ def _told(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+RUNS = Section(
+    "End-to-end runs",
+    _lines,
+    curves=_curves,
+    gaps=_gaps,
+    needs=NEEDS,
+    intro="A real run with a record for each request: in the simulation the same requests arrive at the same times. "
+    "No number was fitted to it: its steps come from the profile of the GPU and the default host term.",
+)

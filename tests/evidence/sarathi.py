@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.line import Line
+from evidence.line import Curves, Line, off_pct
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
 from simkit.planner.jobs import CapacityJob, run_jobs
@@ -33,7 +33,6 @@ from simkit.studies.offered_load import base_rate, for_trials
 from simkit.studies.study import Failure, Options
 from simkit.units import NS_PER_MS
 
-SECTION = "Papers"
 SOURCE = "Sarathi-Serve, OSDI 2024 (paper and its experiments)"
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "sarathi-chunked-prefill.yaml"
 
@@ -143,12 +142,11 @@ def gain(setting: Setting) -> Ratio:
     return ratio(found[setting, CHUNKED].capacity, whole.capacity, setting.effort.resolution)
 
 
-def lines(shared: Path | None) -> list[Line]:
+def lines() -> list[Line]:
     """Whether chunks carry more everywhere, how much where the claim is, and in the other settings."""
     gains = {setting: gain(setting) for setting in SETTINGS}
     not_more = sum(each.low <= 1 for each in gains.values())
     direction = Line(
-        section=SECTION,
         evidence="Sarathi-Serve: chunked prefill carries more within an SLO on the gaps between tokens",
         source=SOURCE,
         n=len(gains),
@@ -163,7 +161,7 @@ def lines(shared: Path | None) -> list[Line]:
     return [direction, _size(STRICT_CHATS), *rest, _strict_slo()]
 
 
-def figures() -> dict[str, Any]:
+def charts() -> Curves:
     """p99 of the gaps between tokens against the rate, strict SLO on chats, at the rates tried with replication 0."""
     tried = {arm: _tried(capacities()[STRICT_CHATS, arm].trials) for arm in (CHUNKED, WHOLE)}
     rates = sorted({rate for points in tried.values() for rate in points})
@@ -190,12 +188,11 @@ def _size(setting: Setting) -> Line:
     whole = (capacities().get((setting, WHOLE)) or capacities()[STRICT_CHATS, WHOLE]).capacity
     launches = "one launch for chunks and decodes" if setting.one_launch else "a launch each for chunks and decodes"
     return Line(
-        section=SECTION,
         evidence=f"Sarathi-Serve: {setting.name}, {launches}",
         source=SOURCE,
         n=chunked.replications,
         metric="capacity with chunked prefill over prefill first" + (", against 2.6x" if is_claim else ""),
-        error_pct=100.0 * (found.estimate / CLAIMED - 1) if is_claim else None,
+        error_pct=off_pct(found.estimate, CLAIMED) if is_claim else None,
         bar_pct=BAR_PCT if is_claim else None,
         judged=is_claim,
         fitted="none",
@@ -225,12 +222,11 @@ def decode_step_ms() -> float:
 def _strict_slo() -> Line:
     step_ms = decode_step_ms()
     return Line(
-        section=SECTION,
         evidence=f"Sarathi-Serve: {STEP_MULTIPLE} decode steps of {STEP_SEQS} sequences after {STEP_PROMPT:,} tokens",
         source=SOURCE,
         n=1,
         metric="time, against the strict SLO, which is defined by it",
-        error_pct=100.0 * (STEP_MULTIPLE * step_ms / STRICT_CHATS.gap_ms - 1),
+        error_pct=off_pct(STEP_MULTIPLE * step_ms, STRICT_CHATS.gap_ms),
         judged=False,
         fitted="none",
         text=f"{STEP_MULTIPLE} x {step_ms:.1f} ms = {STEP_MULTIPLE * step_ms:.0f} ms; paper {STRICT_CHATS.gap_ms:g} ms",

@@ -13,23 +13,14 @@ from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from evidence.line import Line
-from evidence.sets import chosen
+from evidence import inputs
+from evidence.line import Curves, Line, Section, mape, off_pct
 from simkit.latency.host import HOST_FIXED_US
 from simkit.validation.rows.read import read_rows
 from simkit.validation.rows.results import RowResult, RowStudy
 from simkit.validation.rows.study import study_rows
 
-SECTION = "All public rows"
-INTRO = (
-    "No bar is set here: flags, versions, lengths and the state of caches are not stated for many rows (prompts may "
-    "have come from a warm prefix cache). The rows judged above are in it again, without their fitted terms, and so is "
-    "the run above, as one row of mean lengths. A positive error of TPOT is a prediction that is too slow, a positive "
-    "error of throughput one that is too fast, so that the two are never averaged together."
-)
-NEEDS = (str(chosen()["tables"]["shared"]),)
 TPOT, THROUGHPUT = "TPOT", "output throughput"
 METRICS = {
     "mean_tpot_ms": (TPOT, "TPOT mean"),
@@ -59,11 +50,9 @@ class Group:
     values: tuple[tuple[str, float, float], ...]
 
 
-def lines(shared: Path | None) -> list[Line]:
+def _lines(shared: Path) -> list[Line]:
     """All rows by what they are held against, what is left out and left open, and each set, engine and GPU."""
-    if shared is None:
-        return []
-    study = _study(shared / NEEDS[0])
+    study = _study(shared / inputs.table())
     groups = grouped(study.rows)
     return [
         *_whole(groups),
@@ -73,11 +62,9 @@ def lines(shared: Path | None) -> list[Line]:
     ]
 
 
-def curves(shared: Path | None) -> dict[str, Any]:
+def _curves(shared: Path) -> Curves:
     """Each group by how many times too large or too small its predictions are."""
-    if shared is None:
-        return {}
-    groups = grouped(_study(shared / NEEDS[0]).rows)
+    groups = grouped(_study(shared / inputs.table()).rows)
     return {"public": [{"name": group.name, "metric": group.metric, **off(group)} for group in groups]}
 
 
@@ -99,7 +86,7 @@ def off(group: Group) -> dict[str, float]:
     small its predictions are, and of the times per token that they mean over those measured (above 1: too slow)."""
     logs = [log(predicted / measured) for _, measured, predicted in group.values]
     slower = 1.0 if group.kind == TPOT else -1.0
-    return {"n": len(logs), "times": exp(fmean(map(abs, logs))), "slower": exp(slower * fmean(logs))}
+    return {"n": len(logs), "times": exp(mape(logs)), "slower": exp(slower * fmean(logs))}
 
 
 def _whole(groups: list[Group]) -> Iterator[Line]:
@@ -116,7 +103,7 @@ def _study(path: Path) -> RowStudy:
 
 
 def _line(evidence: str, metric: str, values: Iterable[tuple[str, float, float]]) -> Line:
-    errors = [(row, 100.0 * (predicted / measured - 1.0)) for row, measured, predicted in values]
+    errors = [(row, off_pct(predicted, measured)) for row, measured, predicted in values]
     worst, largest = max(errors, key=lambda pair: abs(pair[1]))
     within = sum(abs(error) <= WITHIN_PCT for _, error in errors)
     return _shown(
@@ -124,7 +111,7 @@ def _line(evidence: str, metric: str, values: Iterable[tuple[str, float, float]]
         len(errors),
         f"{metric}, MAPE",
         f"bias {fmean(error for _, error in errors):+.1f} %, {within:,} of {len(errors):,} within {WITHIN_PCT:g} %",
-        error_pct=fmean(abs(error) for _, error in errors),
+        error_pct=mape(error for _, error in errors),
         note=f"worst: {worst} {largest:+.0f} %",
     )
 
@@ -152,9 +139,8 @@ def _listed(counts: Counter[str]) -> str:
 
 def _shown(evidence: str, n: int, metric: str, text: str, *, error_pct: float | None = None, note: str = "") -> Line:
     return Line(
-        section=SECTION,
         evidence=evidence,
-        source=Path(NEEDS[0]).name,
+        source=Path(inputs.table()).name,
         n=n,
         metric=metric,
         error_pct=error_pct,
@@ -163,3 +149,16 @@ def _shown(evidence: str, n: int, metric: str, text: str, *, error_pct: float | 
         text=text,
         note=note,
     )
+
+
+TABLE = Section(
+    "All public rows",
+    _lines,
+    curves=_curves,
+    needs=(inputs.table(),),
+    intro="No bar is set here: flags, versions, lengths and the state of caches are not stated for many rows "
+    "(prompts may have come from a warm prefix cache). The rows judged above are in it again, without their "
+    "fitted terms, and so is the run above, as one row of mean lengths. A positive error of TPOT is a "
+    "prediction that is too slow, a positive error of throughput one that is too fast, so that the two are "
+    "never averaged together.",
+)

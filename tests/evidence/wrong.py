@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any
 
-from evidence.line import MISSED, SHOWN
+from evidence.line import MISSED, SHOWN, Curves, Line, off_pct
 
 WORST = 5
 """How many groups are named."""
@@ -32,45 +31,43 @@ PUBLIC_TITLE = (
 )
 
 
-def missed(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def missed(lines: Sequence[Line]) -> list[str]:
     """Every bar that was missed, the furthest beyond it first."""
-    found = [line for line in lines if line["verdict"] == MISSED]
+    found = [line for line in lines if line.verdict == MISSED]
     found.sort(key=lambda line: -_beyond(line))
     return [_missed(line) for line in found]
 
 
-def _beyond(line: Mapping[str, Any]) -> float:
+def _beyond(line: Line) -> float:
     """By how many percent the bar is missed; without end where there is no number at all."""
-    return float("inf") if line["error_pct"] is None else abs(line["error_pct"]) - line["bar_pct"]
+    return float("inf") if line.error_pct is None else abs(line.error_pct) - (line.bar_pct or 0.0)
 
 
-def _missed(line: Mapping[str, Any]) -> str:
-    error = "no number" if line["error_pct"] is None else f"{line['error_pct']:.1f} %"
-    text = f"{line['evidence']}: {line['metric']} {error}, bar {line['bar_pct']:g} % (n = {line['n']:,})"
-    return f"{text}; {line['text']}" if line["text"] else text
+def _missed(line: Line) -> str:
+    error = "no number" if line.error_pct is None else f"{line.error_pct:.1f} %"
+    text = f"{line.evidence}: {line.metric} {error}, bar {line.bar_pct:g} % (n = {line.n:,})"
+    return f"{text}; {line.text}" if line.text else text
 
 
-def furthest(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def furthest(lines: Sequence[Line]) -> list[str]:
     """What is shown as predicted, not judged, and most off."""
     found = [
         line
         for line in lines
-        if line["verdict"] == SHOWN and line["error_pct"] is not None and line["section"] not in WITHOUT_PARTS
-        and not line["evidence"].endswith(AT_ZERO)
+        if line.verdict == SHOWN and line.error_pct is not None and line.section not in WITHOUT_PARTS
+        and not line.evidence.endswith(AT_ZERO)
     ]  # fmt: skip
-    found.sort(key=lambda line: -abs(line["error_pct"]))
-    return [
-        f"{line['evidence']}: {line['metric']} {line['error_pct']:.1f} % (n = {line['n']:,})" for line in found[:WORST]
-    ]
+    found.sort(key=lambda line: -abs(line.error_pct or 0.0))
+    return [f"{line.evidence}: {line.metric} {line.error_pct:.1f} % (n = {line.n:,})" for line in found[:WORST]]
 
 
-def worst_groups(curves: Mapping[str, Any]) -> list[str]:
+def worst_groups(curves: Curves) -> list[str]:
     """The groups of rows (one set, one concurrency) that are furthest off, one of each set."""
     found = sorted(_groups(curves), key=lambda group: -abs(group[0]))
     return [text for _, text in found[:WORST]]
 
 
-def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
+def _groups(curves: Curves) -> Iterator[tuple[float, str]]:
     """The worst group of each set."""
     for name, found in (curves.get("sets") or {}).items():
         groups: dict[int, list[float]] = {}
@@ -82,27 +79,27 @@ def _groups(curves: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
             yield fmean(errors), f"{name}, {found['by']} {value}: {found['unit']} {fmean(errors):+.1f} % ({rows})"
 
 
-def worst_public(curves: Mapping[str, Any]) -> list[str]:
+def worst_public(curves: Curves) -> list[str]:
     """The groups of public rows that are furthest off: too fast and too slow count alike, times and rates too."""
     found = [group for group in curves.get("public") or () if group["n"] >= MIN_PUBLIC_ROWS]
     found.sort(key=lambda group: -group["times"])
     return [_public(group) for group in found[:WORST]]
 
 
-def _public(group: Mapping[str, Any]) -> str:
+def _public(group: Curves) -> str:
     slower = group["slower"]
     way = f"{slower:.2f} too slow" if slower >= 1 else f"{1 / slower:.2f} too fast"
     off = f"{group['metric']} off by a factor of {group['times']:.2f}, in the mean {way}"
     return f"{group['name']}: {off} (n = {group['n']:,})"
 
 
-def biases(curves: Mapping[str, Any]) -> list[str]:
+def biases(curves: Curves) -> list[str]:
     """Mean errors with their sign, of more than a few rows and more than a few percent, the largest first."""
     found = [(bias, text) for bias, n, text in _biases(curves) if abs(bias) >= AS_FAR_OFF_PCT and n >= MIN_ROWS]
     return [text for _, text in sorted(found, key=lambda each: -abs(each[0]))]
 
 
-def _biases(curves: Mapping[str, Any]) -> Iterator[tuple[float, int, str]]:
+def _biases(curves: Curves) -> Iterator[tuple[float, int, str]]:
     for name, found in (curves.get("sets") or {}).items():
         errors = [off_pct(point["predicted"], point["measured"]) for point in found["points"]]
         yield _bias(errors, f"{name}: {found['unit']}")
@@ -119,8 +116,3 @@ def _biases(curves: Mapping[str, Any]) -> Iterator[tuple[float, int, str]]:
 def _bias(errors: list[float], what: str) -> tuple[float, int, str]:
     bias = fmean(errors)
     return bias, len(errors), f"{what} {bias:+.1f} % (n = {len(errors):,})"
-
-
-def off_pct(predicted: float, measured: float) -> float:
-    """Predicted over measured, as percent off."""
-    return 100.0 * (predicted / measured - 1.0)

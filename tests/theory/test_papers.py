@@ -55,7 +55,7 @@ def test_chunks_carry_more_within_a_bound_on_the_gaps_between_tokens() -> None:
 
 
 def test_the_figures_of_paged_attention_are_on_the_page() -> None:
-    lines = papers.paged_attention()
+    lines = list(papers.paged_attention())
     assert len(lines) == 12
     assert sum(line.judged for line in lines) == 7
-    assert {line.verdict for line in lines} == {"hit", "shown"}
+    assert {line.outcome for line in lines} == {"hit", "shown"}

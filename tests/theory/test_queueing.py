@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from evidence import theory
+from evidence import exact
 from queues import QUEUES, TWO_SERVERS, Queue, md1, mm2, saturated, simulate
 from scipy import stats
 from served import as_asked
@@ -22,7 +23,7 @@ def test_the_delay_is_that_of_its_formula_and_of_no_other(queue: Callable[[], Qu
 
 
 def test_the_evidence_page_prints_these_queues() -> None:
-    lines = theory.lines(None)
+    lines = exact.THEORY.made(Path())
     assert [line.evidence for line in lines[: len(QUEUES)]] == [queue().name for queue in QUEUES]
     assert len(lines) == len(QUEUES) + 2
     assert {line.verdict for line in lines} == {"hit"}

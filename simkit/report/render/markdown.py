@@ -49,14 +49,15 @@ def _blocks(section: Section) -> Iterator[str]:
     for table in tables:
         if len(tables) > 1:
             yield from ("", f"### {escaped(table.title)}")
-        yield from _table(table)
+        yield from table_lines(table)
     if section.code is not None:
         yield from ("", *fenced(section.code, "sh"))
     for part in section.parts:
         yield from ("", f"### {escaped(part.title)}", *_blocks(part))
 
 
-def _table(table: Table) -> Iterator[str]:
+def table_lines(table: Table) -> Iterator[str]:
+    """A table, and its notes under it."""
     columns = table.columns
     yield ""
     yield _line((table.head, *(column.name for column in columns)))
