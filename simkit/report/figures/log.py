@@ -16,7 +16,7 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.ticker import LogLocator
 
 from simkit.report.figures import axes, style
-from simkit.report.figures.style import Drawing, Look
+from simkit.report.figures.style import Canvas, Look
 from simkit.types import Floats, Ints
 
 Content = Mapping[str, Any]
@@ -111,7 +111,7 @@ def _gaps(ax: Axes, info: Content, curves: Content) -> None:
     _legend_above(ax)
 
 
-def _lengths(drawn: Drawing, ax: Axes, curves: Content) -> None:
+def _lengths(drawn: Canvas, ax: Axes, curves: Content) -> None:
     """One dot a request, coloured by how many lie in its cell of a logarithmic grid; the densest on top."""
     prompts, outputs = (np.maximum(curves[key], 1) for key in ("prompt_tokens", "output_tokens"))
     cells = np.stack([np.floor(np.log10(column) * CELLS_PER_DECADE) for column in (prompts, outputs)], axis=1)

@@ -124,8 +124,8 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """A picture under way; see `drawing`."""
+class Canvas:
+    """A picture that is being drawn; see `drawing`."""
 
     fig: figure.Figure
 
@@ -143,13 +143,9 @@ class Drawing:
         if handles:
             self.fig.legend(handles=list(handles), loc="outside lower center", ncol=columns, handlelength=2.4)
 
-    def svg(self, key: str, alt: str) -> str:
-        """The picture as an inline ``<svg>`` with `alt` as its accessible name. `key` is unique in the page."""
-        return _inline(self.fig, key, alt)
-
     def figure(self, key: str, alt: str, caption: str) -> Figure:
-        """The picture as a page shows it; see `svg`."""
-        return Figure(self.svg(key, alt), caption)
+        """The picture as a page shows it, with `alt` as its accessible name. `key` is unique in the page."""
+        return Figure(_inline(self.fig, key, alt), caption)
 
     def save(self, directory: Path, name: str) -> None:
         """Write it as SVG and PNG, on white. OSError passes through."""
@@ -158,7 +154,7 @@ class Drawing:
 
 
 @contextmanager
-def drawing(width: float, height: float) -> Iterator[Drawing]:
+def drawing(width: float, height: float) -> Iterator[Canvas]:
     """An empty picture of that many inches whose layout keeps labels and legend apart.
 
     Inside of the block hold matplotlib's own defaults plus the house style, whatever the user's matplotlibrc says, so
@@ -166,7 +162,7 @@ def drawing(width: float, height: float) -> Iterator[Drawing]:
     """
     rc: dict[Any, Any] = {key: mpl.rcParamsDefault[key] for key in mpl.rcParamsDefault if "backend" not in key}
     with mpl.rc_context(rc | _RC):
-        yield Drawing(figure.Figure(figsize=(width, height), layout="constrained"))
+        yield Canvas(figure.Figure(figsize=(width, height), layout="constrained"))
 
 
 def entry(name: str, **look: Unpack[Look]) -> Line2D:
