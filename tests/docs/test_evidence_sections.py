@@ -11,6 +11,7 @@ from test_evidence import content, example
 
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
+from simkit.metrics import measured
 from simkit.validation.rows.results import MetricResult, RowResult, RowStudy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +126,7 @@ def log_of(shared: Path, *times: tuple[float, float, float]) -> None:
 class Compared:
     """A comparison of two requests with a makespan of 99 s."""
 
-    errors = {"makespan_s": {"value": {"measured": 101.0, "predicted": 99.0, "error_pct": 100 * (99 / 101 - 1)}}}  # noqa: RUF012
+    errors = {"makespan_s": {"value": measured.Compared(101.0, 99.0, 100 * (99 / 101 - 1))}}  # noqa: RUF012
     num_requests = {"compared": 2}  # noqa: RUF012
 
 

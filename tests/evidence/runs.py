@@ -18,6 +18,7 @@ from simkit.logs import play_log
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import opened
 from simkit.logs.read.timestamps import number_ns
+from simkit.metrics.measured import Compared
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s
 from simkit.validation.runs.comparison import Comparison, compare
@@ -55,7 +56,7 @@ def _lines(shared: Path) -> list[Line]:
         f"{metric}.{stat}"
         for metric, stats in found.errors.items()
         for stat, values in stats.items()
-        if f"{metric}.{stat}" not in inputs.run()["bars_pct"] and values["error_pct"] is not None
+        if f"{metric}.{stat}" not in inputs.run()["bars_pct"] and values.error_pct is not None
     ]
     return [*judged, one_clock, *zero, *(_line(key, found, judged=False) for key in rest)]
 
@@ -82,7 +83,7 @@ def errors_without(shared: Path) -> dict[str, tuple[float, Mapping[str, float]]]
 
 def error_pct(found: Comparison, key: str) -> float:
     """The error of a statistic, e.g. `e2e_ms.mean`, in percent."""
-    value = _values(found, key)["error_pct"]
+    value = _values(found, key).error_pct
     assert value is not None, key
     return value
 
@@ -117,10 +118,9 @@ def _compare(asked: Scenario) -> Comparison:
     return compare(run_set_up(setup), trace)
 
 
-def _values(found: Comparison, key: str) -> Mapping[str, float | None]:
+def _values(found: Comparison, key: str) -> Compared:
     metric, _, stat = key.partition(".")
-    values: Mapping[str, float | None] = found.errors[metric][stat]
-    return values
+    return found.errors[metric][stat]
 
 
 def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> Line:
@@ -133,13 +133,13 @@ def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> 
         source=run["source"],
         n=found.num_requests.get(metric, found.num_requests["compared"]),
         metric=name,
-        error_pct=values["error_pct"],
+        error_pct=values.error_pct,
         bar_pct=run["bars_pct"].get(key),
         judged=judged,
         peer=run["peers"].get(key, "") if judged else "",
         fitted=fitted_text() if which == JUDGED else "none",
         note="" if which == JUDGED else HIDDEN,
-        text=f"measured {_told(values['measured'])}{unit}, predicted {_told(values['predicted'])}{unit}",
+        text=f"measured {_told(values.measured)}{unit}, predicted {_told(values.predicted)}{unit}",
     )
 
 
@@ -148,7 +148,7 @@ def _on_one_clock(shared: Path, found: Comparison) -> Line:
     first, last, count = _engine_span(shared)
     if count != found.num_requests["compared"]:
         raise InputError(f"{inputs.run()['folder']}: expected all {count} requests compared")
-    line, predicted = _line(MAKESPAN, found, judged=False), _values(found, MAKESPAN)["predicted"]
+    line, predicted = _line(MAKESPAN, found, judged=False), _values(found, MAKESPAN).predicted
     assert predicted is not None
     measured = ns_to_s(last - first)
     return replace(
