@@ -89,16 +89,16 @@ def test_what_sums_a_section_up_stays_open(study: RowStudy) -> None:
     """Where nothing is judged and much is folded away."""
     groups = [example(1.0, section=table.TABLE.title, evidence=f"group {i}", judged=False) for i in range(20)]
     found = content(*table.TABLE.made(Path())[:4], *groups)
-    (part,) = [each for each in page.parts(found) if each.section.title == table.TABLE.title]
-    kept_open, folded = part.section.tables
+    (part,) = [each for each in page.parts(found, {}) if each.title == table.TABLE.title]
+    kept_open, folded = part.tables
     assert list(kept_open.names)[2:] == ["rows that are left out", "what rows leave open"]
     assert (kept_open.title, folded.title) == ("", "20 groups of rows, each of one set, engine and GPU")
     other = content(*(example(1.0, judged=False) for _ in range(20)))
-    (part,) = [each for each in page.parts(other) if each.section.title == "S"]
-    assert [(len(each.names), each.title) for each in part.section.tables] == [(3, ""), (17, "17 further rows")]
+    (part,) = [each for each in page.parts(other, {}) if each.title == "S"]
+    assert [(len(each.names), each.title) for each in part.tables] == [(3, ""), (17, "17 further rows")]
     judged = content(example(1.0), *(example(1.0, judged=False) for _ in range(20)))
-    (part,) = [each for each in page.parts(judged) if each.section.title == "S"]
-    assert [(len(each.names), each.title) for each in part.section.tables] == [(1, ""), (20, "20 further rows")]
+    (part,) = [each for each in page.parts(judged, {}) if each.title == "S"]
+    assert [(len(each.names), each.title) for each in part.tables] == [(1, ""), (20, "20 further rows")]
 
 
 # --- words under a title, and what stands beside a judged line --------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jinja2 import ChoiceLoader, FileSystemLoader
 
 from evidence import charts, wrong
 from evidence.line import HIT, MISSED, Line, off_pct
-from simkit.report.document import Figure, Section, Table, column
+from simkit.report.document import Drawing, Figure, Section, Table, column
 from simkit.report.render.html import environment
 from simkit.report.render.markdown import escaped, table_lines
 from simkit.report.words import MISSING
@@ -60,20 +60,11 @@ WORDS = frozenset(("metric", "result", "best peer on the same data", "found", "f
 """Headers of columns that hold no numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A section of the page, with the keys of its pictures, and its lists, each a section under a title of its own."""
-
-    section: Section
-    pictures: tuple[str, ...] = ()
-    lists: tuple[Section, ...] = ()
-
-
-def parts(content: Content) -> list[Part]:
+def parts(content: Content, drawn: Mapping[str, Figure]) -> list[Section]:
     """Everything under the title, in order."""
     lines = _lines(content)
     sections = list(dict.fromkeys(line.section for line in lines))
-    shown = [_section(name, content, lines) for name in sections]
+    shown = [_section(name, content, lines, drawn) for name in sections]
     return [_fitted(lines), _summary(lines), *shown, _wrong(content, lines)]
 
 
@@ -88,8 +79,9 @@ def markdown(content: Content, drawn: Mapping[str, Figure]) -> str:
     """The page for a code host; pictures are the files in figures/."""
     lines = [f"# {TITLE}", "", _answer(content), "", "Rebuild this page, its data and its pictures:", ""]
     lines += ["```sh", COMMAND, "```", "", NEEDS]
-    for part in parts(content):
-        lines += ["", f"## {part.section.title}", *_blocks(part, drawn)]
+    keys = {figure: key for key, figure in drawn.items()}
+    for part in parts(content, drawn):
+        lines += ["", f"## {part.title}", *_blocks(part, keys)]
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +91,7 @@ def html(content: Content, drawn: Mapping[str, Figure]) -> str:
     assert pages.loader is not None
     pages.loader = ChoiceLoader([FileSystemLoader(HERE), pages.loader])
     return pages.get_template("evidence.html.j2").render(
-        title=TITLE, answer=_answer(content), command=COMMAND, needs=NEEDS, parts=parts(content), drawn=drawn
+        title=TITLE, answer=_answer(content), command=COMMAND, needs=NEEDS, parts=parts(content, drawn)
     )
 
 
@@ -120,7 +112,7 @@ def _answer(content: Content) -> str:
     return f"{hit} of {len(judged)} bars are met, {told}: {', '.join(by)}."
 
 
-def _fitted(lines: Sequence[Line]) -> Part:
+def _fitted(lines: Sequence[Line]) -> Section:
     """What was fitted, by what it was fitted on, and what rests on nothing that was."""
     behind: dict[str, dict[str, None]] = {}
     free: dict[str, dict[str, None]] = {}
@@ -132,7 +124,7 @@ def _fitted(lines: Sequence[Line]) -> Part:
     fits = [f"{fitted}. Behind: {'; '.join(users)}." for fitted, users in behind.items()]
     none = [f"{section}: {'; '.join(evidence)}." for section, evidence in free.items()]
     lists = _lists({"Rests on numbers that were fitted, and on which": fits, "Nothing was fitted for": none})
-    return Part(Section("fitted", "What is fitted and what is not", (PROFILES,)), lists=lists)
+    return Section("fitted", "What is fitted and what is not", (PROFILES,), parts=lists)
 
 
 def _lists(items_by_title: Mapping[str, Sequence[str]]) -> tuple[Section, ...]:
@@ -144,17 +136,17 @@ def _is_none(fitted: str) -> bool:
     return fitted == "none" or fitted.startswith("none ")
 
 
-def _summary(lines: Sequence[Line]) -> Part:
+def _summary(lines: Sequence[Line]) -> Section:
     headers = ("evidence", "n", "metric", "error", "bar", "result", "best peer on the same data")
     rows = [
         (line.evidence, f"{line.n:,}", line.metric, _error(line), _bar(line), _verdict(line), line.peer or MISSING)
         for line in lines
         if line.judged
     ]
-    return Part(Section("summary", "All that is judged", tables=_tables(_table(headers, rows))))
+    return Section("summary", "All that is judged", tables=_tables(_table(headers, rows)))
 
 
-def _section(name: str, content: Content, lines: Sequence[Line]) -> Part:
+def _section(name: str, content: Content, lines: Sequence[Line], drawn: Mapping[str, Figure]) -> Section:
     curves = content["curves"]
     mine = [line for line in lines if line.section == name]
     judged, shown = [line for line in mine if line.judged], [line for line in mine if not line.judged]
@@ -164,9 +156,15 @@ def _section(name: str, content: Content, lines: Sequence[Line]) -> Part:
     if name == ROWS:
         tables += [_rows(set_name, found) for set_name, found in (curves.get("sets") or {}).items()]
     own = [key for key, chart in (curves.get("charts") or {}).items() if chart["section"] == name]
+    keys = [key for key in (*PICTURES.get(name, ()), *own) if key in drawn]
     intro = (content.get("intros") or {}).get(name)
-    section = Section(name.lower().replace(" ", "-"), name, () if intro is None else (intro,), tables=_tables(*tables))
-    return Part(section, pictures=(*PICTURES.get(name, ()), *own))
+    return Section(
+        name.lower().replace(" ", "-"),
+        name,
+        () if intro is None else (intro,),
+        tables=_tables(*tables),
+        figures=tuple(Drawing(partial(drawn.get, key)) for key in keys),
+    )
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], folded: str = "") -> Table:
@@ -209,7 +207,7 @@ def _evidence(lines: Sequence[Line], folded: str) -> Table:
     return _table(headers, rows, folded)
 
 
-def _wrong(content: Content, lines: Sequence[Line]) -> Part:
+def _wrong(content: Content, lines: Sequence[Line]) -> Section:
     curves = content["curves"]
     lists = {
         "Bars that are missed": wrong.missed(lines) or ["none"],
@@ -219,7 +217,7 @@ def _wrong(content: Content, lines: Sequence[Line]) -> Part:
         f"Biases of {wrong.AS_FAR_OFF_PCT:g} % or more (mean error with its sign)": wrong.biases(curves),
         "Known gaps": content["gaps"],
     }
-    return Part(Section("wrong", "Where simkit is wrong"), lists=_lists(lists))
+    return Section("wrong", "Where simkit is wrong", parts=_lists(lists))
 
 
 def _error(line: Line) -> str:
@@ -237,17 +235,17 @@ def _verdict(line: Line) -> str:
     return "MISSED" if line.verdict == MISSED else line.verdict
 
 
-def _blocks(part: Part, drawn: Mapping[str, Figure]) -> Iterator[str]:
-    for said in part.section.says:
+def _blocks(part: Section, keys: Mapping[Figure, str]) -> Iterator[str]:
+    for said in part.says:
         yield from ("", escaped(said))
-    for key in part.pictures:
-        if key in drawn:
-            yield from ("", f"![{key}](figures/{key}.svg)", "", f"*{escaped(drawn[key].caption)}*")
-    for table in part.section.tables:
+    for figure in (drawing.draw() for drawing in part.figures):
+        if figure is not None:
+            yield from ("", f"![{keys[figure]}](figures/{keys[figure]}.svg)", "", f"*{escaped(figure.caption)}*")
+    for table in part.tables:
         if table.folded:
             yield from ("", "<details>", f"<summary>{table.title}</summary>")
         yield from (line.replace("| MISSED |", "| **MISSED** |") for line in table_lines(table))
         if table.folded:
             yield from ("", "</details>")
-    for each in part.lists:
+    for each in part.parts:
         yield from ("", f"### {escaped(each.title)}", "", *(f"- {escaped(item)}" for item in each.items))
