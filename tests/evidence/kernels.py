@@ -18,7 +18,7 @@ from evidence import inputs
 from evidence.inputs import Spec
 from evidence.line import Curves, Line, Section, mape, off_pct
 from simkit.latency.host import HOST_FIXED_US
-from simkit.latency.profile import Profile, describe, list_profiles
+from simkit.latency.profile import Profile, list_profiles
 from simkit.report.sections.profile import LISTED
 from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import ZERO, Predicted, simulate
@@ -34,11 +34,11 @@ def _kernels(shared: Path) -> list[Line]:
     found: list[Line] = []
     for profile in list_profiles():
         source = f"{profile.provenance['measured_by']} ({profile.provenance['software']})"
-        ops = describe(profile)["ops"]
-        found.append(_whole(profile, source, ops))
-        found += [line for op in ops for line in _op(profile.name, source, op)]
+        reports = _reports(profile)
+        found.append(_whole(profile, source, list(reports.values())))
+        found += [line for op, report in reports.items() for line in _op(profile.name, source, op, report)]
         found += _launches(profile, source)
-        found += [line for op in ops for line in _left_out(profile.name, source, op)]
+        found += [line for op, report in reports.items() for line in _left_out(profile.name, source, op, report)]
     return found
 
 
@@ -46,9 +46,7 @@ def _curves(shared: Path) -> Curves:
     """Held-out error and bias by profile and op, for the figure."""
     found: Curves = {}
     for profile in list_profiles():
-        ops = {
-            f"{o['op']} {o['dtype']}": dict(_errors(o["report"], "held_out_inside")) for o in describe(profile)["ops"]
-        }
+        ops = {op: dict(_errors(report, "held_out_inside")) for op, report in _reports(profile).items()}
         found[profile.name] = {name: error for name, error in ops.items() if error.get("num")}
     return {"kernels": found}
 
@@ -58,7 +56,7 @@ def _gaps(shared: Path) -> list[str]:
     profiles = list_profiles()
     lacking = {
         "a chunk beside decodes in one launch": [p.name for p in profiles if not p.mixed.measured],
-        "decodes of unequal length": [p.name for p in profiles if not (p.launches.get("skew") or {}).get("measured")],
+        "decodes of unequal length": [p.name for p in profiles if not _launch_report(p, "skew").get("measured")],
         "the host's work of a step": [p.name for p in profiles if p.host is None and not p.engine_hosts],
         "elementwise kernels and the sampler": [p.name for p in profiles if p.op("sampler", "bfloat16") is None],
         "8-bit matrix products": [p.name for p in profiles if p.op("gemm", "fp8") is None],
@@ -71,6 +69,11 @@ def _gaps(shared: Path) -> list[str]:
     ]
 
 
+def _reports(profile: Profile) -> Mapping[str, Content]:
+    """What a profile says of the fit of each op and dtype."""
+    return {f"{op} {dtype}": profile.report[op, dtype] for op, dtype in profile.ops}
+
+
 def _fit(profile: str, op: str) -> str:
     return f"the profile {profile}: {op}, on the rest of its rows"
 
@@ -80,9 +83,9 @@ def _errors(report: Content, key: str) -> Content:
     return found
 
 
-def _whole(profile: Profile, source: str, ops: Sequence[Content]) -> Line:
+def _whole(profile: Profile, source: str, reports: Sequence[Content]) -> Line:
     """Mean over the held-out rows of all ops, inside and outside: each row counts once."""
-    parts = [_errors(op["report"], key) for op in ops for key in WHERE]
+    parts = [_errors(report, key) for report in reports for key in WHERE]
     parts = [part for part in parts if part.get("num")]
     total = sum(part["num"] for part in parts)
     bias = sum(part["num"] * part["bias_pct"] for part in parts) / total
@@ -98,38 +101,42 @@ def _whole(profile: Profile, source: str, ops: Sequence[Content]) -> Line:
     )
 
 
-def _op(profile: str, source: str, op: Content) -> Iterator[Line]:
-    name = f"{op['op']} {op['dtype']}"
+def _op(profile: str, source: str, op: str, report: Content) -> Iterator[Line]:
     for key, where in WHERE.items():
-        error = _errors(op["report"], key)
+        error = _errors(report, key)
         if error.get("num"):
             yield Line(
-                evidence=f"{profile}: {name}, {where}",
+                evidence=f"{profile}: {op}, {where}",
                 source=source,
                 n=error["num"],
                 metric="kernel time, held out, MAPE",
                 error_pct=error["mape_pct"],
                 judged=False,
-                fitted=_fit(profile, name),
+                fitted=_fit(profile, op),
                 text=_spread(error),
             )
 
 
 def _launches(profile: Profile, source: str) -> Iterator[Line]:
     """Chunks beside decodes, and decodes of unequal length, where these were measured; else that they were not."""
-    mixed, skew = profile.launches.get("mixed") or {}, profile.launches.get("skew") or {}
+    mixed, skew = _launch_report(profile, "mixed"), _launch_report(profile, "skew")
     if not mixed.get("measured"):
         yield _unmeasured(profile.name, source, "a chunk beside decodes", f"rule: {mixed.get('rule', 'sum')}")
     for name, error in (mixed.get("held_out") or {}).items():
         yield _launch(profile.name, source, f"a chunk beside {name}", error, f"rule: {mixed['rule']}")
+    unequal = "decodes of unequal length"
     if not skew.get("measured"):
-        yield _unmeasured(profile.name, source, "decodes of unequal length", "rule of another GPU" if skew else "none")
+        yield _unmeasured(profile.name, source, unequal, "rule of another GPU" if skew else "none")
         return
-    yield _launch(profile.name, source, "decodes of unequal length", skew["held_out"], "")
+    yield _launch(profile.name, source, unequal, skew["held_out"], "")
     at_mean = skew["held_out_at_the_mean"]
-    yield _launch(
-        profile.name, source, "decodes of unequal length, priced at their mean length", at_mean, "the effect off"
-    )
+    yield _launch(profile.name, source, f"{unequal}, priced at their mean length", at_mean, "the effect off")
+
+
+def _launch_report(profile: Profile, kind: str) -> Content:
+    """What a profile says of its launches of unlike sequences (``mixed``) or of unequal decodes (``skew``)."""
+    found: Content = profile.launches.get(kind) or {}  # type: ignore[assignment]
+    return found
 
 
 def _launch(profile: str, source: str, name: str, error: Content, note: str) -> Line:
@@ -157,16 +164,15 @@ def _unmeasured(profile: str, source: str, name: str, note: str) -> Line:
     )
 
 
-def _left_out(profile: str, source: str, op: Content) -> Iterator[Line]:
-    report, name = op["report"], f"{op['op']} {op['dtype']}"
+def _left_out(profile: str, source: str, op: str, report: Content) -> Iterator[Line]:
     for key, why in LISTED:
         count = (report.get(key) or {}).get("count", 0)
         if count:
-            yield _rows(profile, source, name, count, report["rows"], why)
+            yield _rows(profile, source, op, count, report["rows"], why)
     tested = sum(_errors(report, region).get("num", 0) for region in WHERE)
     clamped = (report.get("errors") or {}).get("clamped", 0)
     if clamped:
-        yield _rows(profile, source, name, clamped, tested, "held-out prices raised to what the hardware allows")
+        yield _rows(profile, source, op, clamped, tested, "held-out prices raised to what the hardware allows")
 
 
 def _rows(profile: str, source: str, op: str, count: int, total: int, why: str) -> Line:
@@ -193,7 +199,7 @@ class Step:
 
 def _step_times(shared: Path) -> list[Line]:
     """A line a set of whole steps, and the launches of unequal decodes that were held out."""
-    found = [_held_out(profile.name, profile.launches) for profile in list_profiles()]
+    found = [_held_out(profile) for profile in list_profiles()]
     launches = [line for line in found if line is not None]
     sources = {spec["name"]: inputs.source_of(inputs.rows_of(shared, spec), spec) for spec in _specs(shared)}
     return [_of_steps(name, sources[name], steps) for name, steps in _steps(shared).items()] + launches
@@ -265,13 +271,13 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _held_out(profile: str, launches: Content) -> Line | None:
-    skew = launches.get("skew") or {}
+def _held_out(profile: Profile) -> Line | None:
+    skew = _launch_report(profile, "skew")
     if not skew.get("measured"):
         return None
     error, at_mean = skew["held_out"], skew["held_out_at_the_mean"]
     return Line(
-        evidence=f"attention of decodes of unequal length: {profile}",
+        evidence=f"attention of decodes of unequal length: {profile.name}",
         source="the profile's own table, rows held out",
         n=error["num"],
         metric="launch time, held out, MAPE",

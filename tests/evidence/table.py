@@ -77,6 +77,7 @@ def grouped(rows: Iterable[RowResult]) -> list[Group]:
         if metric is not None:
             values = row.metrics[metric]
             key = f"{row.set}: {row.engine}, {row.gpu}", *METRICS[metric]
+            assert values.predicted is not None, "it has an error"
             found.setdefault(key, []).append((row.id, values.measured, values.predicted))
     return [Group(*key, tuple(values)) for key, values in sorted(found.items())]
 
