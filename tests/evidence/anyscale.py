@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from evidence.line import Curves, Line, off_pct
+from evidence.line import Chart, Line, off_pct
 from simkit.api import run
 from simkit.scenario import Scenario, apply_sets, load
 
 SOURCE = "Anyscale, 2023 (blog and its benchmark code)"
+_line = functools.partial(Line, source=SOURCE, fitted="none")
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "anyscale-static-continuous.yaml"
 
 PROMPT, MEAN_OUTPUT, REQUESTS = 512, 128, 1000
@@ -109,33 +110,31 @@ def lines() -> list[Line]:
     return [*(_rises(slower) for slower in (TO_THE_END, PUBLISHED, STATIC)), _end(), _parts()]
 
 
-def charts() -> Curves:
+def charts() -> dict[str, Chart]:
     """The ratio against the cap, over each static arm."""
     by_name = {f"over {slower}": curve(slower) for slower in (TO_THE_END, PUBLISHED, STATIC)}
     by_name["published: up to 23x"] = {max(BATCHES): CLAIMED}
     return {
-        "anyscale": {
-            "title": "Continuous batching with paged memory over static batching",
-            "x": list(CAPS),
-            "y_by_name": {name: [found.get(cap) for cap in CAPS] for name, found in by_name.items()},
-            "x_label": "output cap [tokens]",
-            "y_label": "ratio of throughputs",
-            "log": True,
-        }
+        "anyscale": Chart(
+            title="Continuous batching with paged memory over static batching",
+            x=list(CAPS),
+            y_by_name={name: [found.get(cap) for cap in CAPS] for name, found in by_name.items()},
+            x_label="output cap [tokens]",
+            y_label="ratio of throughputs",
+            log=True,
+        )
     }
 
 
 def _rises(slower: str) -> Line:
     found = curve(slower)
     falls = sum(later <= earlier for earlier, later in pairwise(found.values()))
-    return Line(
+    return _line(
         evidence=f"Anyscale: continuous over {slower}",
-        source=SOURCE,
         n=len(found),
         metric="caps at which the ratio does not rise",
         error_pct=100.0 * falls / (len(found) - 1),
         bar_pct=0.0,
-        fitted="none",
         text=", ".join(f"{value:.1f}x at {cap}" for cap, value in found.items()),
         note="scheduling and memory alone: all arms have the same kernels",
     )
@@ -144,14 +143,12 @@ def _rises(slower: str) -> Line:
 def _end() -> Line:
     cap = max(BATCHES)
     found = ratio(cap, TO_THE_END)
-    return Line(
+    return _line(
         evidence=f"Anyscale: the largest ratio, at a cap of {cap}",
-        source=SOURCE,
         n=1,
         metric="continuous over static as the benchmark ran it, against up to 23x",
         error_pct=off_pct(found, CLAIMED),
         judged=False,
-        fitted="none",
         text=f"{found:.1f}x; {ratio(cap, PUBLISHED):.1f}x if a batch ended with its own longest answer",
         note=(
             "the benchmark's static server decodes every batch to the longest answer of all requests "
@@ -167,14 +164,11 @@ def _parts() -> Line:
     engine = load(SCENARIO).engine
     assert engine.num_gpu_blocks is not None
     places = (engine.num_gpu_blocks - 1) * engine.block_size // (PROMPT + cap)
-    return Line(
+    return _line(
         evidence=f"Anyscale: what the parts bring at a cap of {cap}",
-        source=SOURCE,
         n=len(ENGINES),
         metric="throughput over that of the arm before",
-        error_pct=None,
         judged=False,
-        fitted="none",
         text=f"{STATIC} 1.0x" + "".join(f" -> {after} {value:.2f}x" for _, after, value in steps),
         note=f"contiguous memory reserves prompt and cap, so {places} fit; everybody is there, so dynamic is static",
     )

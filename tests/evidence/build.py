@@ -50,7 +50,7 @@ def content(sections: Sequence[Section], shared: Path) -> dict[str, Any]:
         begun = time.perf_counter()
         lines += [asdict(line) for line in section.made(shared)]
         curves |= section.curves(shared)
-        charts |= {key: {"section": section.title, **chart} for key, chart in section.charts().items()}
+        charts |= {key: {"section": section.title, **asdict(chart)} for key, chart in section.charts().items()}
         gaps += section.gaps(shared)
         print(f"{section.title}: {time.perf_counter() - begun:.1f} s", file=sys.stderr)
     intros = {section.title: section.intro for section in shown if section.intro}

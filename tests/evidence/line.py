@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -54,6 +54,18 @@ class Line:
         return replace(self, section=section, error_pct=error, verdict=self.outcome)
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over a common axis: `y_by_name` has None where a line has no point; both axes may be logarithmic."""
+
+    title: str
+    x: Sequence[float]
+    y_by_name: Mapping[str, Sequence[float | None]]
+    x_label: str
+    y_label: str
+    log: bool
+
+
 def nothing(shared: Path) -> dict[str, Any]:
     """No curves."""
     return {}
@@ -63,16 +75,16 @@ def nothing(shared: Path) -> dict[str, Any]:
 class Section:
     """A part of the page under a title, and what makes it from the folder of logs and tables beside this clone.
 
-    `curves` is what its pictures are drawn from, `charts` (key to what `charts.chart` draws) are pictures of its own,
-    and `gaps` says what it does not show. Without the files it `needs` it is left out; one that is `partial` shows what
-    it can, and says the rest in its gaps. `intro` stands under the title.
+    `curves` is what its pictures are drawn from, `charts` are further pictures, by their keys, and `gaps` says what it
+    does not show. Without the files it `needs` it is left out; one that is `partial` shows what it can, and says the
+    rest in its gaps. `intro` stands under the title.
     """
 
     title: str
     lines: Callable[[Path], Iterable[Line]]
     curves: Callable[[Path], Curves] = nothing
     gaps: Callable[[Path], Sequence[str]] = lambda shared: ()
-    charts: Callable[[], Curves] = dict
+    charts: Callable[[], Mapping[str, Chart]] = dict
     needs: tuple[str, ...] = ()
     partial: bool = False
     intro: str = ""

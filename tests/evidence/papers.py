@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evidence import anyscale, sarathi
 from evidence.inputs import module_of
-from evidence.line import Curves, Line, Section
+from evidence.line import Chart, Line, Section
 
 PAGED_SOURCE = "PagedAttention, SOSP 2023"
 
@@ -17,7 +17,7 @@ def _lines(shared: Path) -> list[Line]:
     return [*paged_attention(), *anyscale.lines(), *sarathi.lines()]
 
 
-def _charts() -> Curves:
+def _charts() -> dict[str, Chart]:
     return anyscale.charts() | sarathi.charts()
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.line import Curves, Line, off_pct
+from evidence.line import Chart, Line, off_pct
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
 from simkit.planner.jobs import CapacityJob, run_jobs
@@ -34,6 +34,7 @@ from simkit.studies.study import Failure, Options
 from simkit.units import NS_PER_MS
 
 SOURCE = "Sarathi-Serve, OSDI 2024 (paper and its experiments)"
+_line = functools.partial(Line, source=SOURCE, fitted="none")
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "sarathi-chunked-prefill.yaml"
 
 CLAIMED = 2.6
@@ -146,14 +147,12 @@ def lines() -> list[Line]:
     """Whether chunks carry more everywhere, how much where the claim is, and in the other settings."""
     gains = {setting: gain(setting) for setting in SETTINGS}
     not_more = sum(each.low <= 1 for each in gains.values())
-    direction = Line(
+    direction = _line(
         evidence="Sarathi-Serve: chunked prefill carries more within an SLO on the gaps between tokens",
-        source=SOURCE,
         n=len(gains),
         metric="settings in which the 95 % interval of the ratio does not lie above 1",
         error_pct=100.0 * not_more / len(gains),
         bar_pct=0.0,
-        fitted="none",
         text="; ".join(f"{each.estimate:.2f}x ({setting.name})" for setting, each in gains.items()),
         note="two datasets, each with the strict and the relaxed SLO",
     )
@@ -161,19 +160,19 @@ def lines() -> list[Line]:
     return [direction, _size(STRICT_CHATS), *rest, _strict_slo()]
 
 
-def charts() -> Curves:
+def charts() -> dict[str, Chart]:
     """p99 of the gaps between tokens against the rate, strict SLO on chats, at the rates tried with replication 0."""
     tried = {arm: _tried(capacities()[STRICT_CHATS, arm].trials) for arm in (CHUNKED, WHOLE)}
     rates = sorted({rate for points in tried.values() for rate in points})
     return {
-        "sarathi": {
-            "title": "p99 of the gaps between tokens, chats of the Sarathi-Serve paper",
-            "x": rates,
-            "y_by_name": {arm: [points.get(rate) for rate in rates] for arm, points in tried.items()},
-            "x_label": "requests per second",
-            "y_label": "p99 gap [ms]",
-            "log": False,
-        }
+        "sarathi": Chart(
+            title="p99 of the gaps between tokens, chats of the Sarathi-Serve paper",
+            x=rates,
+            y_by_name={arm: [points.get(rate) for rate in rates] for arm, points in tried.items()},
+            x_label="requests per second",
+            y_label="p99 gap [ms]",
+            log=False,
+        )
     }
 
 
@@ -187,15 +186,13 @@ def _size(setting: Setting) -> Line:
     chunked = capacities()[setting, CHUNKED].capacity
     whole = (capacities().get((setting, WHOLE)) or capacities()[STRICT_CHATS, WHOLE]).capacity
     launches = "one launch for chunks and decodes" if setting.one_launch else "a launch each for chunks and decodes"
-    return Line(
+    return _line(
         evidence=f"Sarathi-Serve: {setting.name}, {launches}",
-        source=SOURCE,
         n=chunked.replications,
         metric="capacity with chunked prefill over prefill first" + (", against 2.6x" if is_claim else ""),
         error_pct=off_pct(found.estimate, CLAIMED) if is_claim else None,
         bar_pct=BAR_PCT if is_claim else None,
         judged=is_claim,
-        fitted="none",
         text=(
             f"{found.estimate:.2f}x [{found.low:.2f}, {found.high:.2f}]: "
             f"{chunked.estimate_per_s:.2f}/s (limit: {LIMITS[chunked.term]}) over "
@@ -221,14 +218,12 @@ def decode_step_ms() -> float:
 
 def _strict_slo() -> Line:
     step_ms = decode_step_ms()
-    return Line(
+    return _line(
         evidence=f"Sarathi-Serve: {STEP_MULTIPLE} decode steps of {STEP_SEQS} sequences after {STEP_PROMPT:,} tokens",
-        source=SOURCE,
         n=1,
         metric="time, against the strict SLO, which is defined by it",
         error_pct=off_pct(STEP_MULTIPLE * step_ms, STRICT_CHATS.gap_ms),
         judged=False,
-        fitted="none",
         text=f"{STEP_MULTIPLE} x {step_ms:.1f} ms = {STEP_MULTIPLE * step_ms:.0f} ms; paper {STRICT_CHATS.gap_ms:g} ms",
         note="the paper's is a round number",
     )
