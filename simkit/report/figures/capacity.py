@@ -42,7 +42,10 @@ RECOMMENDED: Look = {
     "marker": "o", "markersize": 15, "markerfacecolor": "none", "markeredgecolor": style.INK, "markeredgewidth": 1.6,
     "linestyle": "none", "zorder": 5,
 }  # fmt: skip
-KNEE: Look = RECOMMENDED | {"marker": "s", "markersize": 12, "markeredgewidth": 1.0}
+RINGS: dict[str, Look] = {
+    "recommended": RECOMMENDED,
+    "knee": RECOMMENDED | {"marker": "s", "markersize": 12, "markeredgewidth": 1.0},
+}
 BOUND: Look = {"color": style.INK, "linestyle": style.DASHES[2], "linewidth": 1.2}
 CAPACITY: Look = {"color": style.INK, "linestyle": style.DASHES[1], "linewidth": 1.0}
 CLEAR: Look = {"color": style.VERMILLION, "marker": "D"}
@@ -99,8 +102,9 @@ def capacity(content: Content) -> Figure | None:
             ax.set_xlabel("max_num_seqs [sequences]" if is_lowest else "")
             if is_lowest:
                 ax.tick_params(labelbottom=True)
-        names = () if in_panels or len(lines) == 1 else tuple(lines)
-        drawn.legend([*_names(names), *_legend(content, lines), entry("physical bound", **BOUND)], 4)
+        several = len(lines) > 1 and not in_panels
+        names = [entry(name, **_turn(index) | {"linewidth": 1.5}) for index, name in enumerate(lines) if several]
+        drawn.legend([*names, *_legend(content, lines), entry("physical bound", **BOUND)], 4)
         return drawn.figure("capacity", "Capacity against max_num_seqs", _caption(content, len(lines)))
 
 
@@ -176,8 +180,7 @@ def _bound(points: Sequence[_Point]) -> int:
 
 def _rings(content: Content, name: str) -> list[Look]:
     """What marks a point as the recommended one or the knee."""
-    looks = (("recommended", RECOMMENDED), ("knee", KNEE))
-    return [look for key, look in looks if content.get(key) and content[key]["name"] == name]
+    return [look for key, look in RINGS.items() if content.get(key) and content[key]["name"] == name]
 
 
 def _at_one_slots(content: Content, points: Mapping[str, _Point]) -> Figure:
@@ -218,10 +221,6 @@ def _slots_axis(ax: Axes, values: Sequence[int], *, narrow: bool) -> None:
     axes.ticks(ax.xaxis, FixedLocator(labels), "g")
 
 
-def _names(names: Sequence[str]) -> list[Line2D]:
-    return [entry(name, **_turn(index) | {"linewidth": 1.5}) for index, name in enumerate(names)]
-
-
 def _legend(content: Content, lines: Lines) -> list[Line2D | Patch]:
     """What marks, rings and bands say."""
     points = [point for line in lines.values() for point in line]
@@ -232,7 +231,7 @@ def _legend(content: Content, lines: Lines) -> list[Line2D | Patch]:
     ]
     handles.append(Patch(facecolor=style.GREY, alpha=0.4, label="95 % interval"))
     shown = {point.name for point in points}
-    for key, look in (("recommended", RECOMMENDED), ("knee", KNEE)):
+    for key, look in RINGS.items():
         if content.get(key) and content[key]["name"] in shown:
             handles.append(entry(key, **look | {"markersize": 0.7 * look["markersize"]}))
     return handles
