@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -10,6 +11,9 @@ import yaml
 from simkit.plain import Json
 
 MISSING = "-"
+
+Show = Callable[[Any], str]
+"""How a value reads."""
 
 
 def plain(value: Any) -> str:

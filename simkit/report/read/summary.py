@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from simkit.metrics.catalogue import ALL, EACH, FULLEST, SHARE, Kind, Metric, Place, value
 from simkit.plain import Json
-from simkit.report.words import percent, plain
-
-Show = Callable[[Any], str]
+from simkit.report.words import Show, percent, plain
 
 REMARK = (
     "all: of all replicas together; each: of every replica; fullest: of the replica with most; shares are averages "

@@ -20,8 +20,8 @@ from simkit.report.read.plan import (
     stat_label,
     word,
 )
-from simkit.report.sections.plan_grid import Show, money
-from simkit.report.words import MISSING, count, known, percent, plain, plain_down
+from simkit.report.sections.plan_grid import money
+from simkit.report.words import MISSING, Show, count, known, percent, plain, plain_down
 
 SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
 

@@ -5,15 +5,13 @@ Owns columns and how numbers read in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from simkit.plain import Json
 from simkit.report.document import Column, Table, column
 from simkit.report.read.plan import Content, ends, has_axes, label, several_gpus
-from simkit.report.words import MISSING, count, known, percent, plain, plain_down
+from simkit.report.words import MISSING, Show, count, known, percent, plain, plain_down
 
-Show = Callable[[Any], str]
 EVIDENCE: dict[str, tuple[str, Show]] = {
     "waiting": ("requests\nwait", percent),
     "slots": ("no slot\nfree", percent),
@@ -35,13 +33,9 @@ EVIDENCE: dict[str, tuple[str, Show]] = {
 def points(content: Content) -> Table:
     """A row a point: its capacity, what binds, what it costs."""
     rows: Sequence[Json] = content["points"]
-    chosen, knee = (content.get("recommended") or {}).get("name"), (content.get("knee") or {}).get("name")
-    marks = [
-        " and ".join(text for text, name in (("recommended", chosen), ("knee", knee)) if name == row["name"])
-        for row in rows
-    ]
     found = [row["capacity"] or {} for row in rows]
     intervals = [ends(row["capacity"]) for row in rows]
+    marks = [_mark(content, row) for row in rows]
     groups: list[tuple[Column, ...]] = [
         (
             column("low\n[1/s]", [plain_down(low) for low, _ in intervals]),
@@ -50,12 +44,8 @@ def points(content: Content) -> Table:
         ),
     ]
     if several_gpus(content):
-        groups.append(
-            (
-                column("GPUs", [count(row["gpus"]) for row in rows]),
-                column("a GPU\n[1/s]", [plain(known(row["per_gpu_per_s"])) for row in rows]),
-            )
-        )
+        each = column("a GPU\n[1/s]", [plain(known(row["per_gpu_per_s"])) for row in rows])
+        groups.append((column("GPUs", [count(row["gpus"]) for row in rows]), each))
     groups += [
         (
             column("limit", [(row["limit"] or {}).get("name") or MISSING for row in rows], words=True),
@@ -64,24 +54,33 @@ def points(content: Content) -> Table:
         (column("cost", [money(row["cost"], "output") for row in rows]),) if _priced(content) else (),
         (column("mark", marks, words=True),) if any(marks) else (),
     ]
+    names = tuple(label(content, row) for row in rows)
+    return Table("Points", _head(content), names, tuple(filter(None, groups)), tuple(_point_notes(content, rows)))
+
+
+def _mark(content: Content, row: Json) -> str:
+    """Whether a point is the recommended one, the knee, or both."""
+    keys = ("recommended", "knee")
+    return " and ".join(key for key in keys if (content.get(key) or {}).get("name") == row["name"])
+
+
+def _point_notes(content: Content, rows: Sequence[Json]) -> Iterator[str]:
+    """Why points have no capacity, where intervals are narrower, and what the cost is of."""
     whys: dict[str, list[str]] = {}
+    counts: dict[int, list[str]] = {}
     for row in rows:
         if row["capacity"] is None:
             whys.setdefault(row["no_capacity"] or "no reason given", []).append(label(content, row))
-    notes = [f"No capacity, {why}: {', '.join(names)}." for why, names in whys.items()]
-    counts: dict[int, list[str]] = {}
-    for row, item in zip(rows, found, strict=True):
-        if item:
-            counts.setdefault(item["replications"], []).append(label(content, row))
+        else:
+            counts.setdefault(row["capacity"]["replications"], []).append(label(content, row))
+    for why, names in whys.items():
+        yield f"No capacity, {why}: {', '.join(names)}."
     if len(counts) > 1:
         most = max(counts)
-        notes.append(f"Intervals are narrower with {most} replications, at {', '.join(counts.pop(most))}, than with "
-                     f"{max(counts)}.")  # fmt: skip
+        narrower = ", ".join(counts.pop(most))
+        yield f"Intervals are narrower with {most} replications, at {narrower}, than with {max(counts)}."
     if _priced(content):
-        notes.append("Cost: per million output tokens at the capacity.")
-    return Table(
-        "Points", _head(content), tuple(label(content, row) for row in rows), tuple(filter(None, groups)), tuple(notes)
-    )
+        yield "Cost: per million output tokens at the capacity."
 
 
 def _head(content: Content) -> str:

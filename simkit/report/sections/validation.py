@@ -38,7 +38,7 @@ from simkit.report.read.validation import (
     things,
     whole_run,
 )
-from simkit.report.words import count, error, known, plain, scenario_yaml
+from simkit.report.words import Show, count, error, known, plain, scenario_yaml
 
 OUTSIDE = " *"
 SIGN = (
@@ -103,7 +103,7 @@ def _badges(content: Content) -> list[Badge]:
     return [Badge("outside a band" if missed(content) else "too many left out", f"{found[0].text} {lost}", "bad")]
 
 
-def band_badges(bands: Sequence[Json], name: Callable[[str], str], show: Callable[[Any], str] = error) -> list[Badge]:
+def band_badges(bands: Sequence[Json], name: Callable[[str], str], show: Show = error) -> list[Badge]:
     """One label for all bands; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return []
@@ -197,7 +197,7 @@ def _whole(content: Content) -> Table | None:
     return Table("The run as a whole", "run", names, (group,), _outside_note(any(key in outside for key, _ in rows)))
 
 
-def band_table(bands: Sequence[Json], name: Callable[[str], str], show: Callable[[Any], str] = error) -> Table | None:
+def band_table(bands: Sequence[Json], name: Callable[[str], str], show: Show = error) -> Table | None:
     """The bands, a row each; `name` says what a key is called and `show` how its error reads."""
     if not bands:
         return None

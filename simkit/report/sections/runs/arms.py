@@ -6,7 +6,7 @@ Numbers are those of summary.json; an empty cell has a mark, and under the table
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def reason(run: Run, key: str) -> str:
 
 
 def _cell(run: Run, metric: Metric, marks: dict[str, str]) -> Cell:
-    show: Callable[[Any], str] = words.count if metric.kind is COUNT else show_of(metric.kind)
+    show: words.Show = words.count if metric.kind is COUNT else show_of(metric.kind)
     found, half = run.value(metric.key), run.value(f"{metric.key}_ci95")
     if found is None:
         return Cell(words.MISSING, mark=marks.setdefault(reason(run, metric.key), _mark(len(marks))))
