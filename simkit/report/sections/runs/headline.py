@@ -56,7 +56,7 @@ def badges(runs: Sequence[Run], comparison: Json | None = None) -> list[Badge]:
                 "warn",
             )
         )
-    guessed = [run for run in runs if (run.value("gpu", "extrapolated", "share") or 0.0) >= TOLD_SHARE]
+    guessed = [run for run in runs if (run.value("gpu.extrapolated.share") or 0.0) >= TOLD_SHARE]
     if guessed:
         found.append(_extrapolated(guessed))
     saturated = [run for run in runs if run.summary.get("saturated")]
@@ -74,11 +74,11 @@ def badges(runs: Sequence[Run], comparison: Json | None = None) -> list[Badge]:
 
 def _extrapolated(runs: Sequence[Run]) -> Badge:
     """The shares of GPU time that a calibrated profile does not cover, the largest run first."""
-    shares = {run.name: float(run.value("gpu", "extrapolated", "share")) for run in runs}
+    shares = {run.name: float(run.value("gpu.extrapolated.share")) for run in runs}
     most = max(shares.values())
     details = []
     for run in sorted(runs, key=lambda run: -shares[run.name]):
-        parts = run.value("gpu", "extrapolated", "parts")
+        parts = run.value("gpu.extrapolated.parts")
         named = {name: share for name, share in parts.items() if not name.endswith("_ci95") and share}
         largest = sorted(named, key=lambda name: -named[name])[:TOLD_PARTS]
         details.append(f"{run.name}: " + "; ".join(f"{name} {words.percent(named[name])}" for name in largest))
@@ -98,32 +98,32 @@ def _saturated(saturated: Sequence[Run], num_runs: int) -> Badge:
 
 
 def _rate(run: Run) -> float | None:
-    found = run.value("throughput", "requests_per_s")
+    found = run.value("throughput.requests_per_s")
     return None if found is None else float(found)
 
 
 def _nothing(run: Run) -> str:
-    counts = {kind: run.value("num_requests", kind) for kind in ("rejected", "refused", "aborted", "unfinished")}
+    counts = {kind: run.value(f"num_requests.{kind}") for kind in ("rejected", "refused", "aborted", "unfinished")}
     rest = ", ".join(f"{words.count(value)} {kind}" for kind, value in counts.items() if value)
-    arrived = words.count(run.value("num_requests", "arrived"))
+    arrived = words.count(run.value("num_requests.arrived"))
     return f"none of {arrived} requests finished" + (f" ({rest})" if rest else "")
 
 
 def _single(run: Run) -> str:
     rate = _rate(run)
-    finished = run.value("num_requests", "finished")
+    finished = run.value("num_requests.finished")
     if not rate or not finished:
         return f"{run.name}: {_nothing(run)}."
     parts = [f"{run.name} delivers {words.plain(rate)} req/s"]
-    tokens = run.value("throughput", "output_tokens_per_s")
+    tokens = run.value("throughput.output_tokens_per_s")
     if tokens is not None:
         parts[0] += f" ({words.plain(tokens)} output tokens/s)"
     tails = [
-        f"{label} p50 {words.plain(run.value(key, 'p50'))} ms, p99 {words.plain(run.value(key, 'p99'))} ms"
+        f"{label} p50 {words.plain(run.value(f'{key}.p50'))} ms, p99 {words.plain(run.value(f'{key}.p99'))} ms"
         for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms"))
-        if run.value(key, "p99") is not None
+        if run.value(f"{key}.p99") is not None
     ]
-    arrived = words.count(run.value("num_requests", "arrived"))
+    arrived = words.count(run.value("num_requests.arrived"))
     told = f"{'; '.join([*parts, *tails])}; {words.count(finished)} of {arrived} requests finished."
-    room = run.value("headroom", "text")
+    room = run.value("headroom.text")
     return f"{told} {room[0].upper()}{room[1:]}." if room else told
