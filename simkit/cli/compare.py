@@ -88,7 +88,7 @@ def sweep(
     chosen = schema.load(scenario, change.settings, workload)
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api
-    from simkit.report.sections.runs.sweep import sweep_tables
+    from simkit.report.sections.runs.compare import sweep_tables
     from simkit.studies import sweep as studies
 
     target = output.Target.choose(out, f"{chosen.name}-sweep")

@@ -142,6 +142,6 @@ def _panel(ax: Axes, latency: Latency, lines: Sequence[tuple[Run, Floats, Look]]
         ax.plot(np.quantile(values, LEVELS) / scale, LEVELS, solid_capstyle="butt", **look)
         mark: Look = {"color": look["color"], "linestyle": "none", "markersize": 5.5, "zorder": 4}
         for percentile, marker in PERCENTILES.items():
-            at = run.value(latency.key, percentile)
+            at = run.value(f"{latency.key}.{percentile}")
             if at is not None:
                 ax.plot([at / scale], [float(percentile[1:]) / 100], marker=marker, **mark)

@@ -185,7 +185,7 @@ def _describe(run: Run, pool: float, num_replicas: int, zoomed: bool, thinned: b
     gpus = (run.scenario.get("hardware") or {}).get("tensor_parallel_size") or 1
     size = f" ({bytes_to_gib(pool * bytes_per_token * gpus):.2f} GiB)" if bytes_per_token else ""
     text = f"{run.name}: pool {pool:,.0f} tokens{size}"
-    peak = run.value("kv", "peak_tokens")
+    peak = run.value("kv.peak_tokens")
     if peak is not None:
         where = " on one replica" if num_replicas > 1 else ""
         text += f", peak allocated{where} {words.count(peak)} ({words.percent(peak * num_replicas / pool)})"

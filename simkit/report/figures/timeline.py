@@ -190,7 +190,7 @@ def _lines(run: Run) -> _Lines | None:
     bin_ns = _nice(end / BINS)
     edges: Floats = np.arange(math.ceil(end / bin_ns) + 1, dtype=np.float64) * bin_ns
     counts = np.histogram(last[np.isfinite(last)], bins=edges)[0]
-    mean = run.value("throughput", "requests_per_s")
+    mean = run.value("throughput.requests_per_s")
     return _Lines(over, edges, counts / (bin_ns / NS_PER_S), mean, end, outages)
 
 

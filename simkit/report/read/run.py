@@ -88,9 +88,9 @@ class Run:
             return self.engine.get("batching") not in ("static", "dynamic")
         return bool(stream)
 
-    def value(self, *path: str) -> Any:
-        """A value of the summary by path; None where any part of the path is missing, null, or not a number's home."""
-        found = value(self.summary, ".".join(path))
+    def value(self, key: str) -> Any:
+        """A value of the summary by its dotted path; None where any part of it is missing or null, or not finite."""
+        found = value(self.summary, key)
         if isinstance(found, float) and not np.isfinite(found):
             return None
         return found

@@ -1,4 +1,4 @@
-"""The terminal's tables of several runs: a row a run, columns of the catalogue, and paired differences."""
+"""The terminal's tables of several runs: a row an arm or a point of a sweep, and paired differences of arms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from simkit.metrics.catalogue import ALL, COMPARE, SHARE, Metric, Place, find, shown, value
+from simkit.metrics.catalogue import ALL, COMPARE, SHARE, SWEEP, Metric, Place, find, shown, value
 from simkit.plain import Json
 from simkit.report.document import Column
 from simkit.report.read.summary import are_several
@@ -26,6 +26,13 @@ def compare_tables(arms: Runs, paired: Json, width: int = 100) -> list[Renderabl
     """One row an arm, then the paired differences; split to fit `width` columns."""
     note = "latencies in ms; KV reserved, internal, external as shares of the allocated memory"
     return [*summary_tables("arm", arms, COMPARE, note, width), *_paired_tables(paired, width)]
+
+
+def sweep_tables(points: Runs, failed: Sequence[str], width: int = 100) -> list[RenderableType]:
+    """One row a point, split to fit `width` columns, and which points `failed`."""
+    note = "latencies in ms; KV utilisation is the used share of the pool; cost is per million output tokens"
+    parts = summary_tables("point", points, SWEEP, note, width)
+    return [*parts, *([Text(f"failed, no numbers: {'; '.join(failed)}")] if failed else [])]
 
 
 def summary_tables(head: str, runs: Runs, place: Place, note: str, width: int) -> list[RenderableType]:
