@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -14,7 +14,7 @@ from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.plain import Json
 from simkit.report import words
-from simkit.report.document import Badge, Column, Section, Table, column
+from simkit.report.document import Badge, Column, Section, Table, column, single
 from simkit.report.read.run import Run
 from simkit.report.render.terminal import fit
 from simkit.report.words import count, percent
@@ -114,13 +114,12 @@ def doctor_tables(found: Json, labels: Mapping[str, str], width: int = 100) -> l
     for number, finding in enumerate(found["findings"], start=1):
         parts.append(Text(f"\n{number}. {finding['rule']} ({finding['severity']})", style="bold"))
         parts.append(Padding(Text(finding["diagnosis"]), (0, 0, 0, 3)))
-        table = _evidence_table(evidence_rows(finding))
-        parts += fit(table.head, table.names, table.groups, width)
-        entries = entries_of(finding)
-        parts += [Padding(Text(line), (0, 0, 0, 3)) for line in _advice_lines(entries)]
-        proven = proven_of(finding)
-        if proven:
-            parts += _proof_tables(finding, proven, labels, width)
+        evidence = _evidence_table(evidence_rows(finding))
+        parts += fit(evidence.head, evidence.names, evidence.groups, width)
+        parts += [Padding(Text(line), (0, 0, 0, 3)) for line in _advice_lines(entries_of(finding))]
+        table = before_and_after(finding, labels.__getitem__, "this run", _short)
+        if table is not None:
+            parts += fit(table.head, table.names, table.groups, width)
     return parts
 
 
@@ -170,33 +169,40 @@ def _advice_lines(entries: Sequence[Json]) -> Iterator[str]:
             yield f"   {settings_text(entry['settings'])}: {verdict}"
 
 
-def _proof_tables(finding: Json, proven: Sequence[Json], labels: Mapping[str, str], width: int) -> list[RenderableType]:
-    keys = compared_keys(proven)
-    names = [metric_name(finding, key, labels) for key in keys]
-    before = proven[0]["proof"]["before"]
-    columns = [(Column("this run", tuple(metric_value(key, before[key]) for key in keys)),)]
-    for entry in proven:
-        header = "\n".join(settings_text({key.rpartition(".")[2]: value}) for key, value in entry["settings"].items())
-        columns.append((Column(header, tuple(metric_value(key, entry["proof"]["after"][key]) for key in keys)),))
-    return list(fit("before and after", names, columns, width))
+def before_and_after(
+    finding: Json, label: Callable[[str], str], now: str, header: Callable[[Json], str]
+) -> Table | None:
+    """A row a metric, a column for `now` and one for each advice that could be tried; None where none could.
+
+    `label` says a key of the summary in words, and `header` settings; a star marks what the finding is judged by.
+    """
+    proofs = [entry["proof"] for entry in proven_of(finding)]
+    if not proofs:
+        return None
+    before: Json = proofs[0]["before"]
+    keys = [key for key in before if any(values[key] is not None for values in (before, *(p["after"] for p in proofs)))]
+    heads = (now, *(header(entry["settings"]) for entry in proven_of(finding)))
+    columns = (
+        column(head, (_metric_value(key, values[key]) for key in keys))
+        for head, values in zip(heads, (before, *(proof["after"] for proof in proofs)), strict=True)
+    )
+    names = tuple(_metric_name(finding, key, label(key)) for key in keys)
+    title = f"{finding['rule']}, before and after"
+    return Table(title, "before and after", names, single(*columns), ("* what the advice is judged by",), folded=True)
 
 
-def compared_keys(proven: Sequence[Json]) -> list[str]:
-    """Metrics that exist before or after."""
-    return [
-        key
-        for key, value in proven[0]["proof"]["before"].items()
-        if value is not None or any(entry["proof"]["after"][key] is not None for entry in proven)
-    ]
+def _short(settings: Json) -> str:
+    """Settings without their sections, a line each."""
+    return "\n".join(settings_text({key.rpartition(".")[2]: value}) for key, value in settings.items())
 
 
-def metric_name(finding: Json, key: str, labels: Mapping[str, str]) -> str:
+def _metric_name(finding: Json, key: str, label: str) -> str:
     """The name of a metric with its unit; a star for what the finding is judged by."""
     unit = ", ms" if key.partition(".")[0].endswith("_ms") else ""
-    return labels[key] + unit + (" *" if key in finding["judged_by"] else "")
+    return label + unit + (" *" if key in finding["judged_by"] else "")
 
 
-def metric_value(key: str, value: float | None) -> str:
+def _metric_value(key: str, value: float | None) -> str:
     """A number before or after."""
     return percent(value) if key.endswith("share_of_allocated") else count(value)
 
@@ -229,22 +235,19 @@ def markdown(found: Json, labels: Mapping[str, str]) -> str:
     for number, finding in enumerate(found["findings"], start=1):
         lines += ["", f"## {number}. {finding['rule']} ({finding['severity']})", "", finding["diagnosis"], ""]
         lines += _md_table(["evidence", "this run", "looked for"], evidence_rows(finding))
-        entries = entries_of(finding)
-        lines += ["", *(line.replace("-> ", "- ").replace("   ", "  - ", 1) for line in _advice_lines(entries))]
-        proven = proven_of(finding)
-        if proven:
-            keys = compared_keys(proven)
-            head = ["before and after", "this run", *(f"`{settings_text(entry['settings'])}`" for entry in proven)]
-            before = proven[0]["proof"]["before"]
-            rows = [
-                (
-                    metric_name(finding, key, labels).replace("*", "\\*"),
-                    *(metric_value(key, values[key]) for values in (before, *(e["proof"]["after"] for e in proven))),
-                )
-                for key in keys
-            ]
-            lines += ["", *_md_table(head, rows), "", "\\* what the advice is judged by"]
+        advice = _advice_lines(entries_of(finding))
+        lines += ["", *(line.replace("-> ", "- ").replace("   ", "  - ", 1) for line in advice)]
+        table = before_and_after(finding, labels.__getitem__, "this run", _as_code)
+        if table is not None:
+            names = (name.replace("*", "\\*") for name in table.names)
+            rows = list(zip(names, *(each.cells for each in table.columns), strict=True))
+            lines += ["", *_md_table([table.head, *(each.header for each in table.columns)], rows)]
+            lines += ["", "\\* what the advice is judged by"]
     return "\n".join(lines) + "\n"
+
+
+def _as_code(settings: Json) -> str:
+    return f"`{settings_text(settings)}`"
 
 
 def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

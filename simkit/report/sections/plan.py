@@ -247,8 +247,8 @@ def _evidence(findings: Sequence[Json]) -> tuple[Table, ...]:
             column("looked for", [row[2] for row in rows], words=True),
         )
         tables.append(Table(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
-        if doctor.proven_of(finding):
-            tables.append(_before_and_after(finding))
+        compared = doctor.before_and_after(finding, _label, "as planned", _header)
+        tables += [] if compared is None else [compared]
     return tuple(tables)
 
 
@@ -256,20 +256,10 @@ def _title(finding: Json) -> str:
     return f"{finding['rule']} ({finding['severity']})"
 
 
-def _before_and_after(finding: Json) -> Table:
-    proven = doctor.proven_of(finding)
-    keys = doctor.compared_keys(proven)
-    labels = {key: _label(key) for key in keys}
-    before = proven[0]["proof"]["before"]
-    groups = [(column("as planned", [doctor.metric_value(key, before[key]) for key in keys]),)]
-    for entry in proven:
-        header = settings_text({key.rpartition(".")[2]: value for key, value in entry["settings"].items()})
-        after = entry["proof"]["after"]
-        cells = [doctor.metric_value(key, after[key]) for key in keys]
-        groups.append((column(header.replace(", ", ",\n").replace("=", "\n"), cells),))
-    names = tuple(doctor.metric_name(finding, key, labels) for key in keys)
-    note = "* what the advice is judged by"
-    return Table(f"{finding['rule']}, before and after", "before and after", names, tuple(groups), (note,), folded=True)
+def _header(settings: Json) -> str:
+    """Settings without their sections, over several lines of a narrow column."""
+    text = settings_text({key.rpartition(".")[2]: value for key, value in settings.items()})
+    return text.replace(", ", ",\n").replace("=", "\n")
 
 
 def _label(key: str) -> str:
