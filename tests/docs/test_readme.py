@@ -149,35 +149,13 @@ def test_the_python_example_runs(home: Path) -> None:
     assert done.stdout.split()[0] == "520"
 
 
-def test_the_life_of_a_request_has_eight_lines() -> None:
-    lines = section("The life of a request").strip().splitlines()
-    assert [line.split()[0] for line in lines] == [f"{n}." for n in range(1, 9)]
-    rooms = {name for name in re.findall(r"`(\w+)`", "\n".join(lines)) if (ROOT / "simkit" / name).is_dir()}
-    assert rooms >= {"workload", "engine", "batching", "kv", "latency", "metrics"}
-
-
-def test_the_module_map_is_the_tree() -> None:
-    text = section("Module map").split("```")[1]
-    entries = [line.split()[0] for line in text.splitlines()[1:] if line and not line.startswith(" ")]
-    assert [entry for entry in entries if not (ROOT / entry).exists()] == []
-    parts = [f"simkit/{name}" for name in re.findall(r"\b\w+\.py\b", text)]
-    assert [part for part in parts if not (ROOT / part).exists()] == []
-    here = {
-        f"simkit/{path.name}" + ("/" if path.is_dir() else "")
-        for path in (ROOT / "simkit").iterdir()
-        if (path.suffix == ".py" and path.name != "__init__.py") or (path.is_dir() and path.name != "__pycache__")
-    }
-    assert here - {*entries, *parts} == set(), "a module is missing from the map"
-
-
-def test_it_defines_the_metrics_and_the_tables() -> None:
-    text = section("What the numbers mean")
-    for term in ("TTFT", "TPOT", "ITL", "E2E", "Goodput", "Throughput", "Concurrency", "Saturated", "External"):
-        assert term in text
-    for name in ("requests", "steps", "slots"):
-        assert f"{name}.parquet" in text
+def test_it_says_where_things_are() -> None:
+    rows = [line for line in section("Where things are").splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 10, "ten questions of somebody who is new here"
+    for row in rows:
+        assert re.search(r"`(simkit|calib)/", row), row
 
 
 def test_it_is_short_and_names_no_host() -> None:
-    assert len(README.splitlines()) <= 250
+    assert len(README.splitlines()) <= 215
     assert re.findall(r"https?://|(?<![\w.])/\w+/", README) == []
