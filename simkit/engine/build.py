@@ -293,7 +293,7 @@ def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVPool:
 
 
 def may_ride(setup: Setup) -> bool:
-    """Whether, while nobody waits, everything about a request is known when it is admitted (`engine.express`)."""
+    """Whether, while nobody waits, everything about a request is known when it is admitted (`engine.fast_path`)."""
     engine, workload = setup.scenario.engine, setup.scenario.workload
     plain = POLICIES[engine.policy] is Fcfs and not engine.prefill_first and engine.prefill_schedule_interval == 1
     whole_prompts = engine.long_prefill_token_threshold == 0

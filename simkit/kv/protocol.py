@@ -13,7 +13,7 @@ from simkit.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """State of the KV memory. Tokens everywhere; `largest_free` is the largest request that could be placed now."""
+    """State of the KV memory, in tokens; `largest_free_tokens` is the largest request that could be placed now."""
 
     capacity_tokens: int
     allocated_tokens: int

@@ -35,6 +35,26 @@ def test_what_it_says_of_a_file_is_in_it(guide: str) -> None:
             assert found, f"{guide}: {path} has no {name}"
 
 
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_name_in_code_is_in_the_code(guide: str) -> None:
+    """A lone identifier with an underscore or a capital is one of ours, of the scenario file or of its outputs."""
+    everything = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("simkit", "calib", "tests", "scenarios", ".ci")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".yaml", ".sh", ".j2"} and path.name != "test_guides.py"
+    )
+    names = set(re.findall(r"`([a-z]+_\w+|[A-Z]\w*[a-z]\w*)`", text_of(guide)))
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", everything)] == []
+
+
+@pytest.mark.parametrize("path", sorted(path.name for path in (ROOT / "scenarios").glob("*.yaml")))
+def test_what_a_scenario_names_is_there(path: str) -> None:
+    text = text_of(f"scenarios/{path}")
+    named = re.findall(rf"\b((?:{'|'.join(OWN)})/[\w./-]*\w)", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_life_of_a_request_has_eight_lines() -> None:
     life = text_of("docs/architecture.md").split("## The life of a request\n")[1].split("\n## ")[0]
     lines = life.strip().splitlines()

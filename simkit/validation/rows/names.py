@@ -43,7 +43,7 @@ _VARIANT_ASSUMED = {
 }
 
 PROFILE_OF = {"a100-sxm4-40gb": "a100-sxm4-80gb", "a100-pcie-40gb": "a100-sxm4-80gb"}
-"""GPU to the profile of another with the same cores, which is scaled to its limits (`latency.transfer`)."""
+"""GPU to the profile of another with the same cores, which is scaled to its limits (`profile.values.transferred`)."""
 
 _SAME_SHAPES = {"qwen2-72b": "qwen2.5-72b", "deepseek-r1": "deepseek-v3"}
 """Models, lower case, that differ from another in their weights alone (their `config.json`)."""
