@@ -49,9 +49,14 @@ class InputError(Exception):
         self.where = where
         self.says_key = says_key
 
-    def __str__(self) -> str:
+    @property
+    def said(self) -> str:
+        """``KEY: TEXT``, what is said behind the place."""
         key = self.key if self.says_key or self.where else None
-        return ": ".join(part for part in (self.where, key, self.text) if part)
+        return f"{key}: {self.text}" if key else self.text
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.said}" if self.where else self.said
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def make_points(
                 ready = apply_sets(changed, {SLOTS: count}, label="--axis")
                 points.append(make_point(name_of(whole), whole, ready, scenario))
             except InputError as error:
-                failed[name_of(whole)] = Failure("input", str(error), whole)
+                failed[name_of(whole)] = Failure.of(error, whole)
     if not points:
         name, failure = next(iter(failed.items()))
         raise InputError(f"point {name}: {failure.message}")
@@ -94,7 +94,7 @@ def _combinations(
         try:
             found.append((settings, apply_sets(scenario, settings, label="--axis")))
         except InputError as error:
-            failed[name_of(settings)] = Failure("input", str(error), settings)
+            failed[name_of(settings)] = Failure.of(error, settings)
     return found, failed
 
 
@@ -117,7 +117,7 @@ def _automatic(
         try:
             one = make_point("", settings, apply_sets(changed, {SLOTS: 1}, label="plan"), scenario)
         except InputError as error:
-            failed[name_of(settings) or scenario.name] = Failure("input", str(error), settings)
+            failed[name_of(settings) or scenario.name] = Failure.of(error, settings)
             continue
         slots.update(bounds.grid(one.physical.bound))
     if not slots:

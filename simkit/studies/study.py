@@ -41,18 +41,25 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a point has no result: its input was wrong, a check failed, an error nobody expected, or its worker died."""
+    """Why a point has no result: its input was wrong, a check failed, an error nobody expected, or its worker died.
+
+    `where` is the place that is to blame, empty where none is.
+    """
 
     kind: Kind
-    message: str
+    text: str
     settings: Settings = field(default_factory=dict)
     where: str = ""
-    """The place that is to blame, where one is: the message begins with it."""
+
+    @classmethod
+    def of(cls, error: InputError, settings: Settings | None = None) -> Failure:
+        """The failure that wrong input is."""
+        return cls("input", error.said, settings or {}, error.where)
 
     @property
-    def said(self) -> str:
-        """The message without the place."""
-        return self.message.removeprefix(f"{self.where}: ")
+    def message(self) -> str:
+        """``WHERE: TEXT``, as the error would be told."""
+        return f"{self.where}: {self.text}" if self.where else self.text
 
     def line(self, name: str) -> str:
         """What to tell of the point of this name, in one line, with the settings that the name does not show."""
@@ -185,7 +192,7 @@ def guarded(version: str, do: Callable[[], Done]) -> Done | Failure:
             raise InputError(f"the worker has simkit {__version__}; expected {version}, as here")
         return do()
     except InputError as error:
-        return Failure("input", str(error), where=error.where)
+        return Failure.of(error)
     except CheckError as error:
         return Failure("check", str(error))
     except MemoryError:
@@ -203,12 +210,12 @@ def _set_up_all(points: Sequence[Point], word: str) -> tuple[list[Setup], dict[s
         try:
             setups.append(set_up(point.scenario))
         except InputError as error:
-            refused[point.name] = Failure("input", str(error), point.settings, error.where)
+            refused[point.name] = Failure.of(error, point.settings)
     if not setups:
         name, failure = next(iter(refused.items()))
         if word:
             raise InputError(f"{word} {name}: {failure.message}")
-        raise InputError(failure.said, where=failure.where)
+        raise InputError(failure.text, where=failure.where)
     return setups, refused
 
 

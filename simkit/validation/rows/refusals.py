@@ -125,4 +125,4 @@ def refusals(failed: Mapping[str, Failure]) -> dict[str, str]:
 
 def _said(failure: Failure) -> str:
     """Without the place that is to blame, where that is in no file of the user's."""
-    return failure.said if failure.where == NO_FILE else failure.message
+    return failure.text if failure.where == NO_FILE else failure.message

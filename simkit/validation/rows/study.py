@@ -117,7 +117,7 @@ def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> 
         except InputError as error:
             if error.where.startswith("--set"):
                 raise
-            refused[row.id] = Failure("input", str(error), where=error.where)
+            refused[row.id] = Failure.of(error)
     return runs, skipped | refusals(refused)
 
 
@@ -247,7 +247,7 @@ def _simulate(points: Sequence[Point], progress: Progress | None, options: Optio
         study = run_study(points, progress=progress, **options)
     except InputError as error:  # none of them can be run
         if len(points) == 1:
-            return {points[0].name: Failure("input", str(error), where=error.where)}
+            return {points[0].name: Failure.of(error)}
         return {name: part for point in points for name, part in _simulate([point], None, options).items()}
     return dict(study.failed) | {name: _reduce(result) for name, result in study.results.items()}
 
