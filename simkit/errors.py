@@ -17,7 +17,7 @@ begins with an underscore never leave their module.
     ├── BlocksMatter            blocks need names after all (simkit.engine.system)
     ├── BackgroundError         a second process has no result (simkit.studies.background)
     ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
-    ├── Refusal                 a file is refused while it is read (simkit.logs.files)
+    ├── Refusal                 a file is refused while it is read (simkit.logs.read.text)
     ├── CalibrationError        calibration cannot start or go on (calib)
     └── Refused                 an operation cannot be measured here (calib.measure.bench)
     ValueError

@@ -58,7 +58,7 @@ def run_rows(
     Raises InputError, and CheckError when an error is outside the band that `max_error` sets; all is written then.
     """
     from simkit import api
-    from simkit.logs.files import sha256_of
+    from simkit.logs.read.text import sha256_of
     from simkit.plain import plain
     from simkit.report.render import terminal
     from simkit.report.sections.rows import report

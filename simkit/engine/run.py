@@ -9,7 +9,7 @@ from simkit.engine.build import Setup
 from simkit.engine.system import BlocksMatter, Replicas, TooMany
 from simkit.engine.warmup import WarmUp
 from simkit.errors import InputError
-from simkit.logs.files import resolve, sha256_of
+from simkit.logs.read.text import resolve, sha256_of
 from simkit.metrics.invariants import check_run
 from simkit.metrics.record import Record
 from simkit.workload.build import Workload, build_workload

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from simkit.engine.build import Setup
 from simkit.files import new_directory
-from simkit.logs.files import resolve
+from simkit.logs.read.text import resolve
 from simkit.metrics.measured import ComparedLatencies, ComparedLatency
 from simkit.metrics.summary import Summary, Warmup
 from simkit.plain import Json, canonical_json, typed

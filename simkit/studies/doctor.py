@@ -18,7 +18,7 @@ from simkit.diagnosis.rules import RULES, diagnose
 from simkit.engine.build import set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError
-from simkit.logs.files import resolve, sha256_of
+from simkit.logs.read.text import resolve, sha256_of
 from simkit.metrics.catalogue import number
 from simkit.plain import Json, plain
 from simkit.runs.manifest import run_id

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simkit.errors import InputError, nearest
-from simkit.logs.files import open_text, reading
+from simkit.logs.read.text import open_text, reading
 from simkit.metrics.measured import Compared, compared
 from simkit.types import Floats, Ints
 from simkit.units import s_to_ns

@@ -19,8 +19,8 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, about
-from simkit.logs.files import open_text, reading, resolve
 from simkit.logs.read.record import MAX_TOKENS
+from simkit.logs.read.text import open_text, reading, resolve
 from simkit.types import Floats, Ints
 
 WINDOW_S = 600.0

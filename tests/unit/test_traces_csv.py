@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs import files
 from simkit.logs.play.load import Log, load_log
 from simkit.logs.read import csv as csv_rows
+from simkit.logs.read import text as files
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, WALL, Parse, number, optional
 from simkit.logs.read.csv import Block, CsvRows
 from simkit.logs.read.layout import Field, read_blocks

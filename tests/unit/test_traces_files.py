@@ -17,8 +17,8 @@ import pytest
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs import files
 from simkit.logs.play.load import load_log
+from simkit.logs.read import text as files
 
 HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 CSV = HEADER + b"2023-11-16 18:15:46.25,374,44\n"

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit import scenario
-from simkit.logs.files import resolve, sha256_of
 from simkit.logs.play.clock_resolution import CoarseClock, clock_of
 from simkit.logs.play.order import straighten
 from simkit.logs.play.sessions import place_untimed, predecessors, session_codes
@@ -19,6 +18,7 @@ from simkit.logs.read.format import Format
 from simkit.logs.read.log import RemarkKind, RowLog, counted
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import NO_TIME, Columns, Ragged
+from simkit.logs.read.text import resolve, sha256_of
 from simkit.logs.running_stats import too_fast
 from simkit.types import Bools, Ints
 from simkit.units import ns_to_s, s_to_ns

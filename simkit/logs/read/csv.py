@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from simkit.logs.files import MAX_LINE_BYTES, MAX_LINE_MIB, Refusal
+from simkit.logs.read.text import MAX_LINE_BYTES, MAX_LINE_MIB, Refusal
 from simkit.types import Ints
 
 DELIMITERS = (",", ";", "\t")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.logs.files import BOMB_BYTES, BOMB_RATIO, Refusal
+from simkit.logs.read.text import BOMB_BYTES, BOMB_RATIO, Refusal
 
 PARQUET_MAGIC = b"PAR1"
 BATCH_ROWS = 8192

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simkit.errors import InputError, nearest
-from simkit.logs.files import open_text, reading
+from simkit.logs.read.text import open_text, reading
 from simkit.metrics.catalogue import ROWS, shown
 
 TEXTS = ("row_id", "set", "engine", "engine_version", "model", "dtype_quant", "gpu", "request_rate", "other_config",
