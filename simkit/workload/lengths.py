@@ -17,8 +17,8 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, about, nearest
-from simkit.logs.read.parquet import PARQUET_MAGIC
 from simkit.logs.read.record import MAX_TOKENS
+from simkit.logs.read.tables import PARQUET_MAGIC
 from simkit.logs.read.text import begins_with, open_text, reading, resolve
 from simkit.types import Bools, Floats, Ints
 from simkit.units import s_to_ns

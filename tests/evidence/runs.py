@@ -15,9 +15,9 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.host import HOST_FIXED_US
 from simkit.logs import play_log
+from simkit.logs.read.cells import number_ns
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import opened
-from simkit.logs.read.timestamps import number_ns
 from simkit.metrics.measured import Compared
 from simkit.scenario import Scenario
 from simkit.units import ns_to_s

@@ -15,10 +15,10 @@ import pytest
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.formats import FORMATS
-from simkit.logs.read.csv import CsvRows
+from simkit.logs.read.cells import wall_ns as parse_time_ns
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.timestamps import wall_ns as parse_time_ns
+from simkit.logs.read.tables import CsvRows
 from simkit.workload import Workload, build_workload
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.play.load import Log, load_log
-from simkit.logs.read import csv as csv_rows
+from simkit.logs.read import tables as csv_rows
 from simkit.logs.read import text as files
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, WALL, Parse, number, optional
-from simkit.logs.read.csv import Block, CsvRows
 from simkit.logs.read.layout import Field, read_blocks
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.open import scanning
 from simkit.logs.read.record import UNKNOWN, Columns
+from simkit.logs.read.tables import Block, CsvRows
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

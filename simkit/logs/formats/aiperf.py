@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simkit.logs.read.cells import NS_PER
 from simkit.logs.read.fields import Row, note_unit, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.timestamps import NS_PER
 
 NEEDS = ("metadata", "metrics")
 ID, SESSION = ("x_request_id", "session_num"), ("x_correlation_id", "conversation_id")

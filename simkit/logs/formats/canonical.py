@@ -18,6 +18,7 @@ from simkit.errors import InputError
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import (
+    MAX_NS,
     MAX_TOKENS,
     NO_TIME,
     RAGGED,
@@ -29,7 +30,6 @@ from simkit.logs.read.record import (
     missing,
     offsets_of,
 )
-from simkit.logs.read.timestamps import MAX_NS
 
 if TYPE_CHECKING:
     import pyarrow as pa

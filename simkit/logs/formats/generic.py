@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from simkit.errors import InputError, nearest
-from simkit.logs.read.cells import COUNT, TEXT, TOKENS, Parse, number, optional
-from simkit.logs.read.csv import Block
+from simkit.logs.read.cells import COUNT, TEXT, TOKENS, Parse, Unit, number, optional
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.json import JsonRow
 from simkit.logs.read.layout import Field, Layout, own_unit, read_blocks, read_layout
 from simkit.logs.read.log import listed
-from simkit.logs.read.parquet import ParquetRows, plain_values
 from simkit.logs.read.record import Columns
-from simkit.logs.read.timestamps import Unit
+from simkit.logs.read.tables import Block, ParquetRows, plain_values
 
 NEEDS = ("prompt", "output", "time")
 FIELD_OF: dict[str, tuple[str, Parse | None]] = {

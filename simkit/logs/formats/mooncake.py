@@ -22,11 +22,11 @@ from typing import Any
 from simkit.errors import InputError
 from simkit.logs.formats.canonical import Meta
 from simkit.logs.read.blocks import fitting_block_tokens
+from simkit.logs.read.cells import Unit
 from simkit.logs.read.fields import Row, note_unused, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.log import BadCell
 from simkit.logs.read.record import EPOCH_NS, MAX_TOKENS, NO_TIME, UNKNOWN, Columns, Record
-from simkit.logs.read.timestamps import Unit
 from simkit.types import Ints
 from simkit.units import NS_PER_MS
 

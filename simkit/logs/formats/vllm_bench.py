@@ -16,8 +16,7 @@ from simkit.logs.read.fields import Row, note_unit, read_objects, require
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import BadCell, shown
-from simkit.logs.read.record import Columns, Record
-from simkit.logs.read.timestamps import MAX_NS
+from simkit.logs.read.record import MAX_NS, Columns, Record
 from simkit.units import ns_to_s
 
 NEEDS = ("input_lens", "output_lens", "ttfts")

@@ -11,7 +11,7 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.logs.read.timestamps import MAX_NS
+from simkit.logs.read.record import MAX_NS
 from simkit.types import Ints
 from simkit.units import NS_PER_S, ns_to_s
 

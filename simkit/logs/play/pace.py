@@ -7,8 +7,7 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.play.load import Log
-from simkit.logs.read.record import UNKNOWN, known
-from simkit.logs.read.timestamps import MAX_NS
+from simkit.logs.read.record import MAX_NS, UNKNOWN, known
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, ns_to_s, s_to_ns
 

@@ -15,8 +15,7 @@ from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
 from simkit.logs.play.window import cut
 from simkit.logs.read.blocks import Shared, walk
 from simkit.logs.read.log import RemarkKind, counted, numbers
-from simkit.logs.read.record import UNKNOWN, Gaps, known, offsets_of
-from simkit.logs.read.timestamps import MAX_NS
+from simkit.logs.read.record import MAX_NS, UNKNOWN, Gaps, known, offsets_of
 from simkit.streams import Streams
 from simkit.types import Ints
 from simkit.units import ns_to_s

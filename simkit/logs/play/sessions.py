@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simkit.logs.read.log import RowLog, counted, numbers
-from simkit.logs.read.record import NO_TIME, UNKNOWN, Columns
-from simkit.logs.read.timestamps import MAX_NS
+from simkit.logs.read.record import MAX_NS, NO_TIME, UNKNOWN, Columns
 from simkit.types import Bools, Ints
 
 

@@ -1,22 +1,105 @@
-"""What a CSV cell means: a parse reads one cell exactly, and a column of usual cells many times faster.
+"""What a cell means: times to exact int nanoseconds, counts and texts, one cell or a column of them at a time.
 
-The two agree: where a cell is none that the fast way knows for certain, the whole column is read the exact way.
+A parse reads one cell exactly, and a column of usual cells many times faster. The two agree: where a cell is none that
+the fast way knows for certain, the whole column is read the exact way. Knows no format.
 """
 
 from __future__ import annotations
 
+import datetime
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from simkit.logs.read.log import NAIVE, Remark
-from simkit.logs.read.record import MAX_TOKENS, UNKNOWN
-from simkit.logs.read.timestamps import MAX_NS, NS_PER, Unit, number_ns, wall_ns
+from simkit.logs.read.record import MAX_NS, MAX_TOKENS, UNKNOWN
 from simkit.types import Ints
+from simkit.units import NS_PER_S
 
+# --- exact times ------------------------------------------------------------------------------------------------------
+Unit = Literal["s", "ms", "us", "ns"]
+
+NS_PER: dict[Unit, int] = {"s": NS_PER_S, "ms": NS_PER_S // 10**3, "us": NS_PER_S // 10**6, "ns": 1}
+
+_WALL = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d)[ T](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<fraction>\d+))?"
+    r" ?(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?",
+    re.ASCII,
+)
+
+
+@functools.lru_cache(maxsize=64)
+def _day_s(date: str) -> int:
+    return (datetime.date.fromisoformat(date) - datetime.date(1970, 1, 1)).days * 86_400
+
+
+def wall_ns(text: str) -> tuple[int, bool]:
+    """A wall-clock time as (ns since 1970 UTC, whether it names its zone). Exact; digits beyond 1 ns are cut.
+
+    ValueError when it is not of the form `YYYY-MM-DD hh:mm:ss[.fraction][Z|UTC|+hh:mm]`, with `T` or a space, and
+    beyond 146 years either side of 1970.
+    """
+    match = _WALL.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    date, hour, minute, second, fraction, zone = match.groups()
+    if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
+        raise ValueError(text)
+    seconds = _day_s(date) + int(hour) * 3600 + int(minute) * 60 + int(second)
+    if zone is not None and zone[0] in "+-":
+        sign = -1 if zone[0] == "-" else 1
+        digits = zone[1:].replace(":", "").ljust(4, "0")
+        seconds -= sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
+    nanos = int((fraction or "").ljust(9, "0")[:9])
+    found = seconds * NS_PER_S + nanos
+    if abs(found) > MAX_NS:
+        raise ValueError(text)
+    return found, zone is not None
+
+
+def number_ns(value: object, unit: Unit) -> int:
+    """A number, or its text, in `unit` as ns. Exact for ints and decimal text; a float is taken by its shortest digits.
+
+    ValueError for what is no finite number, and beyond 146 years either side of 0.
+    """
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if isinstance(value, int):
+        found = value * NS_PER[unit]
+    elif isinstance(value, float | str):
+        text = value.strip() if isinstance(value, str) else repr(value)
+        try:
+            exact = Decimal(text if len(text) <= 40 else "")
+        except InvalidOperation:
+            raise ValueError(value) from None
+        if not exact.is_finite() or abs(exact) >= 10**20:
+            raise ValueError(value)
+        found = int((exact * NS_PER[unit]).to_integral_value())
+    else:
+        raise ValueError(value)
+    if abs(found) > MAX_NS:
+        raise ValueError(value)
+    return found
+
+
+def epoch_unit(value: float) -> Unit | None:
+    """The unit of a stamp that counts from 1970, by its size; None for small numbers, which could be any unit.
+
+    Above 1e17 ns, above 1e14 us, above 1e11 ms, above 1e8 s.
+    """
+    for unit, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8)):
+        if abs(value) > least:
+            return unit  # type: ignore[return-value]
+    return None
+
+
+# --- a cell, and many of them ------------------------------------------------------------------------------------------
 _MAX_DIGITS = 12
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,12})(\.0*)?", re.ASCII)
@@ -46,7 +129,7 @@ class Parse:
     remark: Callable[[str], Remark | None] | None = None
 
 
-# --- counts and texts -------------------------------------------------------------------------------------------------
+# --- cells of counts and texts ----------------------------------------------------------------------------------------
 def _count(cell: str) -> int:
     match = _COUNT.fullmatch(cell.strip())
     if match is None or int(match[1]) > MAX_TOKENS:
@@ -82,7 +165,7 @@ COUNT = Parse("a whole number >= 0", _count, _counts)
 TEXT = Parse("a text", _text, _texts)
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
+# --- cells of times ---------------------------------------------------------------------------------------------------
 def number(unit: Unit) -> Parse:
     """A number in `unit`, in ns."""
     places = len(str(NS_PER[unit])) - 1

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from simkit.errors import InputError
+from simkit.logs.read.cells import Unit, epoch_unit, number_ns, wall_ns
 from simkit.logs.read.format import Source
 from simkit.logs.read.log import NAIVE, BadCell
-from simkit.logs.read.record import MAX_TOKENS, Columns, Record
-from simkit.logs.read.timestamps import MAX_NS, Unit, epoch_unit, number_ns, wall_ns
+from simkit.logs.read.record import MAX_NS, MAX_TOKENS, Columns, Record
 
 MAX_ID = 2**64 - 1
 MAX_TEXT = 1000

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from simkit import scenario
-from simkit.logs.read.csv import CsvRows
 from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import RowLog
-from simkit.logs.read.parquet import ParquetRows
 from simkit.logs.read.record import Columns
+from simkit.logs.read.tables import CsvRows, ParquetRows
 
 Kind = Literal["csv", "json", "parquet", "text"]
 

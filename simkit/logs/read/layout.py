@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simkit.errors import InputError, nearest
-from simkit.logs.read.cells import WALL, Parse, number
-from simkit.logs.read.csv import Block, CsvRows
+from simkit.logs.read.cells import NS_PER, WALL, Parse, Unit, epoch_unit, number
 from simkit.logs.read.format import Source
 from simkit.logs.read.log import BadCell, RowLog, listed
 from simkit.logs.read.record import REQUIRED, UNKNOWN, Columns
-from simkit.logs.read.timestamps import NS_PER, Unit, epoch_unit
+from simkit.logs.read.tables import Block, CsvRows
 from simkit.types import Ints
 
 SKIPPED = "skipped"

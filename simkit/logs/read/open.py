@@ -17,12 +17,11 @@ from simkit import scenario
 from simkit.errors import InputError, nearest
 from simkit.logs.formats import FORMATS
 from simkit.logs.formats.canonical import meta_of
-from simkit.logs.read.csv import CsvRows
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.json import JsonRow, begins_json, head_and_objects
 from simkit.logs.read.log import RowLog, listed
-from simkit.logs.read.parquet import PARQUET_MAGIC, ParquetRows, open_parquet
 from simkit.logs.read.record import Columns
+from simkit.logs.read.tables import PARQUET_MAGIC, CsvRows, ParquetRows, open_parquet
 from simkit.logs.read.text import begins_with, check_regular, open_text, reading, resolve
 
 GENERIC = "generic"

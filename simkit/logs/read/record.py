@@ -26,6 +26,9 @@ EPOCH_NS = 10**17
 MAX_TOKENS = 2**31 - 1
 """Of a prompt and of an output."""
 
+MAX_NS = 2**62
+"""Later times are refused: sums of two still fit 64 bits."""
+
 Number = TypeVar("Number", bound=np.generic)
 Strings = tuple[str | None, ...]
 
