@@ -12,7 +12,7 @@ import numpy as np
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.files import new_file
-from simkit.logs.describe import OnProgress, Survey, own_times, survey
+from simkit.logs.describe import OnProgress, Stats, Survey, own_times, survey
 from simkit.logs.formats import canonical
 from simkit.logs.formats.canonical import CanonicalWriter, Meta
 from simkit.logs.formats.mooncake import MooncakeWriter
@@ -20,7 +20,6 @@ from simkit.logs.play.load import Log, load_log
 from simkit.logs.play.window import cut
 from simkit.logs.read.record import NO_TIME, Columns
 from simkit.logs.read.text import resolve
-from simkit.logs.stats import Stats
 from simkit.streams import Streams
 from simkit.types import Ints
 from simkit.units import ns_to_s

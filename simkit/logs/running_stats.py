@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from simkit.logs.play.clock_resolution import MANY_TIES, CoarseClock, coarse_clock
+from simkit.logs.play.clock import MANY_TIES, CoarseClock, coarse_clock
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_MS, NS_PER_S, ns_to_s
 

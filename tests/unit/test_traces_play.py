@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from simkit import scenario
 from simkit.errors import InputError
+from simkit.logs.describe import unlimited_hits
 from simkit.logs.formats import FORMATS
 from simkit.logs.play.load import PLAYED_KEYS, Log, arrange, load_log
 from simkit.logs.play.play import PlayedLog, play
 from simkit.logs.read.log import NAIVE, RowLog
 from simkit.logs.read.record import Columns, Record
-from simkit.logs.stats import unlimited_hits
 from simkit.streams import Streams
 from simkit.units import NS_PER_S, ns_to_s
 from simkit.workload import Workload, build_workload

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkit import scenario
-from simkit.logs.describe import describe
-from simkit.logs.play.clock_resolution import clock_of
+from simkit.logs.describe import SAMPLE_ROWS, Stats, describe, session_stats
+from simkit.logs.play.clock import clock_of
 from simkit.logs.play.sessions import session_codes
 from simkit.logs.read.record import NO_TIME, Columns, Record
 from simkit.logs.running_stats import MAX_BINS, ArrivalStats, Counts
-from simkit.logs.stats import SAMPLE_ROWS, Stats, session_stats
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/data/traces) are not here")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simkit.logs.fit.lengths import LEAST, significant
-from simkit.logs.play.clock_resolution import clock_of
+from simkit.logs.play.clock import clock_of
 from simkit.plain import Json
 from simkit.types import Floats, Ints
 from simkit.units import NS_PER_S, ns_to_s

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simkit import scenario
-from simkit.logs.play.clock_resolution import CoarseClock, clock_of
-from simkit.logs.play.order import straighten
+from simkit.logs.play.clock import CoarseClock, clock_of, straighten
 from simkit.logs.play.sessions import place_untimed, predecessors, session_codes
 from simkit.logs.read.blocks import checked_blocks
 from simkit.logs.read.format import Format

@@ -9,10 +9,9 @@ import numpy as np
 
 from simkit import scenario
 from simkit.errors import InputError, about
-from simkit.logs.play.clock_resolution import spread
+from simkit.logs.play.clock import spread
 from simkit.logs.play.load import Log, load_log
-from simkit.logs.play.pace import scaled, speed_of, think_times, without_idle
-from simkit.logs.play.window import cut
+from simkit.logs.play.window import cut, scaled, speed_of, think_times, without_idle
 from simkit.logs.read.blocks import Shared, walk
 from simkit.logs.read.log import RemarkKind, counted, numbers
 from simkit.logs.read.record import MAX_NS, UNKNOWN, Gaps, known, offsets_of

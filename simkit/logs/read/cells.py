@@ -99,7 +99,7 @@ def epoch_unit(value: float) -> Unit | None:
     return None
 
 
-# --- a cell, and many of them ------------------------------------------------------------------------------------------
+# --- a cell, and many of them -----------------------------------------------------------------------------------------
 _MAX_DIGITS = 12
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,12})(\.0*)?", re.ASCII)
