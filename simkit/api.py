@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING
 from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.plain import Json, canonical_json, plain
+from simkit.runs.directory import replacing, write_run, write_runs
 from simkit.runs.long_enough import long_enough
 from simkit.runs.manifest import CREATED_BY, RunLength
 from simkit.runs.replication import ReplicationResult, Result, assemble, replicate
-from simkit.runs.write import replacing, write_run, write_runs
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:
-    from simkit.studies.compare import Comparison
-    from simkit.studies.sweep import Sweep
+    from simkit.studies.compare import Comparison, Sweep
 
 __all__ = [
     "Result",

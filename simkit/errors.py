@@ -15,7 +15,7 @@ begins with an underscore never leave their module.
     ├── Overload                a run was given up (simkit.engine.run)
     ├── TooMany                 an arrival is one too many (simkit.engine.system)
     ├── BlocksMatter            blocks need names after all (simkit.engine.system)
-    ├── BackgroundError         a second process has no result (simkit.studies.background)
+    ├── BackgroundError         a second process has no result (simkit.studies.uniform_twin)
     ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
     ├── Refusal                 a file is refused while it is read (simkit.logs.read.text)
     ├── CalibrationError        calibration cannot start or go on (calib)

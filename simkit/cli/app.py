@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from simkit.cli import calibrate, compare, console, doctor, log, memory, output, plan, replay, run, validate
+from simkit.cli import calibrate, compare, console, doctor, log, memory, output, plan, run, validate
 from simkit.cli.options import Json, Printing, expanded
 from simkit.errors import OUT_OF_MEMORY, CheckError, InputError
 from simkit.version import __version__
@@ -126,7 +126,7 @@ def _root(
 
 # In the order in which --help lists them.
 for _command in (
-    run.run, compare.compare, compare.sweep, plan.plan, replay.replay, validate.validate, memory.memory, doctor.doctor,
+    run.run, compare.compare, compare.sweep, plan.plan, run.replay, validate.validate, memory.memory, doctor.doctor,
 ):  # fmt: skip
     app.command()(expanded(_command))
 app.add_typer(log.app)

@@ -89,7 +89,7 @@ def sweep(
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api
     from simkit.report.sections.runs.compare import sweep_tables
-    from simkit.studies import sweep as studies
+    from simkit.studies import compare as studies
 
     target = output.Target.choose(out, f"{chosen.name}-sweep")
     options = target.options(study, printing)

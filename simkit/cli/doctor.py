@@ -41,7 +41,6 @@ def doctor(
     from simkit.diagnosis.facts import gather
     from simkit.plain import canonical_json
     from simkit.studies import doctor as studies
-    from simkit.studies import verdict
 
     facts = gather(run.manifest, run.summary, run.requests, run.steps)
     scenario = None
@@ -54,11 +53,11 @@ def doctor(
     if folder is not None:
         with output.writing(out, folder):
             (folder / "doctor.json").write_bytes(canonical_json(found))
-            (folder / "doctor.md").write_bytes(sections.markdown(found, verdict.labels(found)).encode())
+            (folder / "doctor.md").write_bytes(sections.markdown(found, studies.labels(found)).encode())
 
     output.finish(
         printing,
-        lambda: sections.doctor_tables(found, verdict.labels(found), console.width()),
+        lambda: sections.doctor_tables(found, studies.labels(found), console.width()),
         found,
         after=[] if folder is None else [f"wrote {folder / 'doctor.json'} and {folder / 'doctor.md'}"],
     )

@@ -14,7 +14,7 @@ import typer
 
 from simkit.cli import console, output, validate_rows
 from simkit.cli.options import LoadOptions, RunOptions, ScenarioOptions, Workers, flag_of, given, option, values_of
-from simkit.cli.replay import with_measured
+from simkit.cli.run import with_measured
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:

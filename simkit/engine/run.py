@@ -12,8 +12,7 @@ from simkit.errors import InputError
 from simkit.logs.read.text import resolve, sha256_of
 from simkit.metrics.invariants import check_run
 from simkit.metrics.record import Record
-from simkit.workload.build import Workload, build_workload
-from simkit.workload.replay import MeasuredTimes
+from simkit.workload.build import MeasuredTimes, Workload, build_workload
 
 Progress = Callable[[float, str], None]
 """Called now and then with (share done, label)."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from simkit.scenario.engine import Engine, WarmupRequests, WarmupSeconds
-from simkit.scenario.failures import Failure
+from simkit.scenario.engine import Engine, Failure, WarmupRequests, WarmupSeconds
 from simkit.scenario.lengths import (
     ConditionalLength,
     EmpiricalLength,

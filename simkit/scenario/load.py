@@ -15,9 +15,8 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from simkit.errors import InputError
 from simkit.scenario import yaml as io
-from simkit.scenario.engine import Engine, Hardware, Latency, Slo, Warmup
+from simkit.scenario.engine import Engine, Failure, Hardware, Latency, Slo, Warmup, check_failures
 from simkit.scenario.explain import Origin, explain, is_text, key_error
-from simkit.scenario.failures import Failure, check_failures
 from simkit.scenario.types import Name, PositiveInt, Replications, Seed, Strict, Text, conflict
 from simkit.scenario.workload import (
     Workload,

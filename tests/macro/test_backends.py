@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from simkit import api, scenario
 from simkit.cli import app
 from simkit.studies import executors, study
-from simkit.studies.sweep import Sweep, sweep
+from simkit.studies.compare import Sweep, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """\

@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from simkit.cli import calibrate, compare, doctor, log, memory, plan, replay, run, validate
+from simkit.cli import calibrate, compare, doctor, log, memory, plan, run, validate
 from simkit.cli.options import LoadOptions, Printing, ReadOptions, ScenarioOptions, expanded, given, option, trace_keys
 from simkit.errors import InputError
 
 COMMANDS = (
-    run.run, compare.compare, compare.sweep, plan.plan, replay.replay, validate.validate, memory.memory, doctor.doctor,
+    run.run, compare.compare, compare.sweep, plan.plan, run.replay, validate.validate, memory.memory, doctor.doctor,
     calibrate.calibrate, *(inspect.unwrap(command) for command in (log.info, log.convert, log.sample, log.fit)),
 )  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_keys_of_a_log_that_were_given_are_those_of_a_scenario_and_a_0_is_given(
         "start_s": 0.0,
         "warmup_s": 2.5,
     }
-    assert trace_keys(replay.PlayOptions(rate=2.0, idle_gap_cap=1.0)) == {"rate_per_s": 2.0, "idle_gap_cap_s": 1.0}
+    assert trace_keys(run.PlayOptions(rate=2.0, idle_gap_cap=1.0)) == {"rate_per_s": 2.0, "idle_gap_cap_s": 1.0}
     assert asked.section(Path("log.csv"))["path"] == "log.csv"
 
 

@@ -18,7 +18,7 @@ from simkit.errors import InputError
 from simkit.metrics import catalogue
 from simkit.report.render import html
 from simkit.report.sections.runs import page as pages
-from simkit.studies import doctor, verdict
+from simkit.studies import doctor
 
 BASE: dict[str, Any] = {
     "name": "small",
@@ -229,35 +229,35 @@ def summary(tokens: float, tpot: float, ttft: float = 100.0, finished: int = 10)
     ],
 )
 def test_verdicts(after: Any, expected: str) -> None:
-    keys = ("tpot_ms.p99", *verdict.watched())
+    keys = ("tpot_ms.p99", *doctor.watched())
     before = {key: catalogue.number(summary(100, 20), key) for key in keys}
-    proof = verdict.judge(("tpot_ms.p99",), {"engine.max_num_seqs": 8}, before, after)
+    proof = doctor.judge(("tpot_ms.p99",), {"engine.max_num_seqs": 8}, before, after)
     assert proof.verdict == expected
     assert proof.helps == expected.startswith("helps")
 
 
 def test_what_gets_better_for_one_and_worse_for_the_other_goal_does_not_help() -> None:
     before = {"tpot_ms.p99": 20.0, "ttft_ms.p99": 100.0}
-    proof = verdict.judge(("tpot_ms.p99", "ttft_ms.p99"), {}, before, summary(100, 10, ttft=200))
+    proof = doctor.judge(("tpot_ms.p99", "ttft_ms.p99"), {}, before, summary(100, 10, ttft=200))
     assert proof.verdict == "does not help, and makes TTFT p99 worse"
 
 
 def test_what_the_replications_are_not_sure_of_is_not_certain() -> None:
     before = {"tpot_ms.p99": 20.0, "ttft_ms.p99": 100.0}
     worse = summary(100, 15, ttft=150)
-    wide = verdict.judge(("tpot_ms.p99",), {}, before, worse, {"tpot_ms.p99": 6.0, "ttft_ms.p99": 60.0})
+    wide = doctor.judge(("tpot_ms.p99",), {}, before, worse, {"tpot_ms.p99": 6.0, "ttft_ms.p99": 60.0})
     assert wide.verdict == "not certain: TPOT p99 better on average, within the interval of the replications"
     assert not wide.helps
-    narrow = verdict.judge(("tpot_ms.p99",), {}, before, worse, {"tpot_ms.p99": 4.0, "ttft_ms.p99": 60.0})
+    narrow = doctor.judge(("tpot_ms.p99",), {}, before, worse, {"tpot_ms.p99": 4.0, "ttft_ms.p99": 60.0})
     assert narrow.verdict == "helps", "the price is not certain"
 
 
 def test_differences_are_paired_by_replication() -> None:
     """Before 100 and 300, after 90 and 291: the difference is -9.5 within 6.4, though the runs differ by 200."""
     before, after = ([{"x": a}, {"x": b}] for a, b in ((100, 300), (90, 291)))
-    found = verdict.paired_ci95(["x", "y"], before, after)
+    found = doctor.paired_ci95(["x", "y"], before, after)
     assert found == {"x": pytest.approx(12.706 * 0.5, rel=1e-3)}
-    assert verdict.paired_ci95(["x"], before[:1], after[:1]) is None
+    assert doctor.paired_ci95(["x"], before[:1], after[:1]) is None
 
 
 def test_several_replications_are_judged_by_their_interval(tmp_path: Path) -> None:

@@ -23,11 +23,9 @@ from simkit.engine import run as engine
 from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.metrics.measured import Compared, compare_measured
-from simkit.studies.background import BackgroundError, in_background
-from simkit.studies.uniform_twin import uniform_load
+from simkit.studies.uniform_twin import BackgroundError, in_background, uniform_load
 from simkit.types import Request
-from simkit.workload.build import Workload
-from simkit.workload.replay import MeasuredTimes
+from simkit.workload.build import MeasuredTimes, Workload
 
 SCENARIO = """\
 name: base

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from simkit import api, scenario
 from simkit.cli import app
 from simkit.errors import CheckError, InputError
-from simkit.runs import write as run_dir
+from simkit.runs import directory as run_dir
 from simkit.runs.replication import replicate
 from simkit.studies import study
-from simkit.studies.sweep import sweep
+from simkit.studies.compare import sweep
 
 TEXT = """\
 name: tiny

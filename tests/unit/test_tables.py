@@ -12,7 +12,7 @@ import pytest
 from simkit.metrics import record as rec
 from simkit.metrics.record import REQUEST_COLUMNS, SLOT_COLUMNS, SPAN_COLUMNS, Columns, Record
 from simkit.metrics.tables import request_table, slot_table, span_table
-from simkit.runs import write as run_dir
+from simkit.runs import directory as run_dir
 
 
 @pytest.mark.parametrize("fresh_values", [1, 6, 7, 1 << 17])

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from simkit import scenario
 from simkit.errors import InputError
 from simkit.logs.play.load import Log, load_log
-from simkit.logs.read import tables as csv_rows
+from simkit.logs.read import tables
 from simkit.logs.read import text as files
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, WALL, Parse, number, optional
 from simkit.logs.read.layout import Field, read_blocks
@@ -111,7 +111,7 @@ def test_broken_archives(tmp_path: Path, pack: Any, name: str) -> None:
 def test_bombs_and_lines_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BOMB_BYTES", 2**20)
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 2**20)
-    monkeypatch.setattr(csv_rows, "MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 2**20)
     rows = AZURE.encode() + b"2024-05-10 00:00:00+00:00,10,2\n" * 100_000
     for bomb in (gzip.compress(rows), zstd(rows)):
         assert "unpacks to more than 200 times its size" in refusal(tmp_path, bomb)
@@ -254,13 +254,13 @@ def test_rows_in_blocks_are_the_rows_of_the_csv_module(rows: list[list[str]], en
         if row:
             expected.append((line + 1, row))
         line = reader.line_num
-    before = csv_rows.BLOCK_CHARACTERS
-    csv_rows.BLOCK_CHARACTERS = size
+    before = tables.BLOCK_CHARACTERS
+    tables.BLOCK_CHARACTERS = size
     try:
         blocks = list(CsvRows(io.StringIO(text, newline="")).blocks())
         assert [row for block in blocks for row in zip(block.lines, block.rows, strict=True)] == expected
     finally:
-        csv_rows.BLOCK_CHARACTERS = before
+        tables.BLOCK_CHARACTERS = before
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from simkit.scenario import Scenario
 from simkit.types import Floats, Ints
 from simkit.validation.runs.host_fit import HostFit
 from simkit.validation.runs.numbers import Numbers
-from simkit.workload.replay import MeasuredTimes
+from simkit.workload.build import MeasuredTimes
 
 TERMS = ("fixed_us", "per_seq_us", "first_token_us")
 PROVENANCE = ("log", "log_sha256", "date", "simkit", "scenario", "num_requests", "terms", "rms_pct", "errors")
