@@ -23,8 +23,8 @@ from simkit.kv.paged import PagedAllocator
 from simkit.kv.protocol import KVPool
 from simkit.kv.swap import HostPool
 from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
+from simkit.latency.kernels import dtype_peak
 from simkit.latency.protocol import LatencyModel
-from simkit.latency.rates import dtype_peak
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence

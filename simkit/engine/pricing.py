@@ -12,14 +12,11 @@ from simkit.batching.plan import StepPlan
 from simkit.engine.step_log import StepRun
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment
+from simkit.latency.deployment import Deployment, capture_sizes, host_of
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
-from simkit.latency.graphs import capture_sizes
-from simkit.latency.host import host_of
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
-from simkit.latency.protocol import LatencyModel, ScalarLatency
+from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
-from simkit.latency.unit import Unit
 from simkit.memory.rules import parse_version
 from simkit.scenario import Scenario
 from simkit.specs.hardware import GpuSpec

@@ -12,17 +12,16 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from simkit.latency.deployment import Deployment
+from simkit.latency.attention import Attention
+from simkit.latency.deployment import Deployment, graph_rows
 from simkit.latency.effects import ALL_REDUCE, EFFECTS, GRAPH_PADDING, RULES, SAMPLED_ROWS, check_known, nothing
-from simkit.latency.graphs import graph_rows
+from simkit.latency.kernels import TABLE_ROWS, Kernels
 from simkit.latency.lookup import RowLookup
-from simkit.latency.ops.attention import Attention
-from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
-from simkit.latency.ops.shapes import Gemm
 from simkit.latency.profile import Profile
 from simkit.latency.profile.values import is_scaled, transferred
 from simkit.latency.protocol import OneStep
 from simkit.latency.roofline import SCALAR_STEPS, to_ns
+from simkit.latency.shapes import Gemm
 from simkit.latency.step_tables import TableBuilder
 from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S

@@ -2,7 +2,7 @@
 
 step = host overhead + sum over layers of {GEMMs, prefill attention, decode attention, elementwise, all-reduce if
 TP > 1} + LM head and sampler + swaps over PCIe. Every kernel is the larger of its compute roof and its memory roof, at
-the achievable fractions of `simkit.latency.rates`, and of a floor that no launch beats.
+the achievable fractions of `simkit.latency.kernels`, and of a floor that no launch beats.
 
 All arithmetic is elementwise, so k steps at once give the same bytes as k single calls.
 """
@@ -26,10 +26,17 @@ from simkit.latency.effects import (
     SAMPLED_ROWS,
     check_known,
 )
-from simkit.latency.ops.kernels import TABLE_ROWS, Kernels, attended
-from simkit.latency.ops.shapes import AttentionShape
+from simkit.latency.kernels import (
+    ATTENTION_FLOOR_NS,
+    ELEMENTWISE_FLOOR_NS,
+    SAMPLER_FLOOR_NS,
+    TABLE_ROWS,
+    Kernels,
+    Rates,
+    attended,
+)
 from simkit.latency.protocol import OneStep
-from simkit.latency.rates import ATTENTION_FLOOR_NS, ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, Rates
+from simkit.latency.shapes import AttentionShape
 from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 

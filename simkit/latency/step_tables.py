@@ -10,14 +10,12 @@ import numpy as np
 
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, DATA_SHEET, KERNEL_TABLE, ONE_GPU, Source
+from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
 from simkit.latency.lookup import ChunkLookup, DecodeLookup, RowTable
-from simkit.latency.ops.kernels import TABLE_ROWS, Kernels
-from simkit.latency.ops.launches import Heads
-from simkit.latency.ops.shapes import Elementwise, Gemm
-from simkit.latency.physics import Limits
+from simkit.latency.physics import SIXTEEN_BIT, Heads, Limits
 from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.residuals import OpFit, Prediction
-from simkit.latency.rates import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, SIXTEEN_BIT
+from simkit.latency.shapes import Elementwise, Gemm
 from simkit.types import Floats
 from simkit.units import NS_PER_S, NS_PER_US
 

@@ -10,7 +10,7 @@ from evidence import build, inputs, line, page, rows, runs, table, wrong
 from test_evidence import content, example
 
 from simkit.errors import InputError
-from simkit.latency.host import HOST_FIXED_US
+from simkit.latency.deployment import HOST_FIXED_US
 from simkit.metrics import measured
 from simkit.validation.rows.results import MetricResult, RowResult, RowStudy
 

@@ -17,7 +17,7 @@ from typing import Any
 from evidence import inputs
 from evidence.inputs import Spec
 from evidence.line import Curves, Line, Section, mape, off_pct
-from simkit.latency.host import HOST_FIXED_US
+from simkit.latency.deployment import HOST_FIXED_US
 from simkit.latency.profile import Profile, list_profiles
 from simkit.report.sections.profile import LISTED
 from simkit.validation.rows.scenario import RowRun, run_of

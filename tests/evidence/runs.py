@@ -13,7 +13,7 @@ from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.latency.host import HOST_FIXED_US
+from simkit.latency.deployment import HOST_FIXED_US
 from simkit.logs import play_log
 from simkit.logs.read.cells import number_ns
 from simkit.logs.read.log import RowLog

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from evidence import inputs
 from evidence.line import Curves, Line, Section, mape, off_pct
-from simkit.latency.host import HOST_FIXED_US
+from simkit.latency.deployment import HOST_FIXED_US
 from simkit.validation.rows.read import read_rows
 from simkit.validation.rows.results import RowResult, RowStudy
 from simkit.validation.rows.study import study_rows

@@ -16,13 +16,11 @@ from test_roofline import HOST_FIXED_NS, LLAMA, MIXTRAL, SLIDING
 import simkit
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment
-from simkit.latency.host import host_of
-from simkit.latency.ops.launches import ARRAYS, Skew, skewed
+from simkit.latency.deployment import Deployment, host_of
+from simkit.latency.physics import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
-from simkit.latency.protocol import TaggedLatency
+from simkit.latency.protocol import TaggedLatency, Unit
 from simkit.latency.roofline import Roofline
-from simkit.latency.unit import Unit
 from simkit.scenario import from_dict
 from simkit.specs.hardware import load_gpu
 from simkit.types import Basis, StepShapes

@@ -18,12 +18,19 @@ from test_scalar_latency import ints, plan_of, steps
 from simkit.batching.plan import StepPlan
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment
+from simkit.latency.deployment import (
+    DEFAULT_HOST,
+    FIRST_TOKEN_US,
+    HOST_FIXED_US,
+    HOST_PER_SEQ_US,
+    Deployment,
+    HostCosts,
+    capture_sizes,
+    host_of,
+)
 from simkit.latency.effects import EFFECTS, OFF, Origin, Source, nothing
-from simkit.latency.graphs import capture_sizes
-from simkit.latency.host import DEFAULT, FIRST_TOKEN_US, HOST_FIXED_US, HOST_PER_SEQ_US, HostCosts, host_of
+from simkit.latency.kernels import Kernels
 from simkit.latency.lookup import RowTable
-from simkit.latency.ops.kernels import Kernels
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
 from simkit.latency.profile.values import transferred
 from simkit.latency.step_tables import TableBuilder
@@ -31,7 +38,7 @@ from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 
 TEST = Source(Origin.SCENARIO, "test")
-SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0), dict.fromkeys(DEFAULT.sources, TEST))
+SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0), dict.fromkeys(DEFAULT_HOST.sources, TEST))
 SIZES = capture_sizes(256, 8192, (0, 33))
 ON_EVERY_PROFILE = pytest.mark.parametrize("profile", SHIPPED)
 

@@ -20,7 +20,7 @@ from calib.fit.fit import to_text
 from simkit.cli import app, host_fit
 from simkit.cli.output import Stopped
 from simkit.errors import InputError
-from simkit.latency.host import host_of
+from simkit.latency.deployment import host_of
 from simkit.latency.profile import HostTerms, ProfileError, load_profile, parse_profile, profile_text
 from simkit.metrics import record as rec
 from simkit.scenario import Scenario, for_replay, load, loads

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_effects import SIZES, gpu, model, prefill, tables
 
-from simkit.latency.graphs import capture_sizes, graph_rows
+from simkit.latency.deployment import capture_sizes, graph_rows
 
 NEWEST = (0, 33, 0)
 

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkit.errors import InputError
-from simkit.latency import rates
-from simkit.latency.deployment import Deployment
+from simkit.latency import kernels as rates
+from simkit.latency.deployment import HOST_FIXED_US, Deployment, HostCosts
 from simkit.latency.effects import Origin, Source
-from simkit.latency.host import HOST_FIXED_US, HostCosts
 from simkit.latency.profile.values import HostTerms
+from simkit.latency.protocol import Unit
 from simkit.latency.roofline import TABLE_ROWS, Roofline
-from simkit.latency.unit import Unit
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import StepShapes

@@ -16,14 +16,12 @@ from test_roofline import host_of as work_of
 
 from simkit.batching.plan import StepPlan
 from simkit.engine.pricing import Pricer
-from simkit.latency import rates
+from simkit.latency import kernels as rates
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment
-from simkit.latency.host import host_of
+from simkit.latency.deployment import Deployment, host_of
 from simkit.latency.profile import Host, Profile, load_profile
-from simkit.latency.protocol import LatencyModel, ScalarLatency
+from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
-from simkit.latency.unit import Unit
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import ModelSpec
 from simkit.types import Ints

@@ -10,9 +10,8 @@ import pytest
 from simkit import api, scenario
 from simkit.engine.build import set_up
 from simkit.kv.swap import HostPool
-from simkit.latency.protocol import OneStep
+from simkit.latency.protocol import OneStep, Unit
 from simkit.latency.roofline import Roofline
-from simkit.latency.unit import Unit
 from simkit.sequence import Sequence
 from simkit.types import Ints, Request, StepShapes
 

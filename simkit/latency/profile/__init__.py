@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from simkit.latency.ops.launches import ARRAYS, SCALARS, Heads, Skew, Varlen, added, launch_us, skewed
-from simkit.latency.physics import ELEMENT_BYTES, MEMORY_BOUND_OPS, Limits, Physics, Sizes, Work, work_of
-from simkit.latency.profile.load import describe, is_shipped, list_profiles, load_profile, parse_profile, profile_text
-from simkit.latency.profile.read import NAME
+from simkit.latency.physics import (
+    ARRAYS,
+    ELEMENT_BYTES,
+    MEMORY_BOUND_OPS,
+    SCALARS,
+    Heads,
+    Limits,
+    Physics,
+    Sizes,
+    Skew,
+    Varlen,
+    Work,
+    added,
+    launch_us,
+    skewed,
+    work_of,
+)
+from simkit.latency.profile.read import (
+    NAME,
+    describe,
+    is_shipped,
+    list_profiles,
+    load_profile,
+    parse_profile,
+    profile_text,
+)
 from simkit.latency.profile.residuals import (
     AXES,
     EXTRA,

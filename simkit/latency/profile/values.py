@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simkit.errors import InputError
-from simkit.latency.ops.launches import Skew, Varlen
-from simkit.latency.physics import MEMORY_BOUND_OPS
+from simkit.latency.physics import MEMORY_BOUND_OPS, SIXTEEN_BIT, Skew, Varlen
 from simkit.latency.profile.residuals import OpFit
-from simkit.latency.rates import SIXTEEN_BIT
 from simkit.specs.hardware import GpuSpec
 
 SCHEMA = 1

@@ -18,7 +18,7 @@ import numpy as np
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.latency.host import ASSUMED, GIVEN, HOST_FIXED_US
+from simkit.latency.deployment import ASSUMED, GIVEN, HOST_FIXED_US
 from simkit.latency.profile.values import HostTerms
 from simkit.metrics.catalogue import number
 from simkit.runs.replication import Result

@@ -14,8 +14,8 @@ from simkit.engine.build import set_up
 from simkit.engine.run import log_sha256, simulate
 from simkit.errors import CheckError, InputError
 from simkit.latency.calibrated import Calibrated
+from simkit.latency.deployment import DEFAULT_HOST, MAX_HOST_US, host_of, short_version
 from simkit.latency.effects import FIRST_TOKEN, HOST
-from simkit.latency.host import DEFAULT, MAX_US, host_of, short_version
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile.values import HostTerms
 from simkit.logs import play_log
@@ -106,7 +106,7 @@ def fit_run(
         )
     num_cut = _num_cut(first.table)
     # Groups and weights are those of one simulation wherever the fit starts, or its errors could not be compared.
-    grouped = first if before.terms == DEFAULT.terms else runs.of(DEFAULT.terms)
+    grouped = first if before.terms == DEFAULT_HOST.terms else runs.of(DEFAULT_HOST.terms)
     numbers = numbers_of(grouped.table, first.log.ttft_ns, first.log.e2e_ns, stream=setup.stream)
     fit, unsure = _fitted(runs, setup.stream, numbers, before.terms)
     terms = _stored(fit, before.terms)
@@ -235,7 +235,7 @@ def _stored(fit: HostFit, before: HostTerms) -> HostTerms:
 def _check_possible(terms: HostTerms) -> None:
     """CheckError for terms of which no simulation can be made."""
     for name, value in asdict(terms).items():
-        if value > MAX_US:
+        if value > MAX_HOST_US:
             raise CheckError(
                 f"--from-run: {name} would be {value:,.0f} us, which no host takes: the log is not of such a scenario"
             )

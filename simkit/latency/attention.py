@@ -20,7 +20,7 @@ from simkit.latency.effects import (
     Source,
     nothing,
 )
-from simkit.latency.ops.launches import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
+from simkit.latency.physics import ARRAYS, SCALARS, added, equal_chunks, launch_us, skewed, windowed
 from simkit.latency.profile import Profile
 from simkit.latency.profile.residuals import Bools
 from simkit.latency.protocol import OneStep

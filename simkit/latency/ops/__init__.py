@@ -1,1 +1,0 @@
-"""What a step launches: its operations, their work and the kernels that do it."""
