@@ -78,7 +78,7 @@ def run_rows(
             rows, fit=fit, base=base, sets=change.settings, max_rows=options.max_rows, name=name, source=summary.name,
             progress=progress, **how,
         )  # fmt: skip
-    content = {**study.to_json(), "assumptions": [*study.assumptions, *_unused(table)]}
+    content = {**study.to_json(), "assumptions": [*study.assumptions, *_unused(table, summary)]}
     judged = results.judge(bands, study.errors) if bands else []
     content |= {"bands": plain(judged), "version": __version__}
     facts = {
@@ -132,9 +132,9 @@ def _base(path: Path | None, settings: Sequence[str]) -> Scenario | None:
     return base
 
 
-def _unused(table: Table) -> Iterator[str]:
+def _unused(table: Table, path: Path) -> Iterator[str]:
     """What of the file was not used."""
-    odd = [row.odd[0] for row in table.rows if row.odd]
+    odd = [f"{path}:{row.line}: {row.odd[0]}" for row in table.rows if row.odd]
     if odd:
         have = "1 row has" if len(odd) == 1 else f"{len(odd)} rows have"
         yield f"{have} cells that cannot be read: {'; '.join(odd[:3])}{' ...' if odd[3:] else ''}"

@@ -249,7 +249,7 @@ def _build(data: dict[str, Any], origin: Origin, sets: Sequence[str], base_dir: 
         raw = text.partition("=")[2].strip()
         if isinstance(value, int | float) and is_text(Scenario, io.split_key(key)):
             value = raw
-        _set(data, key, value, f"--set {io.one_line(key)}", origin)
+        _set(data, key, value, io.set_label(key), origin)
     scenario = _validate(data, origin, base_dir)
     _check_variants(scenario, data, origin)
     return scenario

@@ -99,13 +99,18 @@ def parse(text: str, file: str) -> Source:
     return Source(value, root)
 
 
+def set_label(key: str) -> str:
+    """The place that a ``--set`` of this key is in messages."""
+    return f"--set {one_line(key)}"
+
+
 def parse_set(text: str) -> tuple[str, Any]:
     """Split ``KEY=VALUE``; the value is YAML, an empty one null."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InputError("expected KEY=VALUE, e.g. --set engine.max_num_seqs=64", where=f"--set {one_line(text)}")
-    return key, parse_value(value, f"--set {one_line(key)}")
+        raise InputError("expected KEY=VALUE, e.g. --set engine.max_num_seqs=64", where=set_label(text))
+    return key, parse_value(value, set_label(key))
 
 
 def parse_value(text: str, label: str) -> Any:

@@ -55,7 +55,7 @@ Section = dict[str, object]
 class Row:
     """One line of the table. `cells` holds its texts by column, in one line each; what is empty is missing in the typed
     mappings: `numbers` (counts and lengths), `flags` and `measured` (METRICS). `odd` says of each cell that cannot be
-    read where it is and what was expected: such a row cannot be simulated.
+    read its column and what was expected: such a row cannot be simulated.
     """
 
     line: int
@@ -169,27 +169,26 @@ def _row(cells: Sequence[str], columns: Sequence[str], where: str, line: int) ->
     if not texts["row_id"]:
         raise InputError(f"{where}: row_id: expected a name, got nothing")
     odd: list[str] = []
-    numbers = dict(_numbers(texts, where, odd))
-    measured = dict(_measured(texts, where, odd))
-    return Row(line, texts, numbers, dict(_flags(texts, where, odd)), measured, tuple(odd))
+    numbers, measured = dict(_numbers(texts, odd)), dict(_measured(texts, odd))
+    return Row(line, texts, numbers, dict(_flags(texts, odd)), measured, tuple(odd))
 
 
-def _numbers(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:
+def _numbers(texts: Mapping[str, str], odd: list[str]) -> Iterator[tuple[str, float]]:
     for name in (*COUNTS, *LENGTHS, "request_rate"):
         cell = _stated(name, texts.get(name, ""))
         if not cell:
             continue
         try:
             if name == "request_rate":
-                yield name, _rate(cell, f"{where}: {name}")
+                yield name, _rate(cell)
                 continue
-            value = _number(cell, f"{where}: {name}")
+            value = _number(cell)
             if value <= 0 or (name in COUNTS and not value.is_integer()):
                 what = "an integer >= 1" if name in COUNTS else "tokens > 0"
-                raise InputError(f"{where}: {name}: expected {what}, got {texts[name]!r}")
+                raise InputError(f"expected {what}, got {texts[name]!r}")
             yield name, value
         except InputError as error:
-            odd.append(str(error))
+            odd.append(f"{name}: {error}")
 
 
 def _stated(name: str, cell: str) -> str:
@@ -204,22 +203,22 @@ def _stated(name: str, cell: str) -> str:
     return "" if name in SETTINGS and low == "default" else plain
 
 
-def _measured(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, float]]:
+def _measured(texts: Mapping[str, str], odd: list[str]) -> Iterator[tuple[str, float]]:
     for name in METRICS:
         if not texts.get(name):
             continue
         try:
-            value = _number(texts[name], f"{where}: {name}")
+            value = _number(texts[name])
             if value < 0:
-                raise InputError(f"{where}: {name}: expected a number >= 0, got {texts[name]!r}")
+                raise InputError(f"expected a number >= 0, got {texts[name]!r}")
         except InputError as error:
-            odd.append(str(error))
+            odd.append(f"{name}: {error}")
         else:
             if value:
                 yield name, value
 
 
-def _flags(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tuple[str, bool]]:
+def _flags(texts: Mapping[str, str], odd: list[str]) -> Iterator[tuple[str, bool]]:
     """By the first word of a cell; a remark may follow it in brackets."""
     for flag in FLAGS:
         for name in (flag, f"enable_{flag}"):
@@ -229,29 +228,29 @@ def _flags(texts: Mapping[str, str], where: str, odd: list[str]) -> Iterator[tup
             if cell in _TRUE or cell in _FALSE:
                 yield flag, cell in _TRUE
             elif texts.get(name):
-                odd.append(f"{where}: {name}: expected true or false, got {texts[name]!r}")
+                odd.append(f"{name}: expected true or false, got {texts[name]!r}")
 
 
-def _rate(text: str, where: str) -> float:
+def _rate(text: str) -> float:
     if text.lower() in ("inf", "infinite", "infinity"):
         return math.inf
     try:
-        value = _number(text, where)
+        value = _number(text)
     except InputError:
         value = 0.0
     if value <= 0:
-        raise InputError(f"{where}: expected a rate > 0, inf or {CLOSED_LOOP!r}, got {text[:40]!r}")
+        raise InputError(f"expected a rate > 0, inf or {CLOSED_LOOP!r}, got {text[:40]!r}")
     return value
 
 
-def _number(text: str, where: str) -> float:
+def _number(text: str) -> float:
     """A finite number, at most 1e15: what is larger is no count, length, time or rate."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not abs(value) <= 1e15 or "_" in text:
-        raise InputError(f"{where}: expected a number, got {text[:40]!r}")
+        raise InputError(f"expected a number, got {text[:40]!r}")
     return value
 
 

@@ -65,7 +65,7 @@ def _touches(one: str, other: str) -> bool:
 def refuse(row: Row) -> None:
     """Raise Unsuitable for what is not simulated, and for what nothing can be said of."""
     if row.odd:
-        raise Unsuitable(f"unreadable: {row.odd[0].partition(': ')[2]}")
+        raise Unsuitable(f"unreadable: {row.odd[0]}")
     if (row.count("pp") or 1) > 1:
         raise Unsuitable("pipeline parallelism is not simulated")
     if any(_DISAGGREGATED.search(row.text(column)) for column in ("engine", "other_config", "notes")):

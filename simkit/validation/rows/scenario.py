@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from simkit.errors import InputError
 from simkit.scenario import Scenario, from_labelled
 from simkit.scenario.workload import AllAtOnce, ClosedLoop
-from simkit.scenario.yaml import parse_set
+from simkit.scenario.yaml import parse_set, set_label
 from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
@@ -77,9 +77,8 @@ class RowRun:
 
 
 def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -> RowRun:
-    """The simulation of a row. Raises Unsuitable, and InputError for a setting that cannot be."""
+    """The simulation of a row. Raises Unsuitable, and InputError as `from_labelled` does."""
     assumed = Assumptions()
-    check_settings(sets)
     refuse(row)
     model, stated_format, unsure = model_of(row.text("model"))
     if unsure is not None:
@@ -221,13 +220,14 @@ def _take_over(hardware: Section, latency: Section, base: Scenario) -> set[str]:
     return taken
 
 
-def check_settings(sets: Sequence[str]) -> None:
-    """InputError for a setting that would replace what rows state."""
-    for key, _ in map(parse_set, sets):
+def places(sets: Sequence[str]) -> set[str]:
+    """Where an error of these settings says that it is. InputError for one that would replace what rows state."""
+    keys = [parse_set(text)[0] for text in sets]
+    for key in keys:
         if key in SECTIONS:
-            raise InputError(
-                f"expected a key within it ({key}.NAME), the section is what each row states", where=f"--set {key}"
-            )
+            text = f"expected a key within it ({key}.NAME), the section is what each row states"
+            raise InputError(text, where=set_label(key))
+    return set(map(set_label, keys))
 
 
 def given_in(sets: Sequence[str], section: str) -> Section:

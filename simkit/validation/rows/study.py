@@ -29,7 +29,7 @@ from simkit.validation.rows.fit import EngineFit, FitRows, fit_engines
 from simkit.validation.rows.read import METRICS, Row
 from simkit.validation.rows.refusals import Unsuitable, refusals
 from simkit.validation.rows.results import RUNNING, MetricResult, RowResult, RowStudy, RunningResult
-from simkit.validation.rows.scenario import RowRun, run_of
+from simkit.validation.rows.scenario import RowRun, places, run_of
 
 ZERO = HostTerms(0.0, 0.0, 0.0)
 BEYOND = "beyond --max-rows"
@@ -109,13 +109,14 @@ def _none_can_be(source: str, failed: Mapping[str, Failure]) -> InputError:
 def _runs(rows: Sequence[Row], base: Scenario | None, sets: tuple[str, ...]) -> tuple[list[RowRun], dict[str, str]]:
     """What can be simulated, and why the rest cannot. A setting for all rows that is wrong is an InputError."""
     runs, skipped, refused = [], dict[str, str](), dict[str, Failure]()
+    of_settings = places(sets)
     for row in rows:
         try:
             runs.append(run_of(row, base, sets))
         except Unsuitable as error:
             skipped[row.id] = str(error)
         except InputError as error:
-            if error.where.startswith("--set"):
+            if error.where in of_settings:
                 raise
             refused[row.id] = Failure.of(error)
     return runs, skipped | refusals(refused)
