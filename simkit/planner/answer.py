@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 
 from simkit.metrics.catalogue import LATENCIES
-from simkit.planner import advise, limits
+from simkit.planner import advise
 from simkit.planner.capacity import Capacity
-from simkit.planner.result import FleetSize, PlanResult, PointResult
+from simkit.planner.result import LIMITS, FleetSize, PlanResult, PointResult
 from simkit.planner.trial import QUEUE, SloTerm
 from simkit.runs import run_length
 from simkit.studies.study import value_text
@@ -271,4 +271,4 @@ def _binding(best: PointResult, terms: Sequence[SloTerm]) -> str:
     if worst < len(terms) and _is_lost(best, terms[worst]):
         return f"{_turned_away(best)}: leave them out, or raise what turns them away"
     key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(kind, "compute")
-    return f"{key}: {limits.NAMES[key]}"
+    return f"{key}: {LIMITS[key]}"

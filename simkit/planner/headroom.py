@@ -15,7 +15,7 @@ from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.plain import Json
-from simkit.planner.bounds import guess_rate
+from simkit.planner.points import guess_rate
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import QUEUE, Trial, run_trial, terms
 from simkit.runs import run_length

@@ -16,7 +16,7 @@ from simkit.engine.build import Setup, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError, Interrupted
 from simkit.plain import canonical_json, plain, typed
-from simkit.planner.bounds import guess_rate
+from simkit.planner.points import guess_rate
 from simkit.planner.search import Effort, Search
 from simkit.planner.trial import Trial, run_trial, terms
 from simkit.runs import run_length

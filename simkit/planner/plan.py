@@ -12,12 +12,11 @@ from typing import Any
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.planner import limits
 from simkit.planner.capacity import ratio
 from simkit.planner.confirm import confirm
 from simkit.planner.jobs import CapacityJob, JobRunner
 from simkit.planner.points import SLOTS, PlanPoint, make_points
-from simkit.planner.result import PlanResult, PointResult, result_of_point
+from simkit.planner.result import PlanResult, PointResult, result_of_point, with_neighbour
 from simkit.planner.search import COARSE, FINE, Effort
 from simkit.planner.sensitivity import with_sensitivity
 from simkit.planner.trial import Trial, terms
@@ -157,7 +156,7 @@ def _with_neighbours(known: Mapping[str, PointResult]) -> dict[str, PointResult]
         ]
         next_one = min(larger, key=lambda other: other.point.slots, default=None)
         if item.limit is not None and item.capacity is not None and next_one is not None:
-            item = replace(item, limit=limits.with_neighbour(item.limit, item.capacity, next_one.capacity))
+            item = replace(item, limit=with_neighbour(item.limit, item.capacity, next_one.capacity))
         result[name] = item
     return result
 

@@ -1,23 +1,103 @@
-"""What the planner finds, as values. Asks nothing."""
+"""What the planner finds, as values: points with their capacity, and what binds there. Asks nothing.
+
+Owns how a limit is recognised, and the thresholds of that.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from simkit.plain import Json
-from simkit.planner import limits
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.jobs import Answer
 from simkit.planner.points import PlanPoint
 from simkit.planner.search import Effort
-from simkit.planner.trial import SloTerm, Trial, terms
+from simkit.planner.trial import QUEUE, SERVED, SloTerm, Trial, terms
 from simkit.runs import run_length
 from simkit.scenario import Scenario
 from simkit.studies.offered_load import Lengths
 from simkit.studies.study import Failure
 
+# --- what binds
+TAIL_QUEUED = 0.5
+"""Share of the slowest requests' TTFT that must pass in the queue before waiting is the reason."""
 
+MORE_HELPS = 1.03
+"""More slots are what is missing when the next larger setting carries at least 3 % more."""
+
+SOME_PREEMPTIONS, FULL_MEMORY = 1.0, 0.95
+"""Preemptions a run, and share of memory in use at the peak, from which on gaps between tokens are laid to memory."""
+
+MANY_LOST = 0.005
+"""Share of requests turned away or given up from which on an objective between tokens is missed by those."""
+
+LIMITS = {
+    "slots": "all slots are taken while requests wait",
+    "KV blocks": "slots are free, and memory for the next prompt is not",
+    "token budget": "slots and memory are free, and steps are full of tokens",
+    "compute": "requests wait for their turn, or in slots that more slots would not empty faster",
+    "TTFT": "the slowest requests hardly wait: the steps that compute their prompts take too long by themselves",
+    "TPOT": "a step with this many sequences takes longer than a token may",
+    "E2E": "steps take too long by themselves",
+}
+"""Every limit, and what it looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What binds: a key of `LIMITS`, the term of the SLO that is missed first, and the evidence, shares of time or
+    counts, from the first rate that each replication fails."""
+
+    name: str
+    term: str
+    evidence: dict[str, float]
+
+    @property
+    def text(self) -> str:
+        """In one sentence."""
+        return f"{self.name} ({self.term} is missed first): {LIMITS[self.name]}"
+
+
+def recognise(found: Sequence[Curve], capacity: Capacity) -> Limit:
+    """The limit that the runs just beyond the capacity show."""
+    failing = [next(trial for trial in curve if min(trial.margins) < 0) for curve in found]
+    count = len(failing)
+    evidence = {name: sum(trial.waits[name] for trial in failing) / count for name in failing[0].waits}
+    for path, name in (
+        ("concurrency_mean", "concurrency"),
+        ("gpu.busy", "gpu_busy"),
+        ("num_preemptions", "preemptions"),
+    ):
+        values = [trial.numbers[path] for trial in failing]
+        evidence[name] = sum(value or 0.0 for value in values) / count
+    return Limit(_name_of_limit(capacity.term, evidence), capacity.term, evidence)
+
+
+def _name_of_limit(term: str, evidence: dict[str, float]) -> str:
+    metric = term.partition(".")[0]
+    reasons = {"slots": "slots", "kv": "KV blocks", "budget": "token budget", "turn": "compute"}
+    waited_for = reasons[max(reasons, key=lambda reason: evidence[reason])]
+    if metric in ("tpot_ms", "itl_ms"):
+        if evidence["preemptions"] >= SOME_PREEMPTIONS and evidence["peak_kv"] >= FULL_MEMORY:
+            return "KV blocks"
+        return waited_for if evidence["lost"] >= MANY_LOST and evidence["waiting"] else "TPOT"
+    if evidence["tail_queued"] >= TAIL_QUEUED or metric in (QUEUE.metric, SERVED.metric):
+        return waited_for
+    return "E2E" if metric == "e2e_ms" else "TTFT"
+
+
+def with_neighbour(limit: Limit, capacity: Capacity, larger: Capacity | None) -> Limit:
+    """Slots that are taken are not what is missing when more of them carry no more."""
+    if limit.name != "slots" or larger is None:
+        return limit
+    gain = larger.estimate_per_s / capacity.estimate_per_s
+    evidence = {**limit.evidence, "capacity_with_more_slots": gain}
+    return replace(limit, name="slots" if gain >= MORE_HELPS else "compute", evidence=evidence)
+
+
+# --- points and plans
 @dataclass(frozen=True, slots=True)
 class Served:
     """A rate that was served again: long runs of fresh customers, and whether each of them `held`, or all of them
@@ -73,7 +153,7 @@ class PointResult:
     trials: tuple[Trial, ...]
     effort: Effort
     capacity: Capacity | None
-    limit: limits.Limit | None
+    limit: Limit | None
     factor: float = 1.0
     rising: str | None = None
     confirmation: Confirmation | None = None
@@ -162,5 +242,5 @@ def result_of_point(point: PlanPoint, answer: Answer, effort: Effort) -> PointRe
     """What the trials of a point show."""
     each: list[Curve] = curves(answer.trials)
     value = capacity(each, terms(point.scenario), effort.resolution)
-    limit = None if value is None else limits.recognise(each, value)
+    limit = None if value is None else recognise(each, value)
     return PointResult(point, answer.trials, effort, value, limit, answer.factor, answer.rising)

@@ -25,9 +25,8 @@ from simkit.plain import plain
 from simkit.planner import confirm, jobs, sensitivity
 from simkit.planner import plan as planner
 from simkit.planner.answer import fleet_choice
-from simkit.planner.bounds import grid
 from simkit.planner.content import plan_csv, plan_json
-from simkit.planner.points import make_points
+from simkit.planner.points import make_points, slot_grid
 from simkit.planner.result import FleetSize, PlanResult
 from simkit.planner.search import FINE, Effort
 from simkit.planner.trial import Trial, run_trial, terms
@@ -354,9 +353,9 @@ def test_a_plan_directory_holds_the_answer_for_programs_and_people() -> None:
 
 # --- the grid ---------------------------------------------------------------------------------------------------------
 def test_the_automatic_grid_is_powers_and_half_powers_up_to_the_physical_bound() -> None:
-    assert grid(700) == [23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724]
-    assert grid(1) == [1]
-    assert grid(8) == [1, 2, 3, 4, 6, 8]
+    assert slot_grid(700) == [23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724]
+    assert slot_grid(1) == [1]
+    assert slot_grid(8) == [1, 2, 3, 4, 6, 8]
     found = content("--set", "workload.num_requests=40", "--set", "slo.ttft_ms={p90: 0.5}", code=1)  # soon done
     # 2,048 tokens of memory, and a sequence holds 40 + 10 tokens on average: 64 in whole blocks.
     assert found["points"][0]["physical"]["bound"] == 32

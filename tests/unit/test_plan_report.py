@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simkit.planner import advise, capacity, limits, queueing
+from simkit.planner import advise, capacity
+from simkit.planner.result import LIMITS, MORE_HELPS, TAIL_QUEUED
+from simkit.planner.trial import FULL_BUDGET, WAITS
 from simkit.report.document import Badge
 from simkit.report.figures.curves import front
 from simkit.report.render import html, markdown, terminal
@@ -92,7 +94,7 @@ def point(slots: int, estimate: float | None, limit: str = "slots", **settings: 
         [f"max_num_seqs={slots}", *(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())]
     )
     evidence = {"waiting": 0.3, "slots": 0.25, "tail_queued": 0.93, "gpu_busy": 1.0, "preemptions": 0.0}
-    text = f"{limit} (ttft_ms.p99 is missed first): {limits.NAMES[limit]}"
+    text = f"{limit} (ttft_ms.p99 is missed first): {LIMITS[limit]}"
     return {
         "name": name,
         "settings": {SLOTS: slots, **settings},
@@ -624,18 +626,18 @@ def test_definitions_quote_the_planners_thresholds() -> None:
     assert f"from {capacity.LIKELY} to {capacity.UNLIKELY}" in said["Soft limit"]
     assert f"less than {100 * (advise.KNEE_GAIN - 1):.0f} %" in said["Knee"]
     assert f"{offered_load.MIN_FOR_P99:,}" in said["Too few"]
-    assert f"at least {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: slots"]
-    assert f"less than {100 * (limits.MORE_HELPS - 1):.0f} %" in said["Limit: compute"]
-    assert f"less than {100 * limits.TAIL_QUEUED:.0f} %" in said["Limit: TTFT, E2E"]
-    assert f"at least {100 * queueing.FULL_BUDGET:.0f} %" in said["Limit: token budget"]
+    assert f"at least {100 * (MORE_HELPS - 1):.0f} %" in said["Limit: slots"]
+    assert f"less than {100 * (MORE_HELPS - 1):.0f} %" in said["Limit: compute"]
+    assert f"less than {100 * TAIL_QUEUED:.0f} %" in said["Limit: TTFT, E2E"]
+    assert f"at least {100 * FULL_BUDGET:.0f} %" in said["Limit: token budget"]
     defined = " ".join(name for name in said if name.startswith("Limit"))
-    assert all(name in defined for name in limits.NAMES)
+    assert all(name in defined for name in LIMITS)
 
 
 def test_every_key_of_the_planners_evidence_has_words() -> None:
     from simkit.report.sections.plan_grid import EVIDENCE
 
-    assert set(queueing.WAITS) <= set(EVIDENCE)
+    assert set(WAITS) <= set(EVIDENCE)
 
 
 def test_same_content_same_bytes_in_another_process() -> None:
