@@ -9,6 +9,7 @@ All arithmetic is elementwise, and single steps are priced by the same operation
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +21,14 @@ from simkit.latency.lookup import RowLookup
 from simkit.latency.profile import Profile
 from simkit.latency.profile.values import is_scaled, transferred
 from simkit.latency.protocol import OneStep
-from simkit.latency.roofline import SCALAR_STEPS, to_ns
 from simkit.latency.shapes import Gemm
+from simkit.latency.step import SCALAR_STEPS, HardwareLatency, to_ns
 from simkit.latency.step_tables import TableBuilder
 from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
 
-class Calibrated:
+class Calibrated(HardwareLatency):
     """Calibrated latency model of one replica. Implements `simkit.latency.protocol.LatencyModel`.
 
     Several chunks of one step are priced as equal ones with the same tokens, cached tokens and (query, key) pairs.
@@ -44,10 +45,8 @@ class Calibrated:
         gpu, has = deployment.gpu, deployment.has
         check_known(deployment.without, EFFECTS, f"profile {profile.name}")
         profile = transferred(profile, gpu)
-        self.kernels = kernels = Kernels(deployment)
+        super().__init__(deployment, kernels := Kernels(deployment))
         tables = TableBuilder(deployment, kernels, profile)
-        self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
-        self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         tokens, samples = tables.token_table(), tables.sample_table()
         if has(GRAPH_PADDING):
             tokens = tokens.at(graph_rows(TABLE_ROWS, deployment.graph_sizes))
@@ -60,9 +59,6 @@ class Calibrated:
         self._attention = Attention(tables, profile, deployment.without)
         swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
         self._swap_in_ns, self._swap_out_ns = swap_in / kernels.ranks, swap_out / kernels.ranks
-        self._async = deployment.overlaps
-        self.host = host = deployment.acting_host
-        self._host_fixed_ns, self._host_per_seq_ns = host.fixed_ns, host.per_seq_ns
         padding = RULES if deployment.graph_sizes else nothing("no CUDA graphs")
         own = {GRAPH_PADDING: padding, ALL_REDUCE: tables.all_reduce_source, **self._attention.sources}
         self.effects = deployment.sources(own)
@@ -73,41 +69,18 @@ class Calibrated:
         how += "" if own_format else f", in {tables.measured_dtype} for {deployment.dtype}"
         self.source = self.basis.text(how, profile.name)
 
-    def step_ns(self, shapes: StepShapes) -> Ints:
-        """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
-        gpu = self._gpu_float_ns(shapes)
-        host = self._host_fixed_ns + self._host_per_seq_ns * np.maximum(shapes.decode_seqs, shapes.sampled_seqs)
-        total = np.maximum(gpu, host) if self._async else gpu + host
-        return to_ns(total + shapes.swap_in_bytes * self._swap_in_ns + shapes.swap_out_bytes * self._swap_out_ns)
-
-    def one_ns(self, step: OneStep) -> int:
-        """`step_ns` of one step without arrays."""
-        gpu = self._token_ns.one(step.num_decode + step.prefill_tokens) + self._sample_ns.one(step.num_sampled)
-        gpu = gpu + self._attention.one(step)
-        host = self._host_fixed_ns + self._host_per_seq_ns * max(step.num_decode, step.num_sampled)
-        total = max(gpu, host) if self._async else gpu + host
-        return max(round(total + step.swap_in_bytes * self._swap_in_ns + step.swap_out_bytes * self._swap_out_ns), 1)
-
     def decode_ns(self, step: OneStep, num_steps: int) -> list[int] | Ints:
         """`step_ns` of `step.shapes(num_steps)`; short runs without arrays."""
         seqs = step.num_decode
         if num_steps > SCALAR_STEPS or not seqs:
             return self.step_ns(step.shapes(num_steps))
         base = self._token_ns.one(seqs) + self._sample_ns.one(step.num_sampled)
-        host = self._host_fixed_ns + self._host_per_seq_ns * max(seqs, step.num_sampled)
+        host = self._one_host_ns(step)
         run = self._attention.decode_run(seqs, step.decode_context_sum, step.decode_context_max, num_steps)
         gpus = [base + ns for ns in run]
         if self._async:
             return [max(round(max(gpu, host)), 1) for gpu in gpus]
         return [max(round(gpu + host), 1) for gpu in gpus]
-
-    def gpu_ns(self, shapes: StepShapes) -> Ints:
-        """Time in which the GPU computes, int64[k] >= 1; copies over PCIe do not count."""
-        return to_ns(self._gpu_float_ns(shapes))
-
-    def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
-        """(FLOPs, bytes) of each step, float64[k], as `Kernels.work` counts them."""
-        return self.kernels.work(shapes)
 
     def gpu_and_extrapolated_ns(self, shapes: StepShapes) -> tuple[Ints, dict[str, Floats]]:
         """(`gpu_ns`, the part of it that does not rest on measurements by what it is, float64[k] each)."""
@@ -132,6 +105,13 @@ class Calibrated:
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = self._token_ns.at(shapes.decode_seqs + shapes.prefill_tokens)
         return tokens + self._sample_ns.at(shapes.sampled_seqs) + self._attention.ns(shapes)
+
+    def _one_gpu_ns(self, step: OneStep) -> float:
+        rows = self._token_ns.one(step.num_decode + step.prefill_tokens) + self._sample_ns.one(step.num_sampled)
+        return rows + self._attention.one(step)
+
+    def _with_swaps(self, ns: Any, step: StepShapes | OneStep) -> Any:
+        return ns + step.swap_in_bytes * self._swap_in_ns + step.swap_out_bytes * self._swap_out_ns
 
 
 def _elsewhere(measured_on: str, gpu: str, scaled: bool) -> str:

@@ -10,9 +10,9 @@ All arithmetic is elementwise, so k steps at once give the same bytes as k singl
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import (
@@ -37,19 +37,17 @@ from simkit.latency.kernels import (
 )
 from simkit.latency.protocol import OneStep
 from simkit.latency.shapes import AttentionShape
+from simkit.latency.step import SCALAR_STEPS, HardwareLatency, to_ns
 from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
 KNOWN = (HOST, OVERLAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
 """Effects that the roofline has."""
 
-SCALAR_STEPS = 32
-"""Steps of a run up to which Python's own arithmetic is faster than arrays."""
-
 RowNs = Callable[[Floats], Floats]
 
 
-class Roofline:
+class Roofline(HardwareLatency):
     """Uncalibrated latency model of one replica. Implements `simkit.latency.protocol.LatencyModel`.
 
     Decode attention reads context_sum tokens a full layer and min(context_sum, sequences x window) a sliding-window
@@ -67,15 +65,10 @@ class Roofline:
         """`why_not`: why a profile cannot be used in its place."""
         self.source = Basis.DATA_SHEET.text(f": {why_not}" if why_not else "")
         check_known(deployment.without, KNOWN, Basis.DATA_SHEET.text())
-        self.kernels = kernels = Kernels(deployment)
+        super().__init__(deployment, kernels := Kernels(deployment))
         self._swap_ns_per_byte = NS_PER_S / deployment.gpu.pcie_bytes_per_s / deployment.tensor_parallel_size
-        self._async = deployment.overlaps
         self._reduces = kernels.link is not None and deployment.has(ALL_REDUCE)
-        self.host = host = deployment.acting_host
-        self._host_fixed_ns, self._host_per_seq_ns = host.fixed_ns, host.per_seq_ns
         self.effects = deployment.sources({ALL_REDUCE: DATA_SHEET if kernels.link else ONE_GPU})
-        self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
-        self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._token_ns: RowNs = self._layers_ns
         self._sample_ns: RowNs = self._head_ns
@@ -87,26 +80,6 @@ class Roofline:
         self._token_list: list[float] = self._token_table.tolist()
         self._sample_list: list[float] = self._sample_table.tolist()
         self._attention_costs = _AttentionCosts(kernels.attention, kernels.rates)
-
-    def step_ns(self, shapes: StepShapes) -> Ints:
-        """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
-        gpu = self._gpu_float_ns(shapes)
-        host: float | Floats = self._host_fixed_ns
-        if self._host_per_seq_ns:
-            host = host + self._host_per_seq_ns * np.maximum(shapes.decode_seqs, shapes.sampled_seqs)
-        total = np.maximum(gpu, host) if self._async else gpu + host
-        total = total + (shapes.swap_in_bytes + shapes.swap_out_bytes) * self._swap_ns_per_byte
-        return to_ns(total)
-
-    def one_ns(self, step: OneStep) -> int:
-        """`step_ns` of one step without arrays, the same operations in the same order."""
-        rows, samples = step.num_decode + step.prefill_tokens, step.num_sampled
-        if rows > TABLE_ROWS or samples > TABLE_ROWS:
-            return int(self.step_ns(step.shapes(1))[0])
-        gpu = self._token_list[rows] + self._sample_list[samples] + self._attention_costs.one(step)
-        host = self._one_host_ns(step)
-        total = max(gpu, host) if self._async else gpu + host
-        return max(round(total + (step.swap_in_bytes + step.swap_out_bytes) * self._swap_ns_per_byte), 1)
 
     def decode_ns(self, step: OneStep, num_steps: int) -> list[int] | Ints:
         """`step_ns` of `step.shapes(num_steps)`; short runs without arrays."""
@@ -135,23 +108,19 @@ class Roofline:
             return [round(base + (c * slope - floor) * layers) for c in contexts]
         return [max(round(max(base + max(c * slope - floor, 0.0) * layers, host)), 1) for c in contexts]
 
-    def _one_host_ns(self, step: OneStep) -> float:
-        if self._host_per_seq_ns:
-            return self._host_fixed_ns + self._host_per_seq_ns * max(step.num_decode, step.num_sampled)
-        return self._host_fixed_ns
-
-    def gpu_ns(self, shapes: StepShapes) -> Ints:
-        """Time in which the GPU computes, int64[k] >= 1; copies over PCIe do not count."""
-        return to_ns(self._gpu_float_ns(shapes))
-
-    def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
-        """(FLOPs, bytes) of each step, float64[k], as `Kernels.work` counts them."""
-        return self.kernels.work(shapes)
-
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = _look_up(self._token_table, self._token_ns, shapes.decode_seqs + shapes.prefill_tokens)
         samples = _look_up(self._sample_table, self._sample_ns, shapes.sampled_seqs)
         return tokens + samples + self._attention_costs.ns(shapes)
+
+    def _one_gpu_ns(self, step: OneStep) -> float:
+        rows, samples = step.num_decode + step.prefill_tokens, step.num_sampled
+        if rows > TABLE_ROWS or samples > TABLE_ROWS:
+            return float(self._gpu_float_ns(step.shapes(1))[0])
+        return self._token_list[rows] + self._sample_list[samples] + self._attention_costs.one(step)
+
+    def _with_swaps(self, ns: Any, step: StepShapes | OneStep) -> Any:
+        return ns + (step.swap_in_bytes + step.swap_out_bytes) * self._swap_ns_per_byte
 
     def _layers_ns(self, tokens: Floats) -> Floats:
         """Everything but attention in the layers of a step of `tokens` tokens, with the floor of attention."""
@@ -226,8 +195,3 @@ def _look_up(table: Floats, formula: RowNs, rows: Ints) -> Floats:
         return formula(rows.astype(np.float64))
     found: Floats = table[rows]
     return found
-
-
-def to_ns(value: npt.NDArray[np.float64]) -> Ints:
-    """Whole nanoseconds, at least 1."""
-    return np.maximum(np.rint(value), 1.0).astype(np.int64)

@@ -19,9 +19,11 @@ from simkit.engine.pricing import Pricer
 from simkit.latency import kernels as rates
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, host_of
+from simkit.latency.kernels import TABLE_ROWS
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
-from simkit.latency.roofline import SCALAR_STEPS, TABLE_ROWS, Roofline
+from simkit.latency.roofline import Roofline
+from simkit.latency.step import SCALAR_STEPS
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import ModelSpec
 from simkit.types import Ints

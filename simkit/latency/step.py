@@ -1,0 +1,73 @@
+"""How a step is put together: what the GPU computes, the host before or beside it, and swaps over PCIe.
+
+Owns what the roofline and a profile have alike. All arithmetic is elementwise, and single steps are priced by the same
+operations in the same order as arrays, so that k steps at once give the same bytes as k single calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simkit.latency.deployment import Deployment
+from simkit.latency.kernels import Kernels
+from simkit.latency.protocol import OneStep
+from simkit.types import Floats, Ints, StepShapes
+
+SCALAR_STEPS = 32
+"""Steps of a run up to which Python's own arithmetic is faster than arrays."""
+
+
+class HardwareLatency:
+    """A latency model of GPUs, all but what they compute (`_gpu_float_ns`, `_one_gpu_ns`) and their links to the host
+    (`_with_swaps`)."""
+
+    def __init__(self, deployment: Deployment, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
+        self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
+        self.host = host = deployment.acting_host
+        self._host_fixed_ns, self._host_per_seq_ns = host.fixed_ns, host.per_seq_ns
+        self._async = deployment.overlaps
+
+    def step_ns(self, shapes: StepShapes) -> Ints:
+        """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
+        gpu = self._gpu_float_ns(shapes)
+        host: float | Floats = self._host_fixed_ns
+        if self._host_per_seq_ns:
+            host = host + self._host_per_seq_ns * np.maximum(shapes.decode_seqs, shapes.sampled_seqs)
+        return to_ns(self._with_swaps(np.maximum(gpu, host) if self._async else gpu + host, shapes))
+
+    def one_ns(self, step: OneStep) -> int:
+        """`step_ns` of one step without arrays."""
+        gpu, host = self._one_gpu_ns(step), self._one_host_ns(step)
+        total: float = self._with_swaps(max(gpu, host) if self._async else gpu + host, step)
+        return max(round(total), 1)
+
+    def gpu_ns(self, shapes: StepShapes) -> Ints:
+        """Time in which the GPU computes, int64[k] >= 1; copies over PCIe do not count."""
+        return to_ns(self._gpu_float_ns(shapes))
+
+    def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
+        """(FLOPs, bytes) of each step, float64[k], as `Kernels.work` counts them."""
+        return self.kernels.work(shapes)
+
+    def _one_host_ns(self, step: OneStep) -> float:
+        if self._host_per_seq_ns:
+            return self._host_fixed_ns + self._host_per_seq_ns * max(step.num_decode, step.num_sampled)
+        return self._host_fixed_ns
+
+    def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
+        raise NotImplementedError
+
+    def _one_gpu_ns(self, step: OneStep) -> float:
+        raise NotImplementedError
+
+    def _with_swaps(self, ns: Any, step: StepShapes | OneStep) -> Any:
+        raise NotImplementedError
+
+
+def to_ns(value: Floats) -> Ints:
+    """Whole nanoseconds, at least 1."""
+    return np.maximum(np.rint(value), 1.0).astype(np.int64)
