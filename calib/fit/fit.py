@@ -15,7 +15,7 @@ import numpy as np
 
 from calib import CalibrationError
 from calib.fit.fit_op import fit_op, spikes
-from calib.fit.launches import Json, Launches, fit_mixed, fit_skew, launches_of, unequal_of
+from calib.fit.launches import Json, Launches, fit_mixed, fit_skew, launches_of
 from calib.fit.score import Score, predict, score
 from calib.table import UNITS_FACTOR, Rows, Table, check_units, merge_equal, split_by_limit
 from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, grid_keys, parse_profile, to_nested
@@ -125,12 +125,8 @@ def _check_required(table: Table) -> None:
 
 def _launches(table: Table, more: Seq[Launches]) -> tuple[list[Launches], list[Launches]]:
     """(launches of a chunk beside decodes, launches of unequal decodes): those of the table, then `more`."""
-    mixed = [part for rows in table.rows.values() if rows.op == "attention_mixed" for part in launches_of(rows)]
-    unequal = [part for rows in table.rows.values() if rows.op == "attention_skew" for part in unequal_of(rows)]
-    return (
-        mixed + [part for part in more if (part.q > 0).all()],
-        unequal + [part for part in more if not (part.q > 0).any()],
-    )
+    parts = [*(part for rows in table.rows.values() for part in launches_of(rows)), *more]
+    return [part for part in parts if (part.q > 0).all()], [part for part in parts if not (part.q > 0).any()]
 
 
 def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:

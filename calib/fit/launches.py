@@ -99,8 +99,10 @@ class Launches:
 
 
 def launches_of(rows: Rows) -> list[Launches]:
-    """The mixed launches of a kernel table, by shape of heads: equal decodes of lengths on a grid beside one chunk."""
-    return [_mixed_launches(part, heads) for heads, part in _by_heads(rows)]
+    """The launches of unlike sequences among rows of one op of a kernel table, by shape of heads: equal decodes of
+    lengths on a grid beside one chunk (`attention_mixed`), or unequal decodes (`attention_skew`)."""
+    make = {"attention_mixed": _mixed_launches, "attention_skew": _unequal_launches}.get(rows.op)
+    return [] if make is None else [make(part, heads) for heads, part in _by_heads(rows)]
 
 
 def _mixed_launches(rows: Rows, heads: Heads) -> Launches:
@@ -116,11 +118,6 @@ def _mixed_launches(rows: Rows, heads: Heads) -> Launches:
         us=rows.us,
         decode_edge=np.ceil((length + 1.0) / 128.0) - length / 128.0,
     )
-
-
-def unequal_of(rows: Rows) -> list[Launches]:
-    """The launches of unequal decodes of a kernel table (`attention_skew`), by shape of heads."""
-    return [_unequal_launches(part, heads) for heads, part in _by_heads(rows)]
 
 
 def _unequal_launches(rows: Rows, heads: Heads) -> Launches:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from calib import CalibrationError
+from simkit.latency.profile import formats, head_gemm, layer_gemms
 from simkit.specs.models import ModelSpec, load_model
 
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
@@ -123,39 +124,29 @@ def parse_model(text: str) -> ModelShapes:
 
 
 def shapes_of(model: ModelSpec, ranks: int) -> ModelShapes:
-    """Column and row split over ranks: heads, MLP and vocabulary are divided, KV heads repeated when too few."""
+    """The products that are measured are those that a profile prices; KV heads are repeated when too few."""
     heads, kv_heads = model.num_attention_heads, model.num_kv_heads
     if model.not_modelled is not None:
         raise CalibrationError(f"--model {model.name}: {model.not_modelled}")
-    if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+    if not model.splits(ranks):
         raise CalibrationError(
             f"--model {model.name}@{ranks}: expected a divisor of its {heads} attention heads that divides or is a"
             f" multiple of its {kv_heads} KV heads"
         )
-    query, key = heads // ranks * model.head_dim, -(-kv_heads // ranks) * model.head_dim
-    hidden, inputs = model.hidden_size, 2 if model.gated_mlp else 1
-    gemms = [(query + 2 * key, hidden), (hidden, query)]
-    widths = []
-    if model.num_layers > model.num_moe_layers:
-        widths.append(-(-model.intermediate_size // ranks))
-    if model.num_moe_layers:
-        gemms.append((model.num_experts, hidden))
-        widths.append(-(-model.moe_intermediate_size // ranks))
-    if model.num_shared_experts:
-        widths.append(-(-model.num_shared_experts * model.moe_intermediate_size // ranks))
-    for width in widths:
-        gemms += [(inputs * width, hidden), (hidden, width)]
+    plain = formats(model, dtype="bfloat16", quantization=None, kv_cache_dtype="auto")
+    head = head_gemm(model, ranks, plain)
+    is_dense = model.num_layers > model.num_moe_layers
     return ModelShapes(
         name=model.name,
         ranks=ranks,
         num_layers=model.num_layers,
-        gemms=tuple(gemms),
-        head=(-(-model.vocab_size // ranks), model.embedding_size or hidden),
+        gemms=tuple((gemm.n, gemm.k) for gemm in layer_gemms(model, ranks, plain)),
+        head=(head.n, head.k),
         num_heads=heads // ranks,
-        num_kv_heads=-(-kv_heads // ranks),
+        num_kv_heads=model.kv_heads_on(ranks),
         head_dim=model.head_dim,
-        hidden=hidden,
-        mlp_width=widths[0],
+        hidden=model.hidden_size,
+        mlp_width=-(-(model.intermediate_size if is_dense else model.moe_intermediate_size) // ranks),
         vocab=model.vocab_size,
     )
 

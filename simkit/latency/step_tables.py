@@ -42,7 +42,7 @@ class TableBuilder:
         shape = kernels.attention
         self.heads = Heads(
             -(-model.num_attention_heads // kernels.ranks),
-            -(-model.num_kv_heads // kernels.ranks),
+            model.kv_heads_on(kernels.ranks),
             model.head_dim,
             kernels.formats.kv_bytes,
         )

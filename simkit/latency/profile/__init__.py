@@ -52,11 +52,12 @@ from simkit.latency.profile.values import (
     Profile,
     ProfileError,
 )
+from simkit.latency.shapes import formats, head_gemm, layer_gemms
 
 __all__ = [
     "ARRAYS", "AXES", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS", "SCHEMA",
     "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "NotMeasured", "OpFit", "Physics", "Prediction",
     "Profile", "ProfileError", "ResidualGrid", "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours",
-    "describe", "grid_key_sizes", "grid_keys", "is_shipped", "launch_us", "list_profiles", "load_profile", "log_sizes",
-    "parse_profile", "profile_text", "skewed", "to_nested", "work_of",
+    "describe", "formats", "grid_key_sizes", "grid_keys", "head_gemm", "is_shipped", "launch_us", "layer_gemms",
+    "list_profiles", "load_profile", "log_sizes", "parse_profile", "profile_text", "skewed", "to_nested", "work_of",
 ]  # fmt: skip
