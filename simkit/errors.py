@@ -78,6 +78,11 @@ class Interrupted(KeyboardInterrupt):
     """The user stopped a study whose finished simulations are kept; the text says how many and how to go on."""
 
 
+def unwritable(label: str, error: Exception) -> InputError:
+    """The line for an output that cannot be written."""
+    return InputError(f"{label}: cannot be written: {getattr(error, 'strerror', None) or error}")
+
+
 OUT_OF_MEMORY = "out of memory: expected a smaller workload.num_requests, or fewer requests inside at a time"
 
 

@@ -36,7 +36,7 @@ class ProfileSource:
 
     def chosen(self) -> str:
         """The option that was given. Raises InputError for several and for none."""
-        flags = {f"--{name.replace('_', '-')}": value for name, value in values_of(self).items()}
+        flags = {flag_of(name): value for name, value in values_of(self).items()}
         given = [flag for flag, value in flags.items() if value is not None]
         if len(given) != 1:
             raise InputError(f"calibrate: expected one of {', '.join(flags)}, got {' and '.join(given) or 'none'}")

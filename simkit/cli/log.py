@@ -124,11 +124,8 @@ def sample(
 
 
 def _tell(done: Exported, out: Path, quiet: bool) -> None:
-    if quiet:
-        return
-    for note in done.notes:
-        console.say(f"note: {note}")
-    console.say(f"wrote {out}: {done.num_requests:,} requests over {done.span_s:,.3f} s")
+    wrote = f"wrote {out}: {done.num_requests:,} requests over {done.span_s:,.3f} s"
+    output.say(Printing(quiet=quiet), [*(f"note: {note}" for note in done.notes), wrote])
 
 
 @app.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from simkit.cli import console, output
-from simkit.cli.options import File, Printing, Sets, given, option
+from simkit.cli.options import File, Printing, Sets, flag_of, given, option
 from simkit.errors import CheckError, InputError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def memory(
     if scenario is None:
         chosen = _from_flags(engine.given, sets or [])
     else:
-        chosen = _from_file(scenario, [*map(_flag, engine.given), *(f"--{stat}-tokens" for stat in asked)], sets)
+        chosen = _from_file(scenario, [*map(flag_of, engine.given), *(f"--{stat}-tokens" for stat in asked)], sets)
     from simkit.report.sections.memory import memory_tables
     from simkit.studies.memory import scenario_account
 
@@ -141,7 +141,7 @@ def _from_file(path: Path, given: Sequence[str], sets: list[str] | None) -> Scen
 def _from_flags(flags: Mapping[str, Any], sets: Sequence[str]) -> Scenario:
     from simkit.scenario import from_labelled
 
-    missing = [_flag(name) for name in ("model", "gpu") if name not in flags]
+    missing = [flag_of(name) for name in ("model", "gpu") if name not in flags]
     if missing:
         more = "; `simkit init` prints a scenario" if len(missing) == 2 else ""
         raise InputError(
@@ -154,11 +154,7 @@ def _from_flags(flags: Mapping[str, Any], sets: Sequence[str]) -> Scenario:
     for name, value in flags.items():
         *section, key = _KEYS[name]
         (data[section[0]] if section else data)[key] = _vllm_name(name, value)
-    return from_labelled(data, {key: _flag(name) for name, key in _KEYS.items()}, sets)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return from_labelled(data, {key: flag_of(name) for name, key in _KEYS.items()}, sets)
 
 
 def _vllm_name(name: str, value: Any) -> Any:

@@ -248,7 +248,7 @@ def trace_keys(group: Any) -> dict[str, Any]:
 
 
 def flag_of(key: str) -> str:
-    """The option for a key of a scenario's trace."""
+    """The option that a parameter, or a key of a scenario's trace, is given by."""
     return f"--{key.removesuffix('_s').replace('_', '-')}"
 
 

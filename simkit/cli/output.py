@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simkit.cli import console
-from simkit.errors import Interrupted
+from simkit.errors import Interrupted, unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,8 +109,6 @@ def _writable(label: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from simkit.runs.directory import unwritable
-
         raise unwritable(label, error) from None
 
 

@@ -123,9 +123,4 @@ def _finds_nothing(setup: Setup, workload: Workload) -> bool:
 def log_sha256(setup: Setup) -> str | None:
     """What identifies the content of the log that is replayed; None without one."""
     trace = setup.scenario.workload.trace
-    if trace is None:
-        return None
-    try:
-        return sha256_of(resolve(trace.path, setup.scenario.base_dir))
-    except OSError:
-        return None  # it was taken away since it was read
+    return None if trace is None else sha256_of(resolve(trace.path, setup.scenario.base_dir))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from simkit import scenario
-from simkit.errors import InputError
+from simkit.errors import InputError, unwritable
 from simkit.files import new_file
 from simkit.logs.describe import OnProgress, Stats, Survey, own_times, survey
 from simkit.logs.formats import canonical
@@ -160,7 +160,7 @@ def _check(out: Path, source: Path, force: bool) -> Path:
             if not force and not _ours(out):
                 raise InputError(f"{label}: already there and not a canonical file of simkit; --force replaces it")
     except (OSError, ValueError) as error:
-        raise _unwritable(label, error) from None
+        raise unwritable(label, error) from None
     return out
 
 
@@ -169,10 +169,6 @@ def _ours(out: Path) -> bool:
         return out.suffix == ".parquet" and canonical.meta_of(out) is not None
     except InputError:
         return False
-
-
-def _unwritable(label: str, error: Exception) -> InputError:
-    return InputError(f"{label}: cannot be written: {getattr(error, 'strerror', None) or error}")
 
 
 @contextmanager
@@ -191,4 +187,4 @@ def _replacing(out: Path) -> Iterator[Path]:
         with new_file(out) as partial:
             yield partial
     except OSError as error:
-        raise _unwritable(f"--out {out}", error) from None
+        raise unwritable(f"--out {out}", error) from None

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simkit.errors import InputError
+from simkit.errors import InputError, unwritable
 from simkit.files import new_directory
 from simkit.plain import canonical_json
 from simkit.runs.manifest import is_run_dir
@@ -43,10 +43,8 @@ def choose(out: Path | None, default_name: str) -> tuple[Path, bool]:
         if exists and any(path.iterdir()) and not is_run_dir(path):
             raise InputError(f"{label}: expected an empty directory or an earlier run of simkit, got other files")
         _check_writable(path, label)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL byte in the name is a ValueError
         raise unwritable(label, error) from None
-    except ValueError as error:  # a NUL byte in the name
-        raise InputError(f"{label}: cannot be written: {error}") from None
     return path, exists
 
 
@@ -60,11 +58,6 @@ def name_of(path: Path) -> str | None:
     if not is_run_dir(path):
         return None
     return str(json.loads((path / "manifest.json").read_bytes()).get("name", ""))
-
-
-def unwritable(label: str, error: OSError) -> InputError:
-    """The line for an output that could not be written."""
-    return InputError(f"{label}: cannot be written: {error.strerror or error}")
 
 
 def _check_writable(path: Path, label: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -159,16 +159,24 @@ class Period(Strict):
         return self
 
 
-class QuantileBin(Strict):
-    """The quantiles of requests whose prompt has up to `upto_tokens` tokens and more than those of the bin before."""
+class Bin(Strict):
+    """Quantiles, in `unit`, of requests with up to `upto_tokens` tokens and more than those of the bin before."""
 
+    unit: ClassVar[str]
     upto_tokens: PositiveInt | None = None
-    quantiles: Quantiles[PositiveFloat]
+    quantiles: tuple[tuple[float, float], ...]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_quantiles(self.quantiles, "tokens")
+        check_quantiles(self.quantiles, self.unit)
         return self
+
+
+class QuantileBin(Bin):
+    """Lengths of answers, by the tokens of the prompt."""
+
+    unit = "tokens"
+    quantiles: Quantiles[PositiveFloat]
 
 
 class ConditionalLength(Strict):

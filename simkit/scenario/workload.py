@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simkit.scenario.lengths import Length, OutputLength, Period, check_bins, check_quantiles, check_rising
+from simkit.scenario.lengths import Bin, Length, OutputLength, Period, check_bins, check_rising
 from simkit.scenario.types import (
     AnyInt,
     BackInt,
@@ -145,28 +145,18 @@ class Prefix(Strict):
     tokens: PositiveInt
 
 
-class ShareBin(Strict):
+class ShareBin(Bin):
     """Quantiles of the share of a prompt that is not new, for prompts of up to `upto_tokens` tokens."""
 
-    upto_tokens: PositiveInt | None = None
+    unit = "share"
     quantiles: Quantiles[Probability]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_quantiles(self.quantiles, "share")
-        return self
 
-
-class BackBin(Strict):
+class BackBin(Bin):
     """Quantiles of how many requests back it was, where up to `upto_tokens` tokens are not new."""
 
-    upto_tokens: PositiveInt | None = None
+    unit = "requests back"
     quantiles: Quantiles[BackInt]
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_quantiles(self.quantiles, "requests back")
-        return self
 
 
 class Reuse(Strict):
@@ -187,6 +177,11 @@ class Reuse(Strict):
         return self
 
 
+def _check_window(start_s: float, end_s: float | None) -> None:
+    if end_s is not None and end_s <= start_s:
+        raise conflict(("end_s", "start_s"), f"end_s > start_s ({start_s:g})", f"{end_s:g}")
+
+
 class ServeGen(Strict):
     """Clients of ServeGen: a folder of `chunk-N-trace.csv` (rates) and `chunk-N-dataset.json` (lengths).
 
@@ -200,8 +195,7 @@ class ServeGen(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.end_s is not None and self.end_s <= self.start_s:
-            raise conflict(("end_s", "start_s"), f"end_s > start_s ({self.start_s:g})", f"{self.end_s:g}")
+        _check_window(self.start_s, self.end_s)
         return self
 
 
@@ -242,8 +236,7 @@ class Trace(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.end_s is not None and self.end_s <= self.start_s:
-            raise conflict(("end_s", "start_s"), f"end_s > start_s ({self.start_s:g})", f"{self.end_s:g}")
+        _check_window(self.start_s, self.end_s)
         if self.rate_per_s is not None and self.speed != 1:
             raise conflict(("rate_per_s", "speed"), "either speed or rate_per_s", "both")
         if self.warmup_s > self.start_s:
@@ -284,6 +277,12 @@ class Workload(Strict):
     def is_finite(self) -> bool:
         """Whether the load is a batch that starts and ends empty: asked for, or all of it comes at once."""
         return self.finite or isinstance(self.arrivals, AllAtOnce)
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files that it is read from; those of a folder of clients aside."""
+        parts = (self.trace, self.prompt_tokens, self.output_tokens)
+        return [path for part in parts if (path := getattr(part, "path", None)) is not None]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

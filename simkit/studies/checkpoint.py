@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from simkit.engine.build import Setup
 from simkit.files import new_directory
-from simkit.logs.read.text import resolve
+from simkit.logs.read.text import resolve, sha256_of
 from simkit.metrics.measured import ComparedLatencies, ComparedLatency
 from simkit.metrics.summary import Summary, Warmup
 from simkit.plain import Json, canonical_json, typed
@@ -146,14 +146,11 @@ def keys(setups: Iterable[Setup]) -> list[Key]:
     digests: dict[Path, str | None] = {}
     for setup in setups:
         scenario, workload = setup.scenario, setup.scenario.workload
-        named = [
-            getattr(part, "path", None) for part in (workload.trace, workload.prompt_tokens, workload.output_tokens)
-        ]
-        files = [resolve(path, scenario.base_dir) for path in named if path is not None]
+        files = [resolve(path, scenario.base_dir) for path in workload.files]
         if workload.servegen is not None:
             folder = resolve(workload.servegen.path, scenario.base_dir)
             files += sorted(folder.glob("chunk-*"))
-        digests |= {path: _file_digest(path) for path in files if path not in digests}
+        digests |= {path: sha256_of(path) for path in files if path not in digests}
         content = {
             "model": setup.model,
             "gpu": setup.gpu,
@@ -164,15 +161,6 @@ def keys(setups: Iterable[Setup]) -> list[Key]:
         whole = run_id(scenario.to_dict(), setup.latency.source, scenario.seed)
         found += [Key(f"{whole}-{replication}", inputs) for replication in range(scenario.replications)]
     return found
-
-
-def _file_digest(path: Path) -> str | None:
-    """None for a file that cannot be read; the simulation will say so."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
 
 
 # --- the parts of a study ---------------------------------------------------------------------------------------------

@@ -69,24 +69,16 @@ def rebuild(manifest: Json, label: str, base_dir: Path | None = None) -> Scenari
     if base_dir is not None:
         scenario = scenario.based_at(base_dir)
     workload = scenario.workload
-    for named in (workload.trace, workload.prompt_tokens, workload.output_tokens):
-        path = getattr(named, "path", None)
-        if path is not None and not resolve(path, base_dir).is_file():
+    for path in workload.files:
+        if not resolve(path, base_dir).is_file():
             raise InputError(f"{label}: {path}: no such file; {ELSEWHERE}")
     known, trace = manifest.get("log_sha256"), workload.trace
-    if trace is not None and known is not None and _content(resolve(trace.path, base_dir)) != known:
+    if trace is not None and known is not None and sha256_of(resolve(trace.path, base_dir)) != known:
         expected = "expected the log of this run, but its content has changed since"
         raise InputError(f"{label}: {trace.path}: {expected}; replay it again")
     if workload.servegen is not None and not resolve(workload.servegen.path, base_dir).is_dir():
         raise InputError(f"{label}: {workload.servegen.path}: no such folder; {ELSEWHERE}")
     return scenario
-
-
-def _content(path: Path) -> str | None:
-    try:
-        return sha256_of(path)
-    except OSError:
-        return None
 
 
 def examine(

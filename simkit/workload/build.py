@@ -22,7 +22,7 @@ from simkit.types import Bools, Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
 from simkit.workload.lengths import Drift, Lengths, build_lengths, build_outputs
-from simkit.workload.prefixes import Labels, PromptReuse
+from simkit.workload.prefixes import Labels, PromptReuse, Segments
 from simkit.workload.servegen import ServeGenClients
 
 COUNTERS = (
@@ -272,8 +272,6 @@ def _counting(requests: Iterator[Request], flags: dict[str, Bools], counters: di
 
 
 # --- a log as played --------------------------------------------------------------------------------------------------
-Segments = tuple[tuple[int, int], ...]
-
 Successors = Mapping[int, tuple[tuple[Request, int], ...]]
 """Request id to the requests that its departure causes, each with its think time in ns."""
 

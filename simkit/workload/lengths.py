@@ -141,17 +141,9 @@ def _empirical(spec: scenario.EmpiricalLength, column: Column, base_dir: Path | 
     if spec.path is not None and spec.column is not None:
         sample = _read_sample(resolve(spec.path, base_dir), spec.column, column, notes)
         return lambda first, u, _: sample[(u * len(sample)).astype(np.int64)]
-    if spec.preset is not None:
-        probabilities, tokens = _read_preset(spec.preset, column)
-    else:
-        assert spec.quantiles is not None
-        return _quantiles(spec.quantiles)
-    return lambda first, u, _: np.interp(u, probabilities, tokens)
-
-
-def _quantiles(points: Sequence[tuple[float, float]]) -> Transform:
-    pairs = np.array(points, dtype=np.float64)
-    return lambda first, u, _: np.interp(u, pairs[:, 0], pairs[:, 1])
+    points = spec.quantiles if spec.preset is None else _read_preset(spec.preset, column)
+    table = np.array(points, dtype=np.float64)
+    return lambda first, u, _: np.interp(u, table[:, 0], table[:, 1])
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -161,7 +153,8 @@ def list_presets() -> list[str]:
     return sorted(entry.name.removesuffix(".csv") for entry in folder.iterdir() if entry.name.endswith(".csv"))
 
 
-def _read_preset(name: str, column: Column) -> tuple[Floats, Floats]:
+def _read_preset(name: str, column: Column) -> list[tuple[float, float]]:
+    """[probability, tokens] pairs."""
     presets = list_presets()
     if name not in presets:
         raise InputError(
@@ -169,8 +162,8 @@ def _read_preset(name: str, column: Column) -> tuple[Floats, Floats]:
             key=f"workload.{column}.preset",
         )
     text = files("simkit.workload").joinpath(f"presets/{name}.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
-    return np.array([float(row["quantile"]) for row in rows]), np.array([float(row[column]) for row in rows])
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return [(float(row["quantile"]), float(row[column])) for row in rows]
 
 
 def _read_sample(path: Path, name: str, column: Column, notes: list[str]) -> Floats:

@@ -103,7 +103,7 @@ def _key(spec: scenario.Trace, base_dir: Path | None) -> tuple[object, ...] | No
         content = sha256_of(path)
     except (OSError, ValueError, RuntimeError):
         return None  # reading says what is wrong
-    return path.absolute(), content, spec.model_dump_json(exclude=set(PLAYED_KEYS))
+    return None if content is None else (path.absolute(), content, spec.model_dump_json(exclude=set(PLAYED_KEYS)))
 
 
 def _locked(log: Log) -> list[npt.NDArray[np.generic]]:

@@ -63,10 +63,13 @@ def resolve(path: str, base_dir: Path | None) -> Path:
     return full if full.is_absolute() or base_dir is None else base_dir / full
 
 
-def sha256_of(path: Path) -> str:
-    """What identifies the content of a file. OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256_of(path: Path) -> str | None:
+    """What identifies the content of a file; None for one that cannot be read, as whoever reads it will say."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 @contextmanager
