@@ -190,7 +190,7 @@ def unlimited_hits(columns: Columns, block_tokens: int) -> tuple[float, float] |
     num_tokens = int(columns.prompt_tokens[with_ids].sum())
     if not num_tokens:
         return None
-    known, _ = walk(columns.blocks, columns.prompt_tokens, block_tokens)
+    known = walk(columns.blocks, columns.prompt_tokens, block_tokens).known
     hit_tokens = np.minimum(known * block_tokens, columns.prompt_tokens)
     return float(known.sum() / counts.sum()), float(hit_tokens.sum() / num_tokens)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simkit.logs.fit.lengths import FEW, LEAST, Points, bin_of, binned, probabilities_of, rising, simplified, smoothed
+from simkit.logs.read.blocks import walk
 from simkit.logs.read.record import Blocks
 from simkit.plain import Json
 from simkit.types import Floats, Ints
@@ -32,25 +33,9 @@ def shared_tokens(blocks: Blocks, prompts: Ints, block_tokens: int) -> tuple[Int
 
     A block counts only when all before it do; tokens never beyond the prompt.
     """
-    children: dict[tuple[int, int], int] = {}
-    last_at: list[int] = [-1]
-    shared, back = np.zeros(len(prompts), dtype=np.int64), np.zeros(len(prompts), dtype=np.int64)
-    for row in range(len(prompts)):
-        node, depth, known, seen_at = 0, 0, True, -1
-        for block in blocks.of(row).tolist():
-            key = (node, block)
-            found = children.get(key)
-            if found is None:
-                known = False
-                found = children[key] = len(last_at)
-                last_at.append(row)
-            elif known:
-                depth, seen_at = depth + 1, last_at[found]
-            node = found
-            last_at[node] = row
-        shared[row] = min(depth * block_tokens, prompts[row])
-        back[row] = row - seen_at if depth else 0
-    return shared, np.minimum(back, MAX_BACK)
+    found = walk(blocks, prompts, block_tokens)
+    back = np.where(found.known > 0, np.arange(len(prompts)) - found.latest, 0)
+    return np.minimum(found.known * block_tokens, prompts), np.minimum(back, MAX_BACK)
 
 
 def _shares(shared: Ints, prompts: Ints) -> Points:

@@ -246,4 +246,4 @@ def _lengths(
 def _shared(log: Log, rows: Ints, prompts: Ints) -> Shared:
     if log.hash_block_tokens is None or log.columns.blocks is None:
         return Shared.nothing(len(rows))
-    return walk(log.columns.blocks.take(rows), prompts, log.hash_block_tokens)[1]
+    return walk(log.columns.blocks.take(rows), prompts, log.hash_block_tokens).shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,8 +143,17 @@ class Shared:
         return cls(none, none, np.zeros(num_requests + 1, dtype=np.int64))
 
 
-def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, Shared]:
-    """All prompts in order through one trie: (how many leading blocks an earlier one has, too; what is shared).
+class Beginnings(NamedTuple):
+    """How prompts begin: `known` leading blocks of each are those of earlier requests, the last of which is `latest`
+    (-1 for none); `shared` says the same token by token."""
+
+    known: Ints
+    latest: Ints
+    shared: Shared
+
+
+def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> Beginnings:
+    """All prompts in order through one trie.
 
     A token belongs to the first request that has its block behind the same blocks and reaches it: one that ends inside
     the block owns no more than it has, and the first that goes further owns the rest.
@@ -154,8 +164,10 @@ def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, 
     all_names: list[int] = names.reshape(-1).tolist()
     children: dict[int, int] = {}
     owners, reach = [-1], [0]  # by node, the root first: who came first, and up to which token anybody has it
+    last_at = [-1]  # by node, who had it last
     further: dict[int, list[tuple[int, int]]] = {}  # by node, owners beyond the first, each with its end
     known: list[int] = []
+    latest: list[int] = []
     num_segments: list[int] = []
     owner: list[int] = []
     upto: list[int] = []
@@ -163,12 +175,13 @@ def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, 
     for row, (start, count, prompt) in enumerate(rows):
         path = all_names[start : start + count]
         node = depth = end = 0
-        first_segment, last = len(owner), -1
+        first_segment, last, before = len(owner), -1, -1
         for name in path:
             child = children.get(node * num_codes + name)
             if child is None:
                 break
             node, depth = child, depth + 1
+            before, last_at[node] = last_at[node], row
             end = min(depth * block_tokens, prompt)
             several = further.get(node)
             for found, ends in ((owners[node], end),) if several is None else several:
@@ -187,11 +200,13 @@ def walk(blocks: Blocks, prompt_tokens: Ints, block_tokens: int) -> tuple[Ints, 
             further[node].append((row, end))
             reach[node] = end
         known.append(depth)
+        latest.append(before)
         num_segments.append(len(owner) - first_segment)
         for name in path[depth:]:
             depth += 1
             children[node * num_codes + name] = node = len(owners)
             owners.append(row)
+            last_at.append(row)
             reach.append(min(depth * block_tokens, prompt))
     shared = Shared(np.array(owner, dtype=np.int64), np.array(upto, dtype=np.int64), offsets_of(num_segments))
-    return np.array(known, dtype=np.int64), shared
+    return Beginnings(np.array(known, dtype=np.int64), np.array(latest, dtype=np.int64), shared)
