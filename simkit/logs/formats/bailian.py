@@ -20,13 +20,12 @@ NO_PARENT = "-1"
 
 def record(row: Row) -> Record:
     """One row."""
-    unit = "s" if row.source.spec.time_unit == "auto" else row.source.spec.time_unit
     chat, parent = row.text("chat_id"), row.text("parent_chat_id")
     if chat is None:
         raise BadCell("chat_id", None, "an id")
     return Record(
         line=row.line,
-        time_ns=row.time("timestamp", unit),
+        time_ns=row.time("timestamp", row.source.unit("s")),
         prompt_tokens=row.tokens("input_length"),
         output_tokens=row.tokens("output_length"),
         id=chat,

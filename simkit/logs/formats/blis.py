@@ -11,7 +11,7 @@ import numpy as np
 
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, number, optional
 from simkit.logs.read.format import Format, Source, having
-from simkit.logs.read.layout import Field, Layout, Values, own_unit, read_layout
+from simkit.logs.read.layout import Field, Layout, Values, read_layout
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import UNKNOWN, Columns
 
@@ -34,7 +34,7 @@ def derive(values: Values, log: RowLog) -> None:
 
 def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
-    unit = own_unit(source, "us")
+    unit = source.unit("us")
     layout = Layout(
         (
             Field("time_ns", "arrival_time_us", number(unit)),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from simkit.logs.read.cells import TEXT, TOKENS, number, optional
 from simkit.logs.read.format import Format, Head, Source, having
-from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
+from simkit.logs.read.layout import Field, Layout, read_layout
 from simkit.logs.read.record import Columns
 
 NEEDS = ("Timestamp", "Request tokens", "Response tokens")
@@ -25,7 +25,7 @@ def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
     layout = Layout(
         (
-            Field("time_ns", "Timestamp", number(own_unit(source, "s"))),
+            Field("time_ns", "Timestamp", number(source.unit("s"))),
             Field("prompt_tokens", "Request tokens", TOKENS),
             Field("output_tokens", "Response tokens", TOKENS),
             Field("session", "Session ID", TEXT, required=False),

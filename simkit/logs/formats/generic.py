@@ -13,7 +13,7 @@ from simkit.errors import InputError, nearest
 from simkit.logs.read.cells import COUNT, TEXT, TOKENS, Parse, Unit, number, optional
 from simkit.logs.read.format import Format, Head, Source
 from simkit.logs.read.json import JsonRow
-from simkit.logs.read.layout import Field, Layout, own_unit, read_blocks, read_layout
+from simkit.logs.read.layout import Field, Layout, read_blocks, read_layout
 from simkit.logs.read.log import listed
 from simkit.logs.read.record import Columns
 from simkit.logs.read.tables import Block, ParquetRows, plain_values
@@ -98,11 +98,11 @@ def _field(name: str, column: str, source: Source) -> Field:
     field_name, parse = FIELD_OF[name]
     match = _UNIT_AT_END.search(column)
     named: Unit | None = _unit(match[1]) if match is not None else None
+    given: Unit | None = None if source.spec.time_unit == "auto" else source.spec.time_unit
     if name == "time":
-        given: Unit | None = None if source.spec.time_unit == "auto" else own_unit(source, "s")
         return Field(field_name, column, None, unit=given, hint=named)
     if parse is None:
-        unit = named or (None if source.spec.time_unit == "auto" else own_unit(source, "s"))
+        unit = named or given
         if unit is None:
             raise InputError(
                 f"{source.log.where}: map {name}={column}: the unit of {column!r} is not known: expected a name that "

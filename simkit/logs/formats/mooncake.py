@@ -60,7 +60,7 @@ def matches(head: Head) -> str | None:
 
 def request(row: Row, default_unit: Unit) -> Record | None:
     """One row, times in `default_unit` unless the scenario names another."""
-    unit = default_unit if row.source.spec.time_unit == "auto" else row.source.spec.time_unit
+    unit = row.source.unit(default_unit)
     prompt, at = row.first(*PROMPT), row.first(*TIME)
     if "schema" in row.values and prompt is None:
         row.skip("header only")

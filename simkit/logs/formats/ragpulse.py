@@ -24,10 +24,9 @@ def matches(head: Head) -> str | None:
 
 def record(row: Row) -> Record:
     """One row."""
-    unit = "s" if row.source.spec.time_unit == "auto" else row.source.spec.time_unit
     return Record(
         line=row.line,
-        time_ns=row.time("timestamp", unit),
+        time_ns=row.time("timestamp", row.source.unit("s")),
         prompt_tokens=row.tokens("input_length"),
         output_tokens=row.tokens("output_length"),
         session=row.text("session_id"),

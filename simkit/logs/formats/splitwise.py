@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from simkit.logs.read.cells import TEXT, TOKENS, number
 from simkit.logs.read.format import Format, Source, having
-from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
+from simkit.logs.read.layout import Field, Layout, read_layout
 from simkit.logs.read.record import Columns
 
 NEEDS = ("arrival_timestamp", "prompt_size", "token_size")
@@ -19,7 +19,7 @@ def read(source: Source) -> Iterator[Columns]:
     """The requests in file order."""
     layout = Layout(
         (
-            Field("time_ns", "arrival_timestamp", number(own_unit(source, "s"))),
+            Field("time_ns", "arrival_timestamp", number(source.unit("s"))),
             Field("prompt_tokens", "prompt_size", TOKENS),
             Field("output_tokens", "token_size", TOKENS),
             Field("id", "request_id", TEXT, required=False),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from simkit.logs.read.cells import TOKENS
 from simkit.logs.read.format import Format, Head, Source, having
-from simkit.logs.read.layout import Field, Layout, own_unit, read_layout
+from simkit.logs.read.layout import Field, Layout, read_layout
 from simkit.logs.read.record import Columns
 
 NEEDS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
@@ -29,7 +29,7 @@ def read(source: Source) -> Iterator[Columns]:
     time, prompt, output = source.format.needs
     layout = Layout(
         (
-            Field("time_ns", time, None, unit=own_unit(source, "s")),
+            Field("time_ns", time, None, unit=source.unit("s")),
             Field("prompt_tokens", prompt, TOKENS),
             Field("output_tokens", output, TOKENS),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from simkit import scenario
+from simkit.logs.read.cells import Unit
 from simkit.logs.read.json import JsonRow
 from simkit.logs.read.log import RowLog
 from simkit.logs.read.record import Columns
@@ -56,6 +57,10 @@ class Source:
     log: RowLog
     path: Path
     format: Format
+
+    def unit(self, own: Unit) -> Unit:
+        """The unit of numeric times: what the user says, else the format's own."""
+        return own if self.spec.time_unit == "auto" else self.spec.time_unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from simkit.errors import InputError
 from simkit.logs.read.log import RowLog, shown
@@ -64,7 +64,7 @@ def head_and_objects(text: IO[str], log: RowLog) -> tuple[tuple[JsonRow, ...], I
 
 def _sized_objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, JsonRow, int]]:
     """(line, object, characters it takes)."""
-    for line, value, problem, size in _values(text, log):
+    for line, value, problem, size, is_cut in _values(text, log):
         log.line = line
         if problem is None and not isinstance(value, dict):
             problem = f"{shown(value)}, expected an object"
@@ -77,7 +77,7 @@ def _sized_objects(text: IO[str], log: RowLog) -> Iterator[tuple[int, JsonRow, i
             yield from ((line, row, size) for row in rows)
         else:
             log.num_rows += 1
-            log.add_bad(line, problem, cut=problem == _CUT)
+            log.add_bad(line, problem, cut=is_cut)
 
 
 def _wrapped(value: JsonRow) -> list[JsonRow] | None:
@@ -88,10 +88,18 @@ def _wrapped(value: JsonRow) -> list[JsonRow] | None:
     return rows if all(isinstance(row, dict) for row in rows) else None
 
 
-_CUT = "cut short"
+class _Value(NamedTuple):
+    """A value, or the `problem` with it, and on how many characters from which line; `is_cut`: the file ends inside."""
 
-_Value = tuple[int, Any, str | None, int]
-"""(line, value, problem, characters it takes)."""
+    line: int
+    value: Any
+    problem: str | None
+    size: int
+    is_cut: bool = False
+
+
+def _cut(line: int, size: int) -> _Value:
+    return _Value(line, None, "cut short", size, is_cut=True)
 
 
 def _values(text: IO[str], log: RowLog) -> Iterator[_Value]:
@@ -168,13 +176,11 @@ def _lines(text: IO[str], first: str, number: int, where: str) -> Iterator[_Valu
         if not line.isspace():
             _check_parts(line, 0, MAX_LINE_CHARACTERS, where, number)
             try:
-                value = decoder.line(line)
-                problem = decoder.problem
+                found = _Value(number, decoder.line(line), decoder.problem, len(line))
             except (ValueError, RecursionError) as error:
-                value, problem = None, _why(error)
-                if isinstance(error, json.JSONDecodeError) and not line.endswith(("\n", "\r")):
-                    problem = _CUT
-            yield number, value, problem, len(line)
+                is_cut = isinstance(error, json.JSONDecodeError) and not line.endswith(("\n", "\r"))
+                found = _cut(number, len(line)) if is_cut else _Value(number, None, _why(error), len(line))
+            yield found
         line = text.readline(MAX_LINE_CHARACTERS + 1)
         number += 1
 
@@ -199,18 +205,18 @@ def _streamed(stream: _Stream) -> Iterator[_Value]:
             stream.skip()
             continue
         found = stream.value(MAX_LINE_CHARACTERS if depth else MAX_DOCUMENT_CHARACTERS)
-        if found[2] == _CUT and not num_values:
-            raise InputError(f"{stream.where}: line {found[0]}: the JSON that begins here is cut short")
+        if found.is_cut and not num_values:
+            raise InputError(f"{stream.where}: line {found.line}: the JSON that begins here is cut short")
         num_values += 1
         yield found
-        if found[2] == _CUT:
+        if found.is_cut:
             return
         if depth and (then := stream.peek()) != "]":
             if then not in ("", ","):
                 raise InputError(f"{stream.where}: line {stream.line}: no JSON: expected , or ] behind an element")
             stream.skip()
     if depth:
-        yield stream.line, None, _CUT, 0
+        yield _cut(stream.line, 0)
 
 
 class _Stream:
@@ -242,7 +248,7 @@ class _Stream:
 
     def value(self, limit: int) -> _Value:
         """The value that begins here, of at most `limit` characters."""
-        line, problem = self.line, None
+        line = self.line
         while True:
             if self._is_new:  # once a buffer: counting for every value in it would take too long
                 _check_parts(self._buffer, self._at, limit, self.where, line)
@@ -258,8 +264,7 @@ class _Stream:
                 if not near_end and not error.msg.startswith("Unterminated string"):
                     raise InputError(f"{self.where}: line {self._line_of(error.pos)}: {_why(error)}") from error
                 if self._ended:
-                    found, problem, end = None, _CUT, len(self._buffer)
-                    break
+                    return self._passed(_cut(line, len(self._buffer) - self._at))
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{self.where}: line {line}: {_why(error)}") from error
             if len(self._buffer) - self._at > limit:
@@ -268,9 +273,11 @@ class _Stream:
                     "export, a line"
                 )
             self._grow()
-        size = end - self._at
-        self._pass(end)
-        return line, found, problem, size
+        return self._passed(_Value(line, found, problem, end - self._at))
+
+    def _passed(self, found: _Value) -> _Value:
+        self._pass(self._at + found.size)
+        return found
 
     def _line_of(self, at: int) -> int:
         return self.line + self._buffer.count("\n", self._at, at)

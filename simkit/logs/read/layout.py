@@ -77,11 +77,6 @@ def read_layout(source: Source, layout: Layout) -> Iterator[Columns]:
     yield from read_blocks(source.table.blocks(), header, present, layout.derive, log)
 
 
-def own_unit(source: Source, unit: Unit) -> Unit:
-    """The unit of numeric times: what the user says, else the format's own."""
-    return unit if source.spec.time_unit == "auto" else source.spec.time_unit
-
-
 def read_blocks(
     blocks: Iterator[Block], header: Sequence[str], present: Sequence[Field], derive: Derive | None, log: RowLog
 ) -> Iterator[Columns]:
