@@ -13,7 +13,8 @@ from simkit.metrics.catalogue import LATENCIES
 from simkit.planner import advise
 from simkit.planner.capacity import Capacity
 from simkit.planner.result import LIMITS, FleetSize, PlanResult, PointResult
-from simkit.planner.trial import QUEUE, SloTerm
+from simkit.planner.search import rate_text
+from simkit.planner.trial import SloTerm
 from simkit.runs import run_length
 from simkit.studies.study import value_text
 
@@ -58,27 +59,22 @@ def answer(result: PlanResult) -> str:
     others = "".join(f", {key}={value_text(value)}" for key, value in advise.further(chosen).items())
     where, verb = _gpus(chosen)
     text = (
-        f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then {verb} {_rate(found.estimate_per_s)} "
+        f"Set max_num_seqs to {chosen.point.slots}{others}: {where} then {verb} {rate_text(found.estimate_per_s)} "
         f"requests/s ({_interval(found)}) with {held}, {_how_long(chosen)}"
     )
     fleet = advise.fleet(result, chosen)
     if fleet is not None:
         gpus, verb = f"{fleet.gpus:,} GPU{'s' * (fleet.gpus != 1)}", "needs" if fleet.target_per_s == 1 else "need"
-        text += f"; {_rate(fleet.target_per_s)} requests/s {verb} {gpus} ({_replicas(fleet.replicas)}"
+        text += f"; {rate_text(fleet.target_per_s)} requests/s {verb} {gpus} ({_replicas(fleet.replicas)}"
         text += f" and {fleet.spare:,} spare" if fleet.spare else ""
         text += f", {fleet.gpus_per_replica:,} GPUs each)" if fleet.gpus_per_replica > 1 else ")"
     return text + "."
 
 
-def _rate(per_s: float) -> str:
-    """Three digits, more where the number has more before the point."""
-    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.3g}"
-
-
 def _rate_down(per_s: float) -> str:
-    """The same of a rate that is promised: not rounded up."""
+    """The text of a rate that is promised: not rounded up."""
     step = 1.0 if per_s >= 1000 else 10.0 ** (math.floor(math.log10(per_s)) - 2)
-    return _rate(math.floor(per_s / step + 1e-9) * step)
+    return rate_text(math.floor(per_s / step + 1e-9) * step)
 
 
 def _replicas(count: int) -> str:
@@ -98,7 +94,7 @@ def _interval(found: Capacity) -> str:
     if found.interval == "none":
         return "no interval: every replication is the same run"
     of = f", from {len(found.without_per_s)} parts of the run" if found.interval == "parts" else ""
-    return f"95 % interval {_rate_down(found.low_per_s)} to {_rate(found.high_per_s)}{of}"
+    return f"95 % interval {_rate_down(found.low_per_s)} to {rate_text(found.high_per_s)}{of}"
 
 
 def _how_long(item: PointResult) -> str:
@@ -152,19 +148,19 @@ def _smaller(result: PlanResult, chosen: PointResult, target_per_s: float, repli
     each = target_per_s / replicas
     held = round(found.chance(each * own) * found.replications)
     low, estimate, high = (value / own for value in (found.low_per_s, found.estimate_per_s, found.high_per_s))
-    where = f"between the lower end ({_rate(low)}) and the estimate ({_rate(estimate)}) of"
+    where = f"between the lower end ({rate_text(low)}) and the estimate ({rate_text(estimate)}) of"
     if each > estimate:
-        where = f"between the estimate ({_rate(estimate)}) and the upper end ({_rate(high)}) of"
+        where = f"between the estimate ({rate_text(estimate)}) and the upper end ({rate_text(high)}) of"
     if each >= high:
-        where = f"above the interval ({_rate(low)} to {_rate(high)}) of"
+        where = f"above the interval ({rate_text(low)} to {rate_text(high)}) of"
     said = {True: "met the SLO when simulated, but", False: "missed the SLO when simulated:", None: "are too few:"}[
         seen
     ]
     if replicas == 1 and seen is None:
         said = "is too few:"
     return (
-        f"{_replicas(replicas)} {said} {_rate(each)} requests/s a replica lie {where} what a replica carries, where "
-        f"{held:,} of {found.replications:,} replications meet it"
+        f"{_replicas(replicas)} {said} {rate_text(each)} requests/s a replica lie {where} what a replica carries, "
+        f"where {held:,} of {found.replications:,} replications meet it"
     )
 
 
@@ -173,8 +169,8 @@ def _single(chosen: PointResult, target_per_s: float) -> str:
     assert chosen.capacity is not None
     low = chosen.capacity.low_per_s / chosen.point.scenario.replicas
     return (
-        f"One replica is enough: {_rate(target_per_s)} requests/s are no more than the lower end ({_rate(low)}) of "
-        "what it carries"
+        f"One replica is enough: {rate_text(target_per_s)} requests/s are no more than the lower end "
+        f"({rate_text(low)}) of what it carries"
     )
 
 
@@ -265,10 +261,7 @@ def _turned_away(best: PointResult) -> str:
 
 def _binding(best: PointResult, terms: Sequence[SloTerm]) -> str:
     worst = min(range(len(best.lowest.margins)), key=lambda index: best.lowest.margins[index])
-    metric = best.point.scenario.to_dict()["slo"]
-    names = [name for name, values in metric.items() for _ in values]
-    kind = names[worst] if worst < len(names) else QUEUE.metric
-    if worst < len(terms) and _is_lost(best, terms[worst]):
+    if _is_lost(best, terms[worst]):
         return f"{_turned_away(best)}: leave them out, or raise what turns them away"
-    key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(kind, "compute")
+    key = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "TPOT", "e2e_ms": "E2E"}.get(terms[worst].metric, "compute")
     return f"{key}: {LIMITS[key]}"

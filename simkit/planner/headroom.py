@@ -16,7 +16,7 @@ from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
 from simkit.plain import Json
 from simkit.planner.points import guess_rate
-from simkit.planner.search import Effort, Search
+from simkit.planner.search import Effort, Search, rate_text
 from simkit.planner.trial import QUEUE, Trial, run_trial, terms
 from simkit.runs import run_length
 from simkit.scenario import PiecewiseArrivals, Scenario, WarmupSeconds, Workload, apply_sets
@@ -70,7 +70,7 @@ class Headroom:
             )
             return f"headroom: {but} rate that was tried"
         times = self.holds_to_per_s / self.rate_per_s
-        rate = f"about {_digits(self.holds_to_per_s)} requests/s ({_digits(times)} x this rate)"
+        rate = f"about {rate_text(self.holds_to_per_s)} requests/s ({rate_text(times)} x this rate)"
         if self.meets and times >= 1:
             if not self.limit_seen:
                 rate += " and further: a longer run shows where it ends"
@@ -282,8 +282,3 @@ def _fewest(found: Headroom, own: Scenario, trials: _Trials) -> int | None:
     except _Enough:
         return fewest if fewest < most else None
     return most
-
-
-def _digits(value: float) -> str:
-    """Three digits, more where the number has more before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

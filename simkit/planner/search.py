@@ -64,6 +64,11 @@ def rate_of(step: int) -> float:
     return float(f"{2.0 ** (step / STEPS_A_DOUBLING):.4g}")
 
 
+def rate_text(per_s: float) -> str:
+    """A rate, or a ratio of rates, to three digits, more where the number has more before the point."""
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.3g}"
+
+
 class Search:
     """Trials of one setting, each made at most once."""
 
