@@ -25,12 +25,11 @@ PLAN = 4
 class _At(Event):
     """An event that happens by itself at a given time, with a rank among those of one instant."""
 
+    _value, _ok, _defused = None, True, False
+
     def __init__(self, env: simpy.Environment, delay_ns: int, rank: int, happens: Callable[[Event], None]) -> None:
         self.env = env
         self.callbacks = [happens]
-        self._value = None
-        self._ok = True
-        self._defused = False
         env.schedule(self, priority=rank, delay=delay_ns)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from struct import Struct
 
 import numpy as np
 
@@ -38,6 +39,11 @@ DETAIL_COLUMNS = (
 """What most runs have none of."""
 
 FLUSH_STEPS = 1 << 13
+
+# Packed rows go into an array in half the time that lists take.
+_pack_run, _pack_detail, _pack_begins = (
+    Struct(f"{count}q").pack for count in (len(RUN_COLUMNS), len(DETAIL_COLUMNS), 3)
+)
 
 
 class StepRun:
@@ -118,20 +124,20 @@ class StepLog:
 
     def begins(self, number: int, residue: int, change: int) -> None:
         """From step `number` on `change` more begin a block with each step whose number leaves `residue`."""
-        self._begins_changes.fromlist([number, residue, change])
+        self._begins_changes.frombytes(_pack_begins(number, residue, change))
 
     def add(self, run: StepRun, ends_ns: list[int] | Ints) -> None:
         """Note a run whose steps ended at `ends_ns`."""
         detail = -1
         if run.detail is not None:
             detail = len(self._details) // len(DETAIL_COLUMNS)
-            self._details.fromlist(list(run.detail))
-        self._runs.fromlist(
-            [
+            self._details.frombytes(_pack_detail(*run.detail))
+        self._runs.frombytes(
+            _pack_run(
                 run.t_start_ns, run.num_steps, run.number, run.continues, run.num_decode, run.context_sum,
                 run.context_max, run.dead_slots, run.held_slots, run.waiting, run.kv_allocated_tokens,
                 run.kv_used_tokens, run.num_gaps, run.num_gaps_last, detail,
-            ]
+            )
         )  # fmt: skip
         if isinstance(ends_ns, list):
             self._ends.fromlist(ends_ns)

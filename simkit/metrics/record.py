@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -78,11 +79,12 @@ class Columns:
     system moves its pages) and is given out as it is, so nothing is ever held twice.
     """
 
-    __slots__ = ("_columns", "_fresh", "names")
+    __slots__ = ("_columns", "_fresh", "_pack", "names")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self._fresh = array("q")
+        self._pack = Struct(f"{len(names)}q").pack
         self._columns = [array("q") for _ in names]
 
     def __len__(self) -> int:
@@ -90,7 +92,7 @@ class Columns:
 
     def append(self, row: tuple[int, ...]) -> None:
         """Add one row, values in the order of `names`."""
-        self._fresh.fromlist(list(row))
+        self._fresh.frombytes(self._pack(*row))
         if len(self._fresh) >= FRESH_VALUES:
             self._spread()
 
