@@ -10,8 +10,7 @@ from simkit.engine.system import BlocksMatter, Replicas, TooMany
 from simkit.engine.warmup import WarmUp
 from simkit.errors import InputError
 from simkit.logs.read.text import resolve, sha256_of
-from simkit.metrics.invariants import check_run
-from simkit.metrics.record import Record
+from simkit.metrics.record import Record, check_run
 from simkit.workload.build import MeasuredTimes, Workload, build_workload
 
 Progress = Callable[[float, str], None]

@@ -14,7 +14,7 @@ import numpy as np
 
 from simkit.errors import CheckError
 from simkit.latency.protocol import LatencyModel, OneStep, TaggedLatency
-from simkit.metrics.int_sums import dot, rounded_total
+from simkit.metrics.histogram import dot, rounded_total
 from simkit.metrics.record import SPAN_COLUMNS, Record
 from simkit.types import Floats, Ints, StepShapes
 

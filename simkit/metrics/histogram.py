@@ -1,4 +1,4 @@
-"""A fixed logarithmic histogram of durations, for quantities with one value a token.
+"""Sums of many integers that are exact, and a fixed logarithmic histogram of durations with one value a token.
 
 Bins are no wider than 0.1 %: 1,024 between one power of two and the next, and one for each ns below 1,024. They are
 the same in every run, so counts of runs can be added.
@@ -8,9 +8,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.metrics.int_sums import dot
-from simkit.types import Ints
+from simkit.types import Floats, Ints
 
+_SAFE = 1 << 62
+
+
+def dot(values: Ints, weights: Ints) -> int:
+    """The exact sum of values x weights. It is taken in 64 bits where they suffice, else in Python's integers."""
+    if not len(values):
+        return 0
+    largest = int(np.abs(values).max()) * int(np.abs(weights).max()) * len(values)
+    if largest < _SAFE:
+        return int(np.dot(values, weights))
+    return sum(map(int.__mul__, values.tolist(), weights.tolist()))
+
+
+def total(values: Ints) -> int:
+    """The exact sum of values."""
+    return dot(values, np.ones(len(values), dtype=np.int64))
+
+
+def rounded_total(values: Floats) -> int:
+    """The exact sum of values that are rounded to integers first."""
+    rounded = np.rint(values)
+    if not len(rounded) or float(np.abs(rounded).max()) * len(rounded) < _SAFE:
+        return int(rounded.astype(np.int64).sum())
+    return sum(map(int, rounded.tolist()))
+
+
+# --- durations --------------------------------------------------------------------------------------------------------
 _DROPPED_BITS = 52 - 10
 _BITS_OF_ONE = 1023 << 10
 _NUM_BINS = 2 + (63 << 10)

@@ -9,8 +9,7 @@ import numpy as np
 
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import STATS
-from simkit.metrics.definitions import stats_ms
-from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
+from simkit.metrics.latencies import PER_REQUEST, defined, stats_ms, values_ns
 from simkit.types import Bools, Floats, Ints
 
 Pairs = dict[str, tuple[Ints | Floats, Ints | Floats]]

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from simkit.metrics.inputs import NOT_STREAMED, SummaryInputs
-from simkit.metrics.latencies import PER_REQUEST, defined, values_ns
-from simkit.metrics.summary import LatencyStats, Slo, SloResult
+from simkit.metrics.latencies import PER_REQUEST, LatencyStats, defined, values_ns
 from simkit.metrics.window import Window
 from simkit.types import Bools, Ints
 from simkit.units import NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """One value of the SLO and what the run gave. `met` is None where no counted request has the metric."""
+
+    target_ms: float
+    share_within: float | None
+    value_ms: float | None
+    met: bool | None
+
+
+Slo = Mapping[str, Mapping[str, SloResult]]
+"""Results by metric and statistic."""
 
 
 def goodput(

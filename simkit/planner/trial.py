@@ -16,11 +16,10 @@ from simkit.engine.build import Setup
 from simkit.engine.run import Overload, RunFacts, simulate
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import PLAN, number, shown
-from simkit.metrics.definitions import RunMetrics, latencies_of, summarise
 from simkit.metrics.inputs import SummaryInputs
-from simkit.metrics.latencies import values_ns
+from simkit.metrics.latencies import latencies_of, values_ns
 from simkit.metrics.slo import slo_results
-from simkit.metrics.summary import RequestCounts, Summary
+from simkit.metrics.summary import RequestCounts, RunMetrics, Summary, summarise
 from simkit.plain import plain
 from simkit.runs import run_length
 from simkit.runs.replication import inputs_of

@@ -13,7 +13,7 @@ import numpy as np
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, simulate
 from simkit.metrics import record as rec
-from simkit.metrics.definitions import RunMetrics
+from simkit.metrics.summary import RunMetrics
 from simkit.runs import run_length
 from simkit.runs.manifest import RunLength
 from simkit.runs.replication import ReplicationResult, metrics_of, replication_result

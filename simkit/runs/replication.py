@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from simkit.engine.build import Setup
 from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
-from simkit.metrics.definitions import RunMetrics, summarise
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
 from simkit.metrics.measured import ComparedLatencies, compare_measured
-from simkit.metrics.summary import Summary, Warmup
+from simkit.metrics.summary import RunMetrics, Summary, summarise
 from simkit.metrics.tables import request_table, slot_table, span_table
+from simkit.metrics.window import Warmup
 from simkit.plain import Json, plain
 from simkit.runs.manifest import Manifest, ProfileId, run_id
 

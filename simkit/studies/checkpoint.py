@@ -22,7 +22,8 @@ from simkit.engine.build import Setup
 from simkit.files import new_directory
 from simkit.logs.read.text import resolve, sha256_of
 from simkit.metrics.measured import ComparedLatencies, ComparedLatency
-from simkit.metrics.summary import Summary, Warmup
+from simkit.metrics.summary import Summary
+from simkit.metrics.window import Warmup
 from simkit.plain import Json, canonical_json, typed
 from simkit.runs.manifest import run_id
 from simkit.runs.replication import ReplicationResult

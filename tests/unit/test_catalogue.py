@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import simkit
 from simkit.cli import app
-from simkit.metrics import catalogue, definitions
+from simkit.metrics import catalogue
+from simkit.metrics import summary as summaries
 from simkit.metrics.catalogue import HIGHER, METRICS, Metric, Place, shown
 from simkit.metrics.summary import RequestCounts
 from simkit.plain import plain
@@ -88,13 +89,13 @@ def test_a_new_metric_is_an_entry_and_what_computes_it(monkeypatch: pytest.Monke
         assert done.exit_code == 0, done.output
         return done.output + "".join(path.read_text() for path in (*out.glob("*.html"), *out.glob("*.csv")))
 
-    counted = definitions._counts
+    counted = summaries._counts
     last = dict.fromkeys((Place.HTML, Place.RUN, Place.COMPARE, Place.PAIRED, Place.SWEEP, Place.SWEEP_CSV), 99)
     names = {Place.RUN: "invented, run", Place.COMPARE: "invented, compare", Place.SWEEP: "invented, sweep"}
     invented = Metric("num_requests.per_step", "invented, html", better=HIGHER, heading="Requests", shown=last,
                       names={**names, Place.SWEEP_CSV: "invented, csv"})  # fmt: skip
     monkeypatch.setattr(catalogue, "METRICS", (*METRICS, invented))
-    monkeypatch.setattr(definitions, "_counts", lambda *args: WithMore(**plain(counted(*args)), per_step=1.5))
+    monkeypatch.setattr(summaries, "_counts", lambda *args: WithMore(**plain(counted(*args)), per_step=1.5))
     ran = called("run", SCENARIO)
     assert "invented, run" in ran
     assert "invented, html" in ran

@@ -333,7 +333,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         ),
         ("simkit.kv.paged", "import simpy.events", simpy_breach),
         ("simkit.api", "import pandas as pd", heavy_breach),
-        ("simkit.metrics.definitions", "from pyarrow import parquet", heavy_breach),
+        ("simkit.metrics.summary", "from pyarrow import parquet", heavy_breach),
         ("simkit.report.read.run", "try:\n    import pandas\nexcept ImportError:\n    pass", heavy_breach),
         ("calib.fit.fit", "from simkit.latency.roofline import Roofline", calib_breach),
         ("calib.fit.fit", "from simkit import api", calib_breach),

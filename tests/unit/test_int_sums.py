@@ -12,8 +12,7 @@ from served import as_asked
 
 from simkit import scenario
 from simkit.errors import InputError
-from simkit.metrics.histogram import DurationHistogram
-from simkit.metrics.int_sums import dot, rounded_total, total
+from simkit.metrics.histogram import DurationHistogram, dot, rounded_total, total
 
 LARGE = st.integers(-(2**62), 2**62)
 

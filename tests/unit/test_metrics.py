@@ -14,12 +14,13 @@ from served import as_asked
 from simkit import api, scenario
 from simkit.errors import CheckError
 from simkit.metrics import record as rec
-from simkit.metrics.definitions import SummaryInputs, queue_growth, summarise
 from simkit.metrics.histogram import DurationHistogram, _bin_of
+from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine, half_width_95
-from simkit.metrics.invariants import check_run
-from simkit.metrics.record import REQUEST_COLUMNS, Record
-from simkit.metrics.warmup import mser5
+from simkit.metrics.record import REQUEST_COLUMNS, Record, check_run
+from simkit.metrics.saturation import queue_growth
+from simkit.metrics.summary import summarise
+from simkit.metrics.window import mser5
 from simkit.plain import canonical_json, plain
 
 MS = 1_000_000

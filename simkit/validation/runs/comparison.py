@@ -15,11 +15,9 @@ from simkit.logs import PlayedLog
 from simkit.logs.read.record import UNKNOWN, Gaps
 from simkit.metrics import record as rec
 from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
-from simkit.metrics.definitions import pooled_stats_ms, stats_ms
-from simkit.metrics.histogram import DurationHistogram
+from simkit.metrics.histogram import DurationHistogram, total
 from simkit.metrics.inputs import ratio
-from simkit.metrics.int_sums import total
-from simkit.metrics.latencies import values_ns
+from simkit.metrics.latencies import pooled_stats_ms, stats_ms, values_ns
 from simkit.metrics.measured import Compared, Pairs, compared, paired, whole
 from simkit.runs.replication import Result
 from simkit.types import Floats, Ints
