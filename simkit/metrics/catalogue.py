@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from simkit.metrics.glossary import DEFINITIONS, MEANINGS
+from simkit.metrics.glossary import DEFINITIONS
 from simkit.plain import Json
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -102,8 +102,8 @@ class Metric:
     `key` is its dotted path there. `label` and `unit` are those of report.html; `names` has what it is called in other
     places, where that differs (a header of columns may have several lines). `heading` is its group in report.html.
     `shown` maps a place to the position there. `better` says whether less or more of it is better, None where neither
-    is. `term` is its entry in the glossary. `scope` is None of what is a share, of a request, or of the
-    whole run. `rare`: shown only where it is there and not 0.
+    is. `meaning` defines it, or `term` does, its entry in the glossary of report.html. `scope` is None of what is a
+    share, of a request, or of the whole run. `rare`: shown only where it is there and not 0.
     """
 
     key: str
@@ -117,18 +117,19 @@ class Metric:
     names: Names = field(default_factory=dict)
     scope: Scope | None = None
     rare: bool = False
+    meaning: str = ""
 
     @property
     def definition(self) -> str:
         """What the number means."""
-        return _TEXTS[self.term]
+        return self.meaning or _GLOSSARY[self.term]
 
     def name(self, place: Place) -> str:
         """What it is called at a place."""
         return self.names.get(place, self.label)
 
 
-_TEXTS = {**dict(DEFINITIONS), **MEANINGS}
+_GLOSSARY = dict(DEFINITIONS)
 
 
 _STATS_AT: Mapping[Place, tuple[str, ...]] = {
@@ -140,9 +141,9 @@ _STATS_AT: Mapping[Place, tuple[str, ...]] = {
 """Which statistics of a latency a place shows, if it shows the latency."""
 
 
-def _latency(key: str, first: Shown, compared: tuple[str, ...] = STATS) -> Iterator[Metric]:
+def _latency(key: str, first: Shown, compared: tuple[str, ...] = STATS, meaning: str = "") -> Iterator[Metric]:
     """The statistics of a latency. `first` has the position of the first one at each place, and `compared` are those
-    that may stand in a comparison."""
+    that may stand in a comparison. `meaning` where the glossary has none of the latency."""
     name = LATENCIES[key]
     for stat in STATS:
         shown = {
@@ -157,7 +158,10 @@ def _latency(key: str, first: Shown, compared: tuple[str, ...] = STATS) -> Itera
             SWEEP_CSV: f"{key}_{stat}",
             ROWS: f"{word}_{column}",
         }
-        yield Metric(f"{key}.{stat}", f"{name} {stat}", "ms", NUMBER, LOWER, name, "Latency", shown, names)
+        term = "" if meaning else name
+        yield Metric(
+            f"{key}.{stat}", f"{name} {stat}", "ms", NUMBER, LOWER, term, "Latency", shown, names, meaning=meaning
+        )
 
 
 def _rate(key: str, label: str, unit: str, shown: Shown, names: Names) -> Metric:
@@ -182,7 +186,9 @@ def _kv_share(kind: str, better: Better | None, shown: Shown) -> Metric:
 def _requests(kind: str, better: Better | None, shown: Shown) -> Metric:
     """How many requests arrived, or ended in one way."""
     names = {DOCTOR: f"requests {kind}"}
-    return Metric(f"num_requests.{kind}", kind.capitalize(), "", COUNT, better, "Requests", REQUESTS, shown, names)
+    meaning = "How many requests arrived, and how they ended: none is dropped from the count."
+    key, label = f"num_requests.{kind}", kind.capitalize()
+    return Metric(key, label, "", COUNT, better, "", REQUESTS, shown, names, meaning=meaning)
 
 
 # fmt: off
@@ -221,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
     *_latency("e2e_ms",
               {HTML: 1, COMPARE: 61, PAIRED: 61, SWEEP: 41, SWEEP_CSV: 41, PLAN: 16, DOCTOR: 5, ROWS: 16,
                REQUIRED: 11}),
-    *_latency("queue_ms", {HTML: 1}),
+    *_latency("queue_ms", {HTML: 1}, meaning="From arrival to being scheduled first."),
     Metric("slot_utilization", "Slot utilisation", "", SHARE, HIGHER, "Slot utilisation", "Slots",
            {HTML: 1, RUN: 6, COMPARE: 14, PAIRED: 14, PLAN: 25, REQUIRED: 6},
            {RUN: "slot utilisation", COMPARE: "slot\nutil."}),
@@ -234,36 +240,45 @@ METRICS: tuple[Metric, ...] = (
     Metric("kv.utilization", "KV utilisation", "of the pool", SHARE, None, "KV utilisation", KV,
            {HTML: 1, RUN: 23, SWEEP: 52, SWEEP_CSV: 52, PLAN: 27, REQUIRED: 14},
            {SWEEP: "KV\nutil.", SWEEP_CSV: "kv_utilization"}),
-    Metric("kv.peak_tokens", "KV peak", "tokens", COUNT, None, "KV peak", KV, {HTML: 1, RUN: 22}, scope=FULLEST),
-    Metric("kv.capacity_tokens", "KV capacity", "tokens", COUNT, None, "KV capacity", KV,
-           {RUN: 20, REQUIRED: 13}, scope=EACH),
-    Metric("kv.num_gpu_blocks", "KV blocks", "", COUNT, None, "KV capacity", KV, {RUN: 21}, scope=EACH),
+    Metric("kv.peak_tokens", "KV peak", "tokens", COUNT, None, "", KV, {HTML: 1, RUN: 22}, scope=FULLEST,
+           meaning="The largest number of tokens for which memory was allocated at one time."),
+    Metric("kv.capacity_tokens", "KV capacity", "tokens", COUNT, None, "", KV, {RUN: 20, REQUIRED: 13}, scope=EACH,
+           meaning="Tokens whose keys and values fit into the memory that is left for them."),
+    Metric("kv.num_gpu_blocks", "KV blocks", "", COUNT, None, "", KV, {RUN: 21}, scope=EACH,
+           meaning="Blocks of KV memory of a replica, the dummy block included."),
     Metric("num_preemptions", "Preemptions", "", COUNT, LOWER, "Preemption", WORK,
            {HTML: 1, RUN: 18, COMPARE: 31, PAIRED: 31, SWEEP: 51, SWEEP_CSV: 51, PLAN: 26, DOCTOR: 6, REQUIRED: 12},
            {RUN: "preemptions", COMPARE: "pre-\nempted", SWEEP: "pre-\nempted", SWEEP_CSV: "num_preemptions",
             DOCTOR: "preemptions"}, ALL),
     Metric("num_requeued", "Requeued", "requests", COUNT, None, "Requeued", WORK,
            {HTML: 1, RUN: 31}, {RUN: "requests requeued"}, rare=True),
-    Metric("prefix_cache_hit_rate", "Prefix cache hits", "of prompt tokens", SHARE, HIGHER, "Prefix cache hits", WORK,
-           {HTML: 1, RUN: 19, COMPARE: 32, PLAN: 32}, {RUN: "prefix cache hits", COMPARE: "cache\nhits"}),
-    Metric("num_steps", "Steps", "", COUNT, None, "Steps", WORK, {HTML: 1, RUN: 17}, {RUN: "steps"}, ALL),
-    Metric("gpu.busy", "GPU busy", "", SHARE, None, "GPU busy", WORK, {HTML: 1, RUN: 14, PLAN: 28, REQUIRED: 16}),
+    Metric("prefix_cache_hit_rate", "Prefix cache hits", "of prompt tokens", SHARE, HIGHER, "", WORK,
+           {HTML: 1, RUN: 19, COMPARE: 32, PLAN: 32}, {RUN: "prefix cache hits", COMPARE: "cache\nhits"},
+           meaning="Prompt tokens that were found in the cache, as a share of all prompt tokens of the measured "
+                   "requests."),
+    Metric("num_steps", "Steps", "", COUNT, None, "", WORK, {HTML: 1, RUN: 17}, {RUN: "steps"}, ALL,
+           meaning="Passes of the engine that scheduled at least one token."),
+    Metric("gpu.busy", "GPU busy", "", SHARE, None, "", WORK, {HTML: 1, RUN: 14, PLAN: 28, REQUIRED: 16},
+           meaning="Time in which GPUs computed, as a share of the time from the first arrival to the end of the last "
+                   "step."),
     Metric("gpu.mfu", "MFU", "", SHARE, HIGHER, "MFU, MBU", WORK, {HTML: 1, RUN: 15, PLAN: 29}),
     Metric("gpu.mbu", "MBU", "", SHARE, HIGHER, "MFU, MBU", WORK, {HTML: 1, RUN: 16, PLAN: 30}),
-    Metric("gpu.extrapolated.share", "Extrapolated", "of GPU time", SHARE, LOWER, "Extrapolated", WORK,
-           {SWEEP_CSV: 56, PLAN: 31}, {SWEEP_CSV: "extrapolated_share"}),
+    Metric("gpu.extrapolated.share", "Extrapolated", "of GPU time", SHARE, LOWER, "", WORK,
+           {SWEEP_CSV: 56, PLAN: 31}, {SWEEP_CSV: "extrapolated_share"},
+           meaning="GPU time that does not rest on measurements, as a share of all GPU time."),
     _requests("arrived", None, {HTML: 1, PLAN: 33, REQUIRED: 1}),
     _requests("finished", HIGHER, {HTML: 1, PLAN: 34, DOCTOR: 7, REQUIRED: 2}),
     _requests("rejected", LOWER, {HTML: 1, PLAN: 35}),
     _requests("refused", LOWER, {HTML: 1}),
     _requests("aborted", LOWER, {HTML: 1}),
     _requests("unfinished", LOWER, {HTML: 1}),
-    Metric("num_truncated", "Truncated", "requests", COUNT, LOWER, "Truncated", REQUESTS,
-           {RUN: 30}, {RUN: "outputs cut short"}, rare=True),
+    Metric("num_truncated", "Truncated", "requests", COUNT, LOWER, "", REQUESTS,
+           {RUN: 30}, {RUN: "outputs cut short"}, rare=True,
+           meaning="Answers that ended before the length that was drawn for them, at max_model_len or max_tokens."),
     Metric("saturated", "Saturated", "", FLAG, LOWER, "Saturated", REQUESTS,
            {HTML: 1, SWEEP_CSV: 53, PLAN: 36, REQUIRED: 17}, {SWEEP_CSV: "saturated"}),
-    Metric("latency_source", "Latency source", "", TEXT, None, "Latency source", WORK,
-           {SWEEP_CSV: 55}, {SWEEP_CSV: "latency_source"}),
+    Metric("latency_source", "Latency source", "", TEXT, None, "", WORK,
+           {SWEEP_CSV: 55}, {SWEEP_CSV: "latency_source"}, meaning="Where step times come from."),
 )
 # fmt: on
 """All metrics, in the order of report.html."""

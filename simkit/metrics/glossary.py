@@ -1,4 +1,4 @@
-"""What every number of a report means. Text only; the rules are those of the metrics room."""
+"""The words that report.html explains under its tables; what it leaves to its name, the catalogue defines."""
 
 from __future__ import annotations
 
@@ -110,19 +110,3 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "list below says by which rule and how many.",
     ),
 )
-
-MEANINGS = {
-    "Queue": "From arrival to being scheduled first.",
-    "Prefix cache hits": "Prompt tokens that were found in the cache, as a share of all prompt tokens of the measured "
-    "requests.",
-    "Steps": "Passes of the engine that scheduled at least one token.",
-    "GPU busy": "Time in which GPUs computed, as a share of the time from the first arrival to the end of the last "
-    "step.",
-    "Extrapolated": "GPU time that does not rest on measurements, as a share of all GPU time.",
-    "KV capacity": "Tokens whose keys and values fit into the memory that is left for them.",
-    "KV peak": "The largest number of tokens for which memory was allocated at one time.",
-    "Requests": "How many requests arrived, and how they ended: none is dropped from the count.",
-    "Truncated": "Answers that ended before the length that was drawn for them, at max_model_len or max_tokens.",
-    "Latency source": "Where step times come from.",
-}
-"""Definitions of numbers that report.html leaves to their names."""
