@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simkit.diagnosis import losses, pressure, queues, sharing, tails
+from simkit.diagnosis import losses, pressure, queues, tails
 from simkit.diagnosis.facts import Facts
 from simkit.diagnosis.findings import SEVERITIES, Finding
 
@@ -28,8 +28,8 @@ RULES: dict[str, Callable[[Facts], Finding | None]] = {
     "ttft-tail": tails.ttft_tail,
     "prefill-stall": tails.prefill_stall,
     "mean-hides-tail": tails.mean_hides_tail,
-    "prefix-cache": sharing.prefix_cache,
-    "dead-slots": sharing.dead_slots,
+    "prefix-cache": pressure.prefix_cache,
+    "dead-slots": pressure.dead_slots,
 }
 
 

@@ -16,8 +16,7 @@ from simkit.engine.failures import FallibleReplica, Outages
 from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
 from simkit.engine.request import RequestState
-from simkit.engine.router import ROUTERS
-from simkit.engine.source import Source
+from simkit.engine.source import ROUTERS, Source
 from simkit.engine.warmup import warmup_of
 from simkit.errors import CheckError
 from simkit.kv.prefix import PromptTokens

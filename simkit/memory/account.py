@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from simkit.memory.budget import refusal_of
-from simkit.memory.refusal import Refusal, Way
+from simkit.memory.budget import Refusal, Way, refusal_of
 from simkit.memory.rules import Rule, block_sizes, newest_engine, parse_version, quantizations, sureness
 from simkit.memory.sizing import MemorySettings, Sizing, StageSizing, size
 from simkit.units import bytes_to_gib

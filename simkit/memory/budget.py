@@ -1,20 +1,25 @@
-"""The memory budget of one GPU, as a run needs it, or the refusal of a start-up.
+"""The memory budget of one GPU, as a run needs it, or the refusal of a start-up: why, and what would let it start.
 
-Knows no clock.
+A change is named only after the start-up has been sized again with it. Knows no clock.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from simkit.errors import InputError
-from simkit.memory.refusal import Refusal, refusal
-from simkit.memory.rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version
+from simkit.memory.rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version, quantizations
 from simkit.memory.sizing import MemorySettings, Sizing, size
 from simkit.specs.hardware import GpuSpec, list_gpus
 from simkit.units import bytes_to_gib
 
 __all__ = ["MemoryBudget", "MemorySettings", "default_limits", "memory_budget", "refusal_of"]
+
+_LARGEST_TP = 16
+_FIRST_FP8 = (0, 5, 0)  # older engines are not advised to use an fp8 cache, which they lack or had on trial
+_FIRST_CHUNKED = (0, 5, 0)  # nor to chunk prompts, for the same reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +103,197 @@ def memory_budget(settings: MemorySettings) -> MemoryBudget:
         kv_bytes_per_token=stage.bytes_per_block // settings.block_size,
         highest_gpu_memory_utilization=sizing.highest_utilization,
     )
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A change that makes the engine start: the words, and the settings it changes."""
+
+    text: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an engine does not start, and ways out.
+
+    `kind`: "weights" (they do not fit), "kv" (nothing is left for KV), "max_model_len" (one sequence too long) or
+    "max_num_batched_tokens" (below max_model_len where prompts are not chunked). `upper_bound`: only because sliding
+    windows are counted in full, so that the engine may start.
+    """
+
+    kind: str
+    reason: str
+    ways: tuple[Way, ...]
+    upper_bound: bool = False
+
+    @property
+    def text(self) -> str:
+        """Reason and ways out in one line."""
+        if not self.ways:
+            return f"{self.reason}: no single change makes it start"
+        texts = [way.text for way in self.ways]
+        if len(texts) < 3:
+            return f"{self.reason}: {' or '.join(texts)}"
+        return f"{self.reason}: {', '.join(texts[:-1])}, or {texts[-1]}"
+
+
+def refusal(sizing: Sizing, *, limits_of: Mapping[str, tuple[int, int]] | None = None) -> Refusal | None:
+    """Why these settings do not start, None when they do.
+
+    `limits_of` gives by GPU name the (max_num_batched_tokens, max_num_seqs) that a larger GPU would bring along.
+    """
+    found = _reason(sizing)
+    if found is None:
+        return None
+    kind, reason = found
+    if kind == "max_num_batched_tokens":
+        return Refusal(kind, reason, tuple(_ways_to_hold_prompts(sizing.settings)))
+    bound = kind == "max_model_len" and _may_fit(sizing)
+    if sizing.settings.num_gpu_blocks is not None and kind == "max_model_len":
+        return Refusal(kind, reason, tuple(_ways_with_override(sizing)), bound)
+    ways = tuple(_ways(sizing, kind))
+    if not [way for way in ways if "max_model_len" not in way.changes]:
+        ways += tuple(_larger_gpu(sizing.settings, limits_of or {}))
+    return Refusal(kind, reason, ways, bound)
+
+
+def _reason(sizing: Sizing) -> tuple[str, str] | None:
+    settings = sizing.settings
+    model, full = settings.model, sizing.stages[sizing.limiting]
+    length, budget = settings.max_model_len, settings.max_num_batched_tokens
+    if length is not None and settings.budget_holds_prompts and budget < length:
+        whole = f"is below max_model_len {length}, and engine {settings.engine_version} takes prompts whole"
+        return "max_num_batched_tokens", f"max_num_batched_tokens {budget} {whole}"
+    utilization = f"gpu_memory_utilization {settings.gpu_memory_utilization:g}"
+    offer = f"{settings.gpu.name} offers {bytes_to_gib(sizing.requested_bytes):.1f} GiB at {utilization}"
+    if sizing.fullest.weight_bytes >= sizing.requested_bytes:
+        need = f"model {model.name} needs {bytes_to_gib(sizing.fullest.weight_bytes):.1f} GiB of weights per GPU"
+        return "weights", f"{need}; {offer}"
+    # Memory must give a usable block even where num_gpu_blocks then replaces the number.
+    if full.num_blocks - sizing.num_dummy_blocks < 1:
+        parts = f"weights {bytes_to_gib(full.weight_bytes):.1f}"
+        parts += f", activations {bytes_to_gib(full.activation.num_bytes):.1f}"
+        parts += f", non-torch {bytes_to_gib(full.non_torch.num_bytes):.1f}"
+        if sizing.cuda_graphs_in_budget:
+            parts += f", CUDA graphs {bytes_to_gib(full.cuda_graphs.num_bytes):.1f}"
+        return "kv", f"model {model.name} leaves no memory for KV: {offer}, used: {parts} GiB"
+    if length is not None and sizing.blocks_of(length) > sizing.usable_blocks:
+        bound = " (its sliding windows counted in full)" if model.num_sliding_layers else ""
+        need = f"needs {sizing.blocks_of(length):,} blocks{bound}, {sizing.usable_blocks:,} fit"
+        if bound and not _may_fit(sizing):
+            need += ", nor does it fit with the windows alone"
+        return "max_model_len", f"max_model_len {length} {need}"
+    return None
+
+
+def _may_fit(sizing: Sizing) -> bool:
+    """Whether a sequence that does not fit would if sliding-window layers kept their windows only."""
+    length = sizing.settings.max_model_len
+    return length is not None and sizing.settings.model.num_sliding_layers > 0 and sizing.holds_at_best(length)
+
+
+def _starts(settings: MemorySettings) -> bool:
+    sizing = size(settings)
+    return _reason(sizing) is None and sizing.graphs_fit
+
+
+def _ways_with_override(sizing: Sizing) -> Iterator[Way]:
+    """Memory changes nothing while num_gpu_blocks stands."""
+    yield _shorter(sizing)
+    blocks = sizing.blocks_of(sizing.settings.max_model_len or 1) + sizing.num_dummy_blocks
+    yield Way(f"raise num_gpu_blocks to {blocks:,}", {"num_gpu_blocks": blocks})
+
+
+def _ways(sizing: Sizing, kind: str) -> Iterator[Way]:
+    settings = sizing.settings
+    if kind == "max_model_len":
+        yield _shorter(sizing)
+    for candidates in (_utilization(settings), _fp8_cache(settings), _fewer_seqs(settings), _smaller_budget(settings),
+                       _quantized(settings), _more_ranks(settings)):  # fmt: skip
+        yield from _first(settings, candidates)
+
+
+def _shorter(sizing: Sizing) -> Way:
+    """A shorter max_model_len may be one up to which prompts are taken whole."""
+    settings, tokens = sizing.settings, sizing.kv_tokens
+    if replace(settings, max_model_len=tokens).budget_holds_prompts:
+        tokens = min(tokens, settings.max_num_batched_tokens)
+    return Way(f"lower it to {tokens:,}", {"max_model_len": tokens})
+
+
+def _ways_to_hold_prompts(settings: MemorySettings) -> Iterator[Way]:
+    length, budget = settings.max_model_len, settings.max_num_batched_tokens
+    ways = [
+        Way(f"raise it to {length}", {"max_num_batched_tokens": length}),
+        Way(f"lower max_model_len to {budget}", {"max_model_len": budget}),
+    ]
+    if settings.version >= _FIRST_CHUNKED:
+        ways.append(Way("set enable_chunked_prefill to true", {"enable_chunked_prefill": True}))
+    for way in ways:
+        yield from _first(settings, iter([way]))
+
+
+def _first(settings: MemorySettings, candidates: Iterator[Way]) -> Iterator[Way]:
+    """The first candidate that starts, if any."""
+    for way in candidates:
+        if _starts(replace(settings, **way.changes)):
+            yield way
+            return
+
+
+def _utilization(settings: MemorySettings) -> Iterator[Way]:
+    lowest = int(settings.gpu_memory_utilization * 100 + 1e-9) + 1
+    for percent in range(lowest, round(size(settings).highest_utilization * 100) + 1):
+        share = percent / 100
+        yield Way(f"raise gpu_memory_utilization to {share:g}", {"gpu_memory_utilization": share})
+
+
+def _fp8_cache(settings: MemorySettings) -> Iterator[Way]:
+    if not settings.kv_cache_dtype.startswith("fp8") and settings.version >= _FIRST_FP8:
+        yield Way("set kv_cache_dtype to fp8", {"kv_cache_dtype": "fp8"})
+
+
+def _fewer_seqs(settings: MemorySettings) -> Iterator[Way]:
+    """Powers of two from 8 on, the largest first: fewer sequences sample at once."""
+    if settings.activation_gib is None:
+        for power in range((settings.max_num_seqs - 1).bit_length() - 1, 2, -1):
+            yield Way(f"lower max_num_seqs to {1 << power}", {"max_num_seqs": 1 << power})
+
+
+def _smaller_budget(settings: MemorySettings) -> Iterator[Way]:
+    """Powers of two from 128 on, the largest first, not below max_num_seqs, which the engine refuses."""
+    if settings.activation_gib is None and not settings.budget_holds_prompts:
+        for power in range((settings.max_num_batched_tokens - 1).bit_length() - 1, 6, -1):
+            if 1 << power >= settings.max_num_seqs:
+                changes = {"max_num_batched_tokens": 1 << power}
+                yield Way(f"lower max_num_batched_tokens to {1 << power}", changes)
+
+
+def _quantized(settings: MemorySettings) -> Iterator[Way]:
+    if settings.quantization is None:
+        for name in quantizations(settings.gpu.compute_capability, settings.version):
+            if name == "mxfp4":  # published with a model, not made of one
+                continue
+            yield Way(f"quantize to {name}", {"quantization": name})
+
+
+def _more_ranks(settings: MemorySettings) -> Iterator[Way]:
+    for ranks in range(settings.tensor_parallel_size + 1, _LARGEST_TP + 1):
+        if settings.model.splits(ranks):
+            yield Way(f"raise tensor_parallel_size to {ranks}", {"tensor_parallel_size": ranks})
+
+
+def _larger_gpu(settings: MemorySettings, limits_of: Mapping[str, tuple[int, int]]) -> Iterator[Way]:
+    """The smallest registered GPU that starts with the limits as they are and with those it would bring along."""
+    for gpu in sorted(list_gpus(), key=lambda gpu: (gpu.memory_gib, gpu.name)):
+        if gpu.memory_gib <= settings.gpu.memory_gib or settings.dtype not in gpu.peak_flops_per_s:
+            continue
+        if settings.quantization not in (None, *quantizations(gpu.compute_capability)):
+            continue
+        moved = replace(settings, gpu=gpu)
+        budget, seqs = limits_of.get(gpu.name, (settings.max_num_batched_tokens, settings.max_num_seqs))
+        if _starts(moved) and _starts(replace(moved, max_num_batched_tokens=budget, max_num_seqs=seqs)):
+            yield Way(f"use a larger GPU such as {gpu.name}", {"gpu": gpu})
+            return

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from simkit.memory.budget import MemorySettings, refusal_of
-from simkit.memory.refusal import Refusal
+from simkit.memory.budget import MemorySettings, Refusal, refusal_of
 from simkit.memory.rules import quantizations
 from simkit.memory.sizing import HIGHEST_UTILIZATION, size
 from simkit.specs.hardware import list_gpus, load_gpu
