@@ -62,16 +62,6 @@ def default_limits(gpu: GpuSpec, engine_version: str = "0.33", max_model_len: in
     return 2048, 256
 
 
-def refusal_of(sizing: Sizing) -> Refusal | None:
-    """Why the engine would not start, with single changes after which it would; None when it starts.
-
-    Where only an upper bound of the KV memory does not fit, the refusal says so (`Refusal.upper_bound`).
-    """
-    asked = sizing.settings
-    limits = {gpu.name: default_limits(gpu, asked.engine_version, asked.max_model_len) for gpu in list_gpus()}
-    return refusal(sizing, limits_of=limits)
-
-
 def memory_budget(settings: MemorySettings) -> MemoryBudget:
     """How the engine splits the memory of each GPU, and how many KV blocks that leaves.
 
@@ -139,10 +129,10 @@ class Refusal:
         return f"{self.reason}: {', '.join(texts[:-1])}, or {texts[-1]}"
 
 
-def refusal(sizing: Sizing, *, limits_of: Mapping[str, tuple[int, int]] | None = None) -> Refusal | None:
-    """Why these settings do not start, None when they do.
+def refusal_of(sizing: Sizing) -> Refusal | None:
+    """Why the engine would not start, with single changes after which it would; None when it starts.
 
-    `limits_of` gives by GPU name the (max_num_batched_tokens, max_num_seqs) that a larger GPU would bring along.
+    Where only an upper bound of the KV memory does not fit, the refusal says so (`Refusal.upper_bound`).
     """
     found = _reason(sizing)
     if found is None:
@@ -155,7 +145,7 @@ def refusal(sizing: Sizing, *, limits_of: Mapping[str, tuple[int, int]] | None =
         return Refusal(kind, reason, tuple(_ways_with_override(sizing)), bound)
     ways = tuple(_ways(sizing, kind))
     if not [way for way in ways if "max_model_len" not in way.changes]:
-        ways += tuple(_larger_gpu(sizing.settings, limits_of or {}))
+        ways += tuple(_larger_gpu(sizing.settings))
     return Refusal(kind, reason, ways, bound)
 
 
@@ -285,7 +275,7 @@ def _more_ranks(settings: MemorySettings) -> Iterator[Way]:
             yield Way(f"raise tensor_parallel_size to {ranks}", {"tensor_parallel_size": ranks})
 
 
-def _larger_gpu(settings: MemorySettings, limits_of: Mapping[str, tuple[int, int]]) -> Iterator[Way]:
+def _larger_gpu(settings: MemorySettings) -> Iterator[Way]:
     """The smallest registered GPU that starts with the limits as they are and with those it would bring along."""
     for gpu in sorted(list_gpus(), key=lambda gpu: (gpu.memory_gib, gpu.name)):
         if gpu.memory_gib <= settings.gpu.memory_gib or settings.dtype not in gpu.peak_flops_per_s:
@@ -293,7 +283,7 @@ def _larger_gpu(settings: MemorySettings, limits_of: Mapping[str, tuple[int, int
         if settings.quantization not in (None, *quantizations(gpu.compute_capability)):
             continue
         moved = replace(settings, gpu=gpu)
-        budget, seqs = limits_of.get(gpu.name, (settings.max_num_batched_tokens, settings.max_num_seqs))
+        budget, seqs = default_limits(gpu, settings.engine_version, settings.max_model_len)
         if _starts(moved) and _starts(replace(moved, max_num_batched_tokens=budget, max_num_seqs=seqs)):
             yield Way(f"use a larger GPU such as {gpu.name}", {"gpu": gpu})
             return
