@@ -95,9 +95,9 @@ class FastReplica(Replica):
 
     def _ride(self, may_plan: bool = False) -> None:
         """Segment after segment for as long as nothing else is booked; then book what comes next."""
-        express, clock = self._express, self._clock
+        express, clock, lag = self._express, self._clock, self._express.lag
         while True:
-            while express.pass_is_due():
+            while express.committed >= express.scheduled - lag:  # a pass is due
                 if not (may_plan or clock.nothing_else_now()):
                     self._book_pass()
                     return
@@ -107,7 +107,7 @@ class FastReplica(Replica):
                 if not express.plan(clock.now_ns, self._system.next_arrival_ns):
                     self._get_off()
                     return
-            if express.is_idle():
+            if express.committed == express.scheduled:  # idle
                 return
             number, end_ns = express.due()
             if not clock.advance(end_ns):
