@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import build, exact, inputs, kernels, line, page, rows, wrong
+from evidence import HIT, MISSED, NO_BAR, SHOWN, Line, build, exact, inputs, kernels, page, rows, wrong
 
 from simkit.validation.rows.study import study_rows
 
@@ -117,14 +117,12 @@ def test_the_page_names_every_missed_bar(kept: dict[str, Any]) -> None:
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     end = text[text.index("## Where simkit is wrong") :]
     for each in kept["lines"]:
-        assert (each["verdict"] == line.MISSED) <= (page.escaped(each["evidence"]) in end), each["evidence"]
+        assert (each["verdict"] == MISSED) <= (page.escaped(each["evidence"]) in end), each["evidence"]
 
 
 def test_a_bar_that_another_assumption_would_miss_says_so(kept: dict[str, Any]) -> None:
     """Those that the page tries: so many requests a client, and host terms of one GPU alone."""
-    for judged in (
-        each for each in kept["lines"] if each["verdict"] == line.HIT and each["section"] == rows.ROWS.title
-    ):
+    for judged in (each for each in kept["lines"] if each["verdict"] == HIT and each["section"] == rows.ROWS.title):
         name = judged["evidence"].rpartition(", ")[0]
         own = [each for each in kept["lines"] if each["evidence"].startswith(f"{name}, ")]
         others = [each for each in own if re.search(rf"\d requests a client$|{rows.ALONE}$", each["evidence"])]
@@ -154,28 +152,28 @@ def test_without_the_data_nothing_is_written(
     assert after == before
 
 
-def content(*lines: line.Line, **curves: Any) -> dict[str, Any]:
+def content(*lines: Line, **curves: Any) -> dict[str, Any]:
     return {"lines": [asdict(each) for each in lines], "curves": curves, "gaps": ["a gap"]}
 
 
-def example(error_pct: float | None, bar_pct: float | None = 5.0, **more: Any) -> line.Line:
+def example(error_pct: float | None, bar_pct: float | None = 5.0, **more: Any) -> Line:
     """A line as it is kept."""
     given: dict[str, Any] = {"evidence": "e", "source": "who", "n": 3, "metric": "TPOT", **more}
-    return line.Line(error_pct=error_pct, bar_pct=bar_pct, **given).kept(more.get("section", "S"))
+    return Line(error_pct=error_pct, bar_pct=bar_pct, **given).kept(more.get("section", "S"))
 
 
 @pytest.mark.parametrize(
     ("made", "verdict"),
     [
-        (example(5.0), line.HIT),
-        (example(-5.0), line.HIT),
-        (example(-5.01), line.MISSED),
-        (example(None), line.MISSED),
-        (example(50.0, None), line.NO_BAR),
-        (example(50.0, judged=False), line.SHOWN),
+        (example(5.0), HIT),
+        (example(-5.0), HIT),
+        (example(-5.01), MISSED),
+        (example(None), MISSED),
+        (example(50.0, None), NO_BAR),
+        (example(50.0, judged=False), SHOWN),
     ],
 )
-def test_a_bar_holds_for_the_size_of_the_error(made: line.Line, verdict: str) -> None:
+def test_a_bar_holds_for_the_size_of_the_error(made: Line, verdict: str) -> None:
     assert made.outcome == made.verdict == verdict
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from evidence import build, inputs, line, page, rows, runs, table, wrong
+from evidence import Line, Section, build, inputs, page, rows, runs, table, wrong
 from test_evidence import content, example
 
 from simkit.errors import InputError
@@ -77,7 +77,7 @@ def test_groups_of_public_rows_are_ranked_alike_for_times_and_rates(study: RowSt
     ]
     assert wrong.worst_public({}) == []
     found = content(*table.TABLE.made(Path()), example(9.0, judged=False), public=public)
-    assert wrong.furthest([line.Line(**each) for each in found["lines"]]) == ["e: TPOT 9.0 % (n = 3)"], (
+    assert wrong.furthest([Line(**each) for each in found["lines"]]) == ["e: TPOT 9.0 % (n = 3)"], (
         "public rows have a list of their own"
     )
     for text in (page.markdown(found, {}), page.html(found, {})):
@@ -105,8 +105,8 @@ def test_what_sums_a_section_up_stays_open(study: RowStudy) -> None:
 
 
 def test_an_introduction_stands_under_its_title(tmp_path: Path) -> None:
-    with_words = line.Section("S", lambda shared: [example(1.0)], intro="Words & more.")
-    without = line.Section("T", lambda shared: [example(1.0)])
+    with_words = Section("S", lambda shared: [example(1.0)], intro="Words & more.")
+    without = Section("T", lambda shared: [example(1.0)])
     found = build.content([with_words, without], tmp_path)
     assert found["intros"] == {"S": "Words & more."}
     assert "\n## S\n\nWords" in page.markdown(found, {})

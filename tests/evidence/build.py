@@ -21,8 +21,18 @@ OUT = ROOT / "reports" / "validation"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 # The repository is made importable first.
-from evidence import contributions, exact, kernels, memory, page, papers, rows, runs, table  # noqa: E402
-from evidence.line import Section  # noqa: E402
+from evidence import (  # noqa: E402
+    Section,
+    contributions,
+    exact,
+    kernels,
+    memory,
+    page,
+    papers,
+    rows,
+    runs,
+    table,
+)
 from simkit.plain import plain  # noqa: E402
 
 SECTIONS = (

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from evidence.line import off_pct
+from evidence import off_pct
 from simkit.report.document import Figure
 from simkit.report.figures import axes, style
 from simkit.report.figures.style import WIDTH, Fill, Look, entry

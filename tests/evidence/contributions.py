@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import inputs, rows, runs
-from evidence.line import Curves, Line, Section, mape, off_pct
+from evidence import Curves, Line, Section, inputs, mape, off_pct, rows, runs
 from evidence.rows import Found
 from simkit.latency.effects import EFFECTS
 from simkit.latency.profile.values import HostTerms

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from evidence import Line, Section, off_pct
 from evidence.inputs import TESTS, module_of
-from evidence.line import Line, Section, off_pct
 from simkit.conformance.check import Verdict, check_file
 from simkit.conformance.recorded import find_recordings, read_recording
 from simkit.errors import InputError

@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import inputs
+from evidence import Curves, Line, Section, inputs, mape, off_pct
 from evidence.inputs import Spec
-from evidence.line import Curves, Line, Section, mape, off_pct
 from simkit.latency.deployment import HOST_FIXED_US
 from simkit.latency.profile import Profile, list_profiles
 from simkit.report.sections.profile import LISTED

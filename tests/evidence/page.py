@@ -9,8 +9,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
-from evidence import charts, wrong
-from evidence.line import HIT, MISSED, Line, off_pct
+from evidence import HIT, MISSED, Line, charts, off_pct, wrong
 from simkit.report.document import Drawing, Figure, Section, Table, column
 from simkit.report.render.html import environment
 from simkit.report.render.markdown import escaped, table_lines

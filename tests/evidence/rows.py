@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import inputs
+from evidence import HIT, MISSED, Curves, Line, Section, inputs, mape, off_pct
 from evidence.inputs import Spec
-from evidence.line import HIT, MISSED, Curves, Line, Section, mape, off_pct
 from simkit.validation.rows.fit import FitRows
 from simkit.validation.rows.study import RUNNING_SLACK, study_rows
 

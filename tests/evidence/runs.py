@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evidence import inputs
-from evidence.line import Curves, Line, Section, off_pct
+from evidence import Curves, Line, Section, inputs, off_pct
 from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.line import Chart, Line, off_pct
+from evidence import Chart, Line, off_pct
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
 from simkit.planner.jobs import CapacityJob, run_jobs

@@ -14,8 +14,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from evidence import inputs
-from evidence.line import Curves, Line, Section, mape, off_pct
+from evidence import Curves, Line, Section, inputs, mape, off_pct
 from simkit.latency.deployment import HOST_FIXED_US
 from simkit.validation.rows.read import read_rows
 from simkit.validation.rows.results import RowResult, RowStudy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from evidence.line import MISSED, SHOWN, Curves, Line, off_pct
+from evidence import MISSED, SHOWN, Curves, Line, off_pct
 
 WORST = 5
 """How many groups are named."""

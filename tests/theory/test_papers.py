@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evidence import anyscale, papers, sarathi
+from evidence import papers, sarathi
 
 from simkit.planner.capacity import ratio
 from simkit.planner.search import Effort
@@ -16,31 +16,31 @@ ROUGH = Effort(replications=2, gap=8)
 
 def test_an_answer_above_the_cap_was_drawn_again() -> None:
     """Not cut to it: the cap itself is as likely as its neighbours, and small caps make answers nearly uniform."""
-    short, long = anyscale.outputs(32, FEW), anyscale.outputs(1536, FEW)
+    short, long = papers.outputs(32, FEW), papers.outputs(1536, FEW)
     assert max(short) <= 32
     assert 0.3 * 32 < sum(short) / FEW < 0.6 * 32
     assert short.count(32) < 0.1 * FEW
-    assert max(long) > 2 * anyscale.MEAN_OUTPUT
-    assert short == anyscale.outputs.__wrapped__(32, FEW)
+    assert max(long) > 2 * papers.MEAN_OUTPUT
+    assert short == papers.outputs.__wrapped__(32, FEW)
 
 
-@pytest.mark.parametrize("slower", [anyscale.STATIC, anyscale.PUBLISHED, anyscale.TO_THE_END])
+@pytest.mark.parametrize("slower", [papers.STATIC, papers.PUBLISHED, papers.TO_THE_END])
 def test_continuous_batching_gains_more_the_longer_one_answer_may_be(slower: str) -> None:
-    small, large = (anyscale.ratio(cap, slower, num_requests=FEW) for cap in (32, 1536))
+    small, large = (papers.ratio(cap, slower, num_requests=FEW) for cap in (32, 1536))
     assert 1.0 < small < 2.0
     assert large > 2 * small
 
 
 def test_scheduling_and_memory_both_gain_and_waiting_for_company_does_not() -> None:
     """Everybody is there from the start: dynamic batching is then static."""
-    static, dynamic, contiguous, paged = (anyscale.makespans_s(1536, FEW)[name] for name in anyscale.ENGINES)
+    static, dynamic, contiguous, paged = (papers.makespans_s(1536, FEW)[name] for name in papers.ENGINES)
     assert dynamic == static > 1.5 * contiguous > 1.5 * paged
     assert contiguous > 1.5 * paged
 
 
 def test_a_batch_that_goes_on_to_the_longest_of_all_is_slower_still() -> None:
-    found = anyscale.makespans_s(1536, FEW)
-    assert found[anyscale.TO_THE_END] > 1.5 * found[anyscale.PUBLISHED]
+    found = papers.makespans_s(1536, FEW)
+    assert found[papers.TO_THE_END] > 1.5 * found[papers.PUBLISHED]
 
 
 def test_chunks_carry_more_within_a_bound_on_the_gaps_between_tokens() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from evidence.startup_logs import EvidenceRow, judge, read_evidence
+from evidence.memory import EvidenceRow, judge, read_evidence
 
 import simkit
 from simkit.memory.budget import MemorySettings, refusal_of
