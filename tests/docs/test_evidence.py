@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import HIT, MISSED, NO_BAR, SHOWN, Line, build, exact, inputs, kernels, page, rows, wrong
+from evidence import AT_ZERO, HIT, MISSED, NO_BAR, NO_FIT, SHOWN, Line, build, exact, inputs, kernels, page, rows, wrong
 
 from simkit.validation.rows.study import study_rows
 
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_found_in_the_data() -> None:
         example(9.0, evidence="a little off"),
         example(-30.0, evidence="far off"),
         example(60.0, evidence="shown", judged=False),
-        example(70.0, evidence="shown, host terms at 0", judged=False),
+        example(70.0, evidence="shown, at zero", rests_on=AT_ZERO, judged=False),
     ]
     assert [text.split(":")[0] for text in wrong.missed(lines)] == ["far off", "a little off"]
     assert wrong.furthest(lines) == ["shown: TPOT 60.0 % (n = 3)"]
@@ -201,7 +201,7 @@ def test_what_is_wrong_is_found_in_the_data() -> None:
 
 
 def test_both_pages_say_the_same_and_need_no_network() -> None:
-    found = content(example(9.0, evidence="a <b> & `c`"), example(1.0, fitted="none"))
+    found = content(example(9.0, evidence="a <b> & `c`"), example(1.0, fitted="none", rests_on=NO_FIT))
     text, html = page.markdown(found, {}), page.html(found, {})
     for said in (
         "1 of 2 bars are met, 1 missed and named below: S 1 of 2.",

@@ -31,8 +31,8 @@ def study(monkeypatch: pytest.MonkeyPatch) -> RowStudy:
     shown = [public_row(f"A{i}", "slow", "mean_tpot_ms", 10.0, 20.0) for i in range(1000)]
     shown += [public_row(f"B{i}", "fast", "output_tok_s", 100.0, 200.0) for i in range(20)]
     skipped = {f"C{i}": f"GPU X{i % 2} is unknown; did you mean 'x{i}'?" for i in range(1500)}
-    assumed = {"something: assumed": 1, "a batch (small)": 1019, "step times: roofline": 1020}
-    found = RowStudy("all", "f", 2520, tuple(shown), skipped, {}, {}, (), assumed)
+    assumed = {"something: assumed": 1, "a batch (small)": 1019}
+    found = RowStudy("all", "f", 2520, tuple(shown), skipped, {}, {}, (), assumed, {"roofline": 1020}, {})
     monkeypatch.setattr(table, "_study", lambda path: found)
     return found
 

@@ -14,6 +14,9 @@ from typing import Any
 HIT, MISSED, SHOWN, NO_BAR = "hit", "missed", "shown", "no bar"
 """What became of a line. `SHOWN`: not judged."""
 
+FITS, NO_FIT, AT_ZERO = "fits", "no fit", "host terms at 0"
+"""What a prediction rests on: numbers that were fitted, none that were, or none because host terms are at 0."""
+
 Curves = dict[str, Any]
 """What the charts of a section are drawn from, as validation.json has it."""
 
@@ -24,8 +27,9 @@ class Line:
 
     `error_pct` is that of `metric` over `n` things that were compared, None where no percent fits and `text` says what
     was found. `bar_pct` is the largest error allowed. A line that is not `judged` is shown beside those that are.
-    `peer` is the best other tool's error on the same data with its source, `fitted` which numbers were fitted on which
-    rows ("none" where none were), `source` whose data it is. `section` and `verdict` are those of a line that is kept.
+    `peer` is the best other tool's error on the same data with its source, `fitted` says which numbers were fitted on
+    which rows ("none" where none were), `rests_on` whether any were, `source` whose data it is. `section` and `verdict`
+    are those of a line that is kept.
     """
 
     section: str = ""
@@ -38,6 +42,7 @@ class Line:
     judged: bool = True
     peer: str = ""
     fitted: str = ""
+    rests_on: str = FITS
     text: str = ""
     note: str = ""
     verdict: str = ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import Curves, Line, Section, inputs, mape, off_pct, rows, runs
+from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct, rows, runs
 from evidence.rows import Found
 from simkit.latency.effects import EFFECTS
 from simkit.latency.profile.values import HostTerms
@@ -63,6 +63,7 @@ def _not_fitted(found: Found, test: Sequence[rows.Point]) -> Line:
         error_pct=after,
         judged=False,
         fitted=rows.fitted_text(found),
+        rests_on=rows.rests_on(found),
         text=f"before (host terms at 0) {before:.1f} %, after {after:.1f} %",
     )
 
@@ -97,6 +98,7 @@ class Arms:
     source: str
     metric: str
     fitted: str
+    rests_on: str
     all_on: Sequence[float]
     without: Mapping[str, Sequence[float]]
 
@@ -130,7 +132,7 @@ def _run_arms(shared: Path) -> Iterator[Arms]:
     run = inputs.run()
     for key, (all_on, without) in runs.errors_without(shared).items():
         singles = {effect: (error,) for effect, error in without.items()}
-        yield Arms(run["name"], run["source"], runs.NAMES[key], runs.fitted_text(), (all_on,), singles)
+        yield Arms(run["name"], run["source"], runs.NAMES[key], runs.fitted_text(), NO_FIT, (all_on,), singles)
 
 
 def _arms(shared: Path, found: Found) -> Arms:
@@ -151,6 +153,7 @@ def _arms(shared: Path, found: Found) -> Arms:
         source=f"{found.source}, test rows",
         metric=rows.UNITS[spec["metric"]],
         fitted=rows.fitted_text(found),
+        rests_on=rows.rests_on(found),
         all_on=rows.errors_pct([test[row.id] for row in chosen]),
         without=without,
     )
@@ -174,6 +177,7 @@ def _lines(arms: Arms) -> Iterator[Line]:
             error_pct=mape(errors),
             judged=False,
             fitted=arms.fitted,
+            rests_on=arms.rests_on,
             text=f"with it {mape(arms.all_on):.1f} %; mean error {fmean(arms.all_on):+.1f} % to {fmean(errors):+.1f} %",
             note=EFFECTS[effect],
         )

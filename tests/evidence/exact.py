@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from evidence import Line, Section, off_pct
+from evidence import NO_FIT, Line, Section, off_pct
 from evidence.inputs import TESTS, module_of
 from simkit.conformance.check import Verdict, check_file
 from simkit.conformance.recorded import find_recordings, read_recording
@@ -68,6 +68,7 @@ def _traces(evidence: str, folder: Path, *, judged: bool) -> Line:
         bar_pct=0.0,
         judged=judged,
         fitted="none",
+        rests_on=NO_FIT,
         text=f"{len(verdicts) - len(differ)} of {len(verdicts)} identical{first}",
         note=f"{passes:,} passes, {preemptions:,} preemptions, {integers:,} integers compared",
     )
@@ -112,6 +113,7 @@ def _delay(found: Any, confidence: str) -> Line:
         error_pct=off_pct(mean, found.theory_ms),
         bar_pct=100.0 * (high - low) / 2 / found.theory_ms,
         fitted="none",
+        rests_on=NO_FIT,
         text=(
             f"theory {found.theory_ms:.2f} ms, simulated {mean:.2f} ms, {confidence} interval {low:.2f} to {high:.2f}"
         ),
@@ -128,6 +130,7 @@ def _saturation(found: Any) -> Line:
         error_pct=off_pct(found.measured_per_s, found.theory_per_s),
         bar_pct=ROUNDING_PCT,
         fitted="none",
+        rests_on=NO_FIT,
         text=f"theory {found.theory_per_s:,.0f}/s, simulated {found.measured_per_s:,.0f}/s",
     )
 
@@ -256,6 +259,7 @@ def _steps(evidence: str, groups: Sequence[list[Checked]], *, judged: bool = Fal
         judged=judged,
         peer=PEER if judged else "",
         fitted="none",
+        rests_on=NO_FIT,
         text=f"{too_fast:,} of {steps:,}; the fastest step takes {nearest:.2f} times what the hardware needs",
         note=f"{clamped:,} prices of kernels were raised to what the hardware allows",
     )

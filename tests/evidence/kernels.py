@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import Curves, Line, Section, inputs, mape, off_pct
+from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct
 from evidence.inputs import Spec
 from simkit.latency.deployment import HOST_FIXED_US
 from simkit.latency.profile import Profile, list_profiles
@@ -260,6 +260,7 @@ def _of_steps(name: str, source: str, steps: list[Step]) -> Line:
         error_pct=mape(errors),
         judged=False,
         fitted="none (independent of every fit)",
+        rests_on=NO_FIT,
         text=f"bias {fmean(errors):+.1f} %; left for the host: {_range(left_us)} us a step",
         note=f"{above} of {len(steps)} predicted slower than measured, which no host work explains",
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from evidence import Curves, Line, Section, mape, off_pct
+from evidence import NO_FIT, Curves, Line, Section, mape, off_pct
 from simkit.errors import InputError
 from simkit.memory.account import account
 from simkit.memory.budget import MemorySettings, default_limits
@@ -97,6 +97,7 @@ def _refusals(verdicts: Verdicts) -> Line:
         metric="start-ups told wrongly",
         error_pct=100.0 * wrong / len(told),
         fitted="none",
+        rests_on=NO_FIT,
         text=f"{wrong} of {len(told)} wrong",
         note=f"{sum(logged for logged, _ in told)} of them were refused",
     )

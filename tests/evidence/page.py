@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
-from evidence import HIT, MISSED, Line, charts, off_pct, wrong
+from evidence import FITS, HIT, MISSED, Line, charts, off_pct, wrong
 from simkit.report.document import Drawing, Figure, Section, Table, column
 from simkit.report.render.html import environment
 from simkit.report.render.markdown import escaped, table_lines
@@ -116,7 +116,7 @@ def _fitted(lines: Sequence[Line]) -> Section:
     behind: dict[str, dict[str, None]] = {}
     free: dict[str, dict[str, None]] = {}
     for line in lines:
-        if line.judged and _is_none(line.fitted):
+        if line.judged and line.rests_on != FITS:
             free.setdefault(line.section, {})[line.evidence] = None
         elif line.judged:
             behind.setdefault(line.fitted, {})[line.evidence] = None
@@ -129,10 +129,6 @@ def _fitted(lines: Sequence[Line]) -> Section:
 def _lists(items_by_title: Mapping[str, Sequence[str]]) -> tuple[Section, ...]:
     """Those that have something."""
     return tuple(Section("", title, items=tuple(items)) for title, items in items_by_title.items() if items)
-
-
-def _is_none(fitted: str) -> bool:
-    return fitted == "none" or fitted.startswith("none ")
 
 
 def _summary(lines: Sequence[Line]) -> Section:

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from evidence import Chart, Line, Section, off_pct, sarathi
+from evidence import NO_FIT, Chart, Line, Section, off_pct, sarathi
 from evidence.inputs import module_of
 from simkit.api import run
 from simkit.scenario import Scenario, apply_sets, load
 
 PAGED_SOURCE = "PagedAttention, SOSP 2023"
 ANYSCALE_SOURCE = "Anyscale, 2023 (blog and its benchmark code)"
-_line = functools.partial(Line, source=ANYSCALE_SOURCE, fitted="none")
+_line = functools.partial(Line, source=ANYSCALE_SOURCE, fitted="none", rests_on=NO_FIT)
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "anyscale-static-continuous.yaml"
 
 PROMPT, MEAN_OUTPUT, REQUESTS = 512, 128, 1000
@@ -190,6 +190,7 @@ def paged_attention() -> Iterator[Line]:
             bar_pct=None if figure.bar is None else 100.0 * figure.bar,
             judged=figure.bar is not None,
             fitted="none",
+            rests_on=NO_FIT,
             text=f"paper {figure.paper:.2f}, simulated {figure.simkit:.2f}",
             note=figure.note,
         )

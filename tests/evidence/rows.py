@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evidence import HIT, MISSED, Curves, Line, Section, inputs, mape, off_pct
+from evidence import AT_ZERO, FITS, HIT, MISSED, NO_FIT, Curves, Line, Section, inputs, mape, off_pct
 from evidence.inputs import Spec
 from simkit.validation.rows.fit import FitRows
+from simkit.validation.rows.results import counted
+from simkit.validation.rows.scenario import REQUESTS_UNSTATED
 from simkit.validation.rows.study import RUNNING_SLACK, study_rows
 
 THROUGHPUT, DURATION, RUNNING = "throughput", "duration_s", "running"
@@ -44,7 +46,8 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Found:
     """A set, simulated. `fits` are those of rows.json; `running` has the logged and simulated counts by row; `ttft_pct`
-    the error of the mean TTFT of each row that is judged and has one."""
+    the error of the mean TTFT of each row that is judged and has one; `unstated` are the assumptions about how many
+    requests there were."""
 
     spec: Spec
     points: tuple[Point, ...]
@@ -53,6 +56,7 @@ class Found:
     source: str
     num_skipped: int
     assumptions: tuple[str, ...]
+    unstated: tuple[str, ...]
     ttft_pct: tuple[float, ...] = ()
 
 
@@ -97,7 +101,8 @@ def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list
     wanted = None if fit is None else FitRows(fit["column"], tuple(fit["values"]), metric)
     chosen = [inputs.rows_of(shared, each) for each in specs]
     together = [row for rows in chosen for row in rows]
-    content = study_rows(together, fit=wanted, sets=sets, name=spec["name"]).to_json()
+    study = study_rows(together, fit=wanted, sets=sets, name=spec["name"])
+    content = study.to_json()
     fits = content["fit"] or list(given)
     simulated = [row for row in content["rows"] if metric in row["metrics"]]
     found = []
@@ -112,7 +117,8 @@ def _study(shared: Path, specs: list[Spec], before: Mapping[str, Found]) -> list
                 running={row["id"]: row["metrics"][RUNNING] for row in rows if RUNNING in row["metrics"]},
                 source=inputs.source_of(own, each),
                 num_skipped=len(own) - len(rows),
-                assumptions=tuple(content["assumptions"]),
+                assumptions=study.assumptions,
+                unstated=tuple(counted(text, n) for text, n in study.assumed.items() if text in REQUESTS_UNSTATED),
                 ttft_pct=tuple(
                     row["metrics"]["mean_ttft_ms"]["error_pct"]
                     for row in rows
@@ -194,10 +200,10 @@ def _lines(found: Found) -> list[Line]:
     which = "test rows" if fitted else "all rows"
     made = [_line(found, test, which, "predicted", judged=judged)]
     if found.fits:
-        made.append(_line(found, test, f"{which}, host terms at 0", "at_zero", judged=False))
+        made.append(_line(found, test, f"{which}, {AT_ZERO}", "at_zero", judged=False))
     if fitted:
         made.append(_line(found, fitted, "rows of the fit", "predicted", judged=False))
-        made.append(_line(found, fitted, "rows of the fit, host terms at 0", "at_zero", judged=False))
+        made.append(_line(found, fitted, f"rows of the fit, {AT_ZERO}", "at_zero", judged=False))
     made += [_running(found)] if "running" in found.spec else []
     return made + ([_ttft(found, which)] if "ttft" in found.spec and found.ttft_pct else [])
 
@@ -212,6 +218,7 @@ def _ttft(found: Found, which: str) -> Line:
         error_pct=mape(found.ttft_pct),
         judged=False,
         fitted=fitted_text(found),
+        rests_on=rests_on(found),
         text=f"bias {fmean(found.ttft_pct):+.1f} %, largest {max(found.ttft_pct, key=abs):+.1f} %",
         note=f"not judged: {found.spec['ttft']}",
     )
@@ -232,6 +239,7 @@ def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged
         judged=judged,
         peer=spec.get("peer", "") if judged else "",
         fitted=fitted_text(found) if key == "predicted" else "none",
+        rests_on=rests_on(found) if key == "predicted" else AT_ZERO,
         text=f"bias {fmean(off):+.1f} %, largest {off[worst]:+.1f} % at {by} {points[worst].concurrency}",
         note="; ".join(text for text in (spec.get("why_shown", ""), skipped.removeprefix("; "), *_told(found)) if text),
     )
@@ -239,9 +247,7 @@ def _line(found: Found, points: Sequence[Point], which: str, key: str, *, judged
 
 def _told(found: Found) -> list[str]:
     """What rows of this set leave open about how many requests there were."""
-    return (
-        [text for text in found.assumptions if "number of requests not stated" in text] if "loops" in found.spec else []
-    )
+    return list(found.unstated) if "loops" in found.spec else []
 
 
 def fitted_text(found: Found) -> str:
@@ -265,6 +271,12 @@ def fitted_text(found: Found) -> str:
     )
 
 
+def rests_on(found: Found) -> str:
+    """Whether host terms were fitted on rows of a set."""
+    own = "terms_of" not in found.spec and any(fit["terms"] for fit in found.fits)
+    return FITS if own else NO_FIT
+
+
 def _terms(terms: Mapping[str, float]) -> str:
     return f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
 
@@ -283,6 +295,7 @@ def _running(found: Found) -> Line:
         error_pct=100.0 * outside / len(told) if told else None,
         bar_pct=0.0,
         fitted=fitted_text(found),
+        rests_on=rests_on(found),
         text=f"{outside} of {len(told)} outside",
         note=f"logged in simulated mean to peak: {shown}",
     )

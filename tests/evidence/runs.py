@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evidence import Curves, Line, Section, inputs, off_pct
+from evidence import AT_ZERO, NO_FIT, Curves, Line, Section, inputs, off_pct
 from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up
@@ -32,7 +32,7 @@ JUDGED = "one default host term"
 HIDDEN = "this engine schedules asynchronously: host work is hidden behind the GPU, so that the terms change nothing"
 TWO_CLOCKS = "arrivals by arrival_time, ends by the engine's clock (arrival_time + E2E, which counts from queued_ts)"
 ONE_CLOCK = "first queued_ts to last last_token_ts, both by the engine's clock"
-AT_ZERO = ("latency.host={fixed_us: 0.0, per_seq_us: 0.0, first_token_us: 0.0}",)
+ZERO_TERMS = ("latency.host={fixed_us: 0.0, per_seq_us: 0.0, first_token_us: 0.0}",)
 MAKESPAN = "makespan_s.value"
 NAMES = {
     "e2e_ms.mean": "E2E, mean",
@@ -46,11 +46,11 @@ ABLATED = ("e2e_ms.mean", "ttft_ms.mean")
 
 def _lines(shared: Path) -> list[Line]:
     """The judged statistics, the makespan on one clock, the same with host terms at 0, and every other statistic."""
-    found, at_zero = _compared(shared), _compared(shared, AT_ZERO)
+    found, at_zero = _compared(shared), _compared(shared, ZERO_TERMS)
     one_clock = _on_one_clock(shared, found)
     judged = [_line(key, found, judged=True) for key in inputs.run()["bars_pct"]]
     judged = [_with_clocks(line, one_clock) if line.metric == NAMES[MAKESPAN] else line for line in judged]
-    zero = [_line(key, at_zero, judged=False, which="host terms at 0") for key in inputs.run()["bars_pct"]]
+    zero = [_line(key, at_zero, judged=False, which=AT_ZERO) for key in inputs.run()["bars_pct"]]
     rest = [
         f"{metric}.{stat}"
         for metric, stats in found.errors.items()
@@ -137,6 +137,7 @@ def _line(key: str, found: Comparison, *, judged: bool, which: str = JUDGED) -> 
         judged=judged,
         peer=run["peers"].get(key, "") if judged else "",
         fitted=fitted_text() if which == JUDGED else "none",
+        rests_on=NO_FIT if which == JUDGED else AT_ZERO,
         note="" if which == JUDGED else HIDDEN,
         text=f"measured {_told(values.measured)}{unit}, predicted {_told(values.predicted)}{unit}",
     )

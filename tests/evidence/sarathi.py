@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence import Chart, Line, off_pct
+from evidence import NO_FIT, Chart, Line, off_pct
 from simkit.api import run
 from simkit.planner.capacity import Capacity, Ratio, capacity, curves, ratio
 from simkit.planner.jobs import CapacityJob, run_jobs
@@ -34,7 +34,7 @@ from simkit.studies.study import Failure, Options
 from simkit.units import NS_PER_MS
 
 SOURCE = "Sarathi-Serve, OSDI 2024 (paper and its experiments)"
-_line = functools.partial(Line, source=SOURCE, fitted="none")
+_line = functools.partial(Line, source=SOURCE, fitted="none", rests_on=NO_FIT)
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "sarathi-chunked-prefill.yaml"
 
 CLAIMED = 2.6

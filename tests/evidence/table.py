@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from evidence import Curves, Line, Section, inputs, mape, off_pct
+from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct
 from simkit.latency.deployment import HOST_FIXED_US
 from simkit.validation.rows.read import read_rows
 from simkit.validation.rows.results import RowResult, RowStudy
@@ -33,9 +33,6 @@ FITTED = (
     "behind the GPU (async scheduling) nor excludes it (TRT-LLM)"
 )
 WITHIN_PCT = 20.0
-STEPS = "step times: "
-"""How what a study says of the source of its step times begins."""
-
 _HINT = re.compile(r"; did you mean ('[^']*'|\"[^\"]*\")\?")
 
 
@@ -124,17 +121,13 @@ def _left_out(study: RowStudy) -> Line:
 
 def _left_open(study: RowStudy) -> Line:
     """What the rows that are simulated do not state, and what holds instead; beside it, where step times come from."""
-    open_, steps = Counter[str](), Counter[str]()
-    for what, count in study.assumed.items():
-        if what.startswith(STEPS):
-            steps[what.removeprefix(STEPS)] += count
-        else:
-            open_[what] += count
-    return _shown("what rows leave open", len(study.rows), "rows", _listed(open_), note=f"{STEPS}{_listed(steps)}")
+    steps = f"step times: {_listed(study.step_times)}"
+    open_ = Counter(study.assumed) + Counter({f"host terms: {what}": n for what, n in study.host_terms.items()})
+    return _shown("what rows leave open", len(study.rows), "rows", _listed(open_), note=steps)
 
 
-def _listed(counts: Counter[str]) -> str:
-    return "; ".join(f"{count:,}: {what}" for what, count in counts.most_common())
+def _listed(counts: Mapping[str, int]) -> str:
+    return "; ".join(f"{count:,}: {what}" for what, count in Counter(counts).most_common())
 
 
 def _shown(evidence: str, n: int, metric: str, text: str, *, error_pct: float | None = None, note: str = "") -> Line:
@@ -146,6 +139,7 @@ def _shown(evidence: str, n: int, metric: str, text: str, *, error_pct: float | 
         error_pct=error_pct,
         judged=False,
         fitted=FITTED,
+        rests_on=NO_FIT,
         text=text,
         note=note,
     )

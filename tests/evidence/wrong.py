@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from evidence import MISSED, SHOWN, Curves, Line, off_pct
+from evidence import AT_ZERO, MISSED, SHOWN, Curves, Line, off_pct
 
 WORST = 5
 """How many groups are named."""
 
 WITHOUT_PARTS = ("Ablation", "Step times", "Host terms fitted to runs", "All public rows")
 """Sections whose predictions leave out on purpose what simkit has, or whose rows stand in another section already."""
-
-AT_ZERO = "host terms at 0"
-"""How the evidence of such a prediction ends."""
 
 AS_FAR_OFF_PCT = 3.0
 """From which mean error on a bias is named."""
@@ -55,7 +52,7 @@ def furthest(lines: Sequence[Line]) -> list[str]:
         line
         for line in lines
         if line.verdict == SHOWN and line.error_pct is not None and line.section not in WITHOUT_PARTS
-        and not line.evidence.endswith(AT_ZERO)
+        and line.rests_on != AT_ZERO
     ]  # fmt: skip
     found.sort(key=lambda line: -abs(line.error_pct or 0.0))
     return [f"{line.evidence}: {line.metric} {line.error_pct:.1f} % (n = {line.n:,})" for line in found[:WORST]]

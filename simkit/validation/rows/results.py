@@ -87,7 +87,8 @@ class RowStudy:
 
     `failed` are ids to messages of rows that could be set out as a scenario but not be simulated, which `skipped`
     counts among the others; `skipped_rows` is the reason of each row that was left out, by id, and `skipped_lines` its
-    line in the file. `assumed`: what rows leave open and what their numbers rest on, to how many rows.
+    line in the file. `assumed`: what rows leave open, `step_times` and `host_terms` what their numbers rest on, each to
+    how many rows.
     """
 
     name: str
@@ -99,11 +100,15 @@ class RowStudy:
     failed: Mapping[str, str]
     fits: tuple[EngineFit, ...]
     assumed: Mapping[str, int]
+    step_times: Mapping[str, int]
+    host_terms: Mapping[str, int]
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What rows leave open and what their numbers rest on, with the number of rows behind it."""
-        return tuple(f"{text} ({'1 row' if count == 1 else f'{count} rows'})" for text, count in self.assumed.items())
+        sources = {"step times": self.step_times, "host terms": self.host_terms}
+        named = ((f"{what}: {text}", count) for what, found in sources.items() for text, count in found.items())
+        return tuple(counted(text, count) for text, count in (*self.assumed.items(), *named))
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -148,6 +153,11 @@ class RowStudy:
                 cells = [getattr(row, name) for name in own]
                 lines.writerow([*cells, metric, *(getattr(values, name) for name in numbers), row.note])
         return text.getvalue()
+
+
+def counted(text: str, count: int) -> str:
+    """An assumption with the number of rows behind it."""
+    return f"{text} ({'1 row' if count == 1 else f'{count} rows'})"
 
 
 # --- errors by what rows have in common

@@ -243,6 +243,13 @@ LOOPS = 10
 OPEN_REQUESTS = 1000
 """Requests of a rate, where the row does not say how many there were."""
 
+NOT_STATED = "number of requests not stated: {}"
+AT_A_RATE = NOT_STATED.format(f"{OPEN_REQUESTS} at a rate")
+A_CLIENT = NOT_STATED.format(f"{LOOPS} a client")
+AT_ONCE = NOT_STATED.format(f"{OPEN_REQUESTS} at once")
+REQUESTS_UNSTATED = (AT_A_RATE, A_CLIENT, AT_ONCE)
+"""What is assumed of a row that does not say how many requests there were."""
+
 MOST_LISTED = 1_000_000
 """Requests whose lengths are written out one by one."""
 
@@ -258,14 +265,14 @@ def load_of(row: Row, assumed: Assumptions) -> Section:
         arrivals = {"process": "poisson", "rate_per_s": rate}
         if number is None:
             number = OPEN_REQUESTS
-            assumed.add(f"number of requests not stated: {OPEN_REQUESTS} at a rate", "workload.num_requests")
+            assumed.add(AT_A_RATE, "workload.num_requests")
         if clients is not None:
             assumed.add("a rate and a cap of concurrency: the cap is left out", "workload.arrivals.process")
     elif clients is not None:
         arrivals = {"process": "closed_loop", "concurrency": clients}
         if number is None:
             number = LOOPS * clients
-            assumed.add(f"number of requests not stated: {LOOPS} a client", "workload.num_requests")
+            assumed.add(A_CLIENT, "workload.num_requests")
     elif batch is not None:
         if number is not None and number > batch:
             raise Unsuitable("batches one after another are not simulated")
@@ -274,7 +281,7 @@ def load_of(row: Row, assumed: Assumptions) -> Section:
     elif rate is not None:
         if number is None:
             number = OPEN_REQUESTS
-            assumed.add(f"number of requests not stated: {OPEN_REQUESTS} at once", "workload.num_requests")
+            assumed.add(AT_ONCE, "workload.num_requests")
     else:
         raise Unsuitable("no load is stated (rate, concurrency or batch)")
     if any(not row.numbers[name].is_integer() or row.text(name).lower().startswith("mean ") for name in LENGTHS):

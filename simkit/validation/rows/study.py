@@ -97,9 +97,11 @@ def study_rows(
     skipped |= refusals(failed)
     shown = tuple(_row(run, zero[run.row.id], final[run.row.id], _role(run, fits)) for run in runs)
     lines = {row.id: row.line for row in rows if row.id in skipped}
-    assumed = Counter(text for run in runs for text in run.assumed) + _sources(final, runs)
+    assumed = Counter(text for run in runs for text in run.assumed)
+    steps = Counter(final[run.row.id].latency_source for run in runs)
+    hosts = Counter(_host(final[run.row.id].host_source) for run in runs if not run.host_free)
     messages = {name: failure.message for name, failure in failed.items()}
-    return RowStudy(name, source, len(rows), shown, skipped, lines, messages, tuple(fits), assumed)
+    return RowStudy(name, source, len(rows), shown, skipped, lines, messages, tuple(fits), assumed, steps, hosts)
 
 
 def _none_can_be(source: str, failed: Mapping[str, Failure]) -> InputError:
@@ -212,13 +214,8 @@ def _role(run: RowRun, fits: Sequence[EngineFit]) -> str:
     return "all"
 
 
-def _sources(found: Mapping[str, Predicted], runs: Sequence[RowRun]) -> Counter[str]:
-    """Where the step times of the rows come from, and the host terms of those that have some."""
-    counts = Counter(f"step times: {found[run.row.id].latency_source}" for run in runs)
-    return counts + Counter(f"host terms: {_host(found[run.row.id].host_source)}" for run in runs if not run.host_free)
-
-
 def _host(source: str) -> str:
+    """The source of host terms in words."""
     plain = {ASSUMED.text: f"the default, {HOST_FIXED_US:g} us a step", GIVEN.text: "fitted, or as set"}
     return plain.get(source, source)
 
