@@ -12,7 +12,7 @@ The report is imported only to write one. Runs in this process alone: many proce
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +107,7 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
 def write_validation(
     result: Result,
     validation: Json,
+    fitted: Collection[str],
     out_dir: str | Path,
     page: str = "validation.html",
     overwrite: bool = False,
@@ -114,7 +115,8 @@ def write_validation(
 ) -> Path:
     """Write a run directory with validation.json (see `validation.runs.result`) and, as `page`, its page.
 
-    `report` is as for `write`, and of both pages.
+    `fitted` are the effects with numbers that were fitted, which the page names. `report` is as for `write`, and of
+    both pages.
     """
     with replacing(Path(out_dir), overwrite) as directory:
         write_run(result, directory)
@@ -126,7 +128,7 @@ def write_validation(
 
             name = result.manifest["name"]
             html.write(directory / "report.html", runs.report({name: directory}, name))
-            html.write(directory / page, compared.report(validation))
+            html.write(directory / page, compared.report(validation, fitted))
     return Path(out_dir)
 
 

@@ -120,12 +120,14 @@ def _run(
         found = results.validation(result, trace, comparison, verdicts=verdicts, ablated=ablated,
                                    first_token_ns=setup.first_token_ns)  # fmt: skip
         result = with_measured(result)
-        content = found.to_json()
+        content, fitted = found.to_json(), setup.fitted_effects
         with target.writing() as path:
-            written = api.write_validation(result, content, path, PAGE, overwrite=True, report=not printing.no_report)
+            written = api.write_validation(
+                result, content, fitted, path, PAGE, overwrite=True, report=not printing.no_report
+            )
     output.finish(
         printing,
-        lambda: terminal.render(report(content), console.width()),
+        lambda: terminal.render(report(content, fitted), console.width()),
         found.errors,
         before=[*made_way, *_notes(result, found.notes, target.replaced)],
         after=[output.wrote(written, printing, PAGE)],

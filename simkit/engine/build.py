@@ -109,6 +109,11 @@ class Setup:
         return None if source is None or source.origin is not Origin.OTHER_VERSIONS else source.text
 
     @property
+    def fitted_effects(self) -> tuple[str, ...]:
+        """The effects that hold numbers which were fitted to a real run."""
+        return tuple(name for name, source in self.effects.items() if source.is_fitted)
+
+    @property
     def swaps(self) -> bool:
         """Whether a victim's memory can go to the host."""
         engine = self.scenario.engine

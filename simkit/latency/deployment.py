@@ -160,7 +160,7 @@ class Deployment:
         found = {
             HOST: fixed
             if fixed == per_seq
-            else Source(fixed.origin, f"{fixed.text} (fixed), {per_seq.text} (per sequence)"),
+            else Source(fixed.origin, f"{fixed.text} (fixed), {per_seq.text} (per sequence)", (fixed, per_seq)),
             OVERLAP: RULES if self.async_scheduling else nothing("synchronous scheduling"),
             SAMPLED_ROWS: RULES,
             FIRST_TOKEN: terms["first_token_us"],

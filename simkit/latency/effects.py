@@ -55,15 +55,21 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an effect comes from, and how outputs say so."""
+    """Where an effect comes from, and how outputs say so; `terms` are the sources of its terms, where they differ."""
 
     origin: Origin
     text: str
+    terms: tuple[Source, ...] = ()
 
     @property
     def is_on(self) -> bool:
         """Whether the effect is in the latency: neither switched off, nor without cause in this set-up."""
         return self.origin not in (Origin.OFF, Origin.NOTHING)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a number of it was fitted to a real run."""
+        return self.origin is Origin.FITTED or any(term.is_fitted for term in self.terms)
 
 
 def nothing(why: str) -> Source:

@@ -1,4 +1,4 @@
-"""The words that report.html explains under its tables; what it leaves to its name, the catalogue defines."""
+"""The words that report.html explains under its tables, and limits; other numbers the catalogue defines."""
 
 from __future__ import annotations
 
@@ -110,3 +110,14 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "list below says by which rule and how many.",
     ),
 )
+
+LIMITS = {
+    "slots": "all slots are taken while requests wait",
+    "KV blocks": "slots are free, and memory for the next prompt is not",
+    "token budget": "slots and memory are free, and steps are full of tokens",
+    "compute": "requests wait for their turn, or in slots that more slots would not empty faster",
+    "TTFT": "the slowest requests hardly wait: the steps that compute their prompts take too long by themselves",
+    "TPOT": "a step with this many sequences takes longer than a token may",
+    "E2E": "steps take too long by themselves",
+}
+"""Every limit of a capacity, and what it looks like."""

@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 
 from simkit.metrics.catalogue import LATENCIES
+from simkit.metrics.glossary import LIMITS
 from simkit.planner import advise
 from simkit.planner.capacity import Capacity
-from simkit.planner.result import LIMITS, FleetSize, PlanResult, PointResult
+from simkit.planner.result import FleetSize, PlanResult, PointResult
 from simkit.planner.search import rate_text
 from simkit.planner.trial import SloTerm
 from simkit.runs import run_length

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from simkit.metrics.glossary import LIMITS
 from simkit.plain import Json
 from simkit.planner.capacity import Capacity, Curve, capacity, curves
 from simkit.planner.jobs import Answer
@@ -32,17 +33,6 @@ SOME_PREEMPTIONS, FULL_MEMORY = 1.0, 0.95
 
 MANY_LOST = 0.005
 """Share of requests turned away or given up from which on an objective between tokens is missed by those."""
-
-LIMITS = {
-    "slots": "all slots are taken while requests wait",
-    "KV blocks": "slots are free, and memory for the next prompt is not",
-    "token budget": "slots and memory are free, and steps are full of tokens",
-    "compute": "requests wait for their turn, or in slots that more slots would not empty faster",
-    "TTFT": "the slowest requests hardly wait: the steps that compute their prompts take too long by themselves",
-    "TPOT": "a step with this many sequences takes longer than a token may",
-    "E2E": "steps take too long by themselves",
-}
-"""Every limit, and what it looks like."""
 
 
 @dataclass(frozen=True, slots=True)

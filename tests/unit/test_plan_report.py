@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from simkit.metrics.glossary import LIMITS
 from simkit.planner import advise, capacity
-from simkit.planner.result import LIMITS, MORE_HELPS, TAIL_QUEUED
+from simkit.planner.result import MORE_HELPS, TAIL_QUEUED
 from simkit.planner.trial import FULL_BUDGET, WAITS
 from simkit.report.document import Badge
 from simkit.report.figures.curves import front

@@ -90,7 +90,7 @@ def test_an_answer_that_is_cut_is_left_out_and_counted(here: Path, row: dict[str
     said = "1 of 3 requests of the log was cut here, with a shorter answer than they had"
     assert any(note.startswith(said) for note in content["notes"])
     assert content["errors"]["e2e_ms"]["mean"] == {"measured": 5.0, "predicted": 5.0, "error_pct": pytest.approx(0)}
-    assert said in html.render(validation.report(content))
+    assert said in html.render(validation.report(content, ()))
     assert said in quick(*sets).output
     summary = json.loads(Path("runs/unit-log/summary.json").read_bytes())
     assert summary["measured"]["e2e_ms"]["num_requests"] == 2
@@ -103,7 +103,7 @@ def test_requests_of_the_warm_up_are_no_failures(here: Path) -> None:
     assert content["num_requests"]["left_out"] == {}
     assert "3 of 4 requests of the log are warm-up (warmup): not compared" in content["notes"]
     assert "Error of the prediction over 1 request:" in quick("--set", "warmup={requests: 3}").stdout
-    page = html.render(validation.report(content))
+    page = html.render(validation.report(content, ()))
     assert "1 request is compared" in page
     assert "1 requests" not in page
 
@@ -188,7 +188,7 @@ def test_notes_say_what_numbers_hold(here: Path) -> None:
     assert any("holds the path of a request to the engine and back (6,000 us, first_token_us)" in note
                for note in content["notes"])  # fmt: skip
     assert any(note.startswith("concurrency.mean: requests in the system") for note in content["notes"])
-    assert "requests in the system,<wbr> mean" in html.render(validation.report(content))
+    assert "requests in the system,<wbr> mean" in html.render(validation.report(content, ()))
     content = written("--set", "latency={profile: auto, without: [host], host: {fixed_us: 9}}")
     assert "without effect here: latency.host.fixed_us (latency.without has host)" in content["notes"]
     assert not any("first_token_us" in note for note in content["notes"])

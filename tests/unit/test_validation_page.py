@@ -180,8 +180,13 @@ def rows_text() -> str:
     return render_rows(rows_content())
 
 
+def run_report(content: Content) -> Report:
+    """Its host terms were fitted."""
+    return validation.report(content, ("host",))
+
+
 def render_run(content: Content) -> str:
-    return pages.render(validation.report(content))
+    return pages.render(run_report(content))
 
 
 def render_rows(content: Content) -> str:
@@ -236,7 +241,7 @@ def test_the_numbers_of_the_page_are_those_of_the_json() -> None:
 def test_the_first_sentence_has_the_errors_and_how_many_requests_they_are_over() -> None:
     sentence = "over 40 requests: E2E mean +1.2 %, TPOT mean +2.5 %, TTFT mean -11.0 %, makespan -1.0 %."
     assert sentence in run_page()
-    assert sentence in " ".join(printed(validation.report, run_content()).split())
+    assert sentence in " ".join(printed(run_report, run_content()).split())
 
 
 def test_a_missed_band_is_marked_wherever_its_number_stands() -> None:
@@ -250,7 +255,7 @@ def test_a_missed_band_is_marked_wherever_its_number_stands() -> None:
     marked = [name for name, cells in latencies.items() for cell in cells if cell.endswith("*")]
     assert marked == ["TTFT error"]
     assert latencies["TTFT error"][0] == "-11.0 % *"
-    text = printed(validation.report, run_content())
+    text = printed(run_report, run_content())
     assert re.search(r"TTFT mean\s+6 %\s+-11.0 %\s+MISSED", text)
     met = without_pictures(run_content())
     met["bands"] = met["bands"][:1]
@@ -300,7 +305,7 @@ def test_what_was_not_made_leaves_the_rest_as_it_is() -> None:
         assert [name for name, text in said.items() if text in section(page, "left-out")] == [
             name for name in said if name != key
         ]
-    assert "TPOT" in printed(validation.report, bare)
+    assert "TPOT" in printed(run_report, bare)
 
 
 def test_a_log_without_a_single_time_is_no_error() -> None:
@@ -309,7 +314,7 @@ def test_a_log_without_a_single_time_is_no_error() -> None:
     assert_well_formed(page)
     assert "over 0 requests: no error is known." in page
     assert "TTFT, TPOT, ITL, E2E: not in the log, or undefined for this run." in page
-    assert "no error is known" in printed(validation.report, content)
+    assert "no error is known" in printed(run_report, content)
 
 
 def test_the_dots_are_the_requests_and_of_many_only_some() -> None:
@@ -332,7 +337,7 @@ def test_the_dots_are_the_requests_and_of_many_only_some() -> None:
 
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_the_terminal_keeps_to_its_width_and_cuts_no_number(width: int) -> None:
-    text = printed(validation.report, run_content(), width)
+    text = printed(run_report, run_content(), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     for number in ("-11.0 % *", "-7.5 % (-8.7)", "301", "MISSED"):
@@ -477,7 +482,7 @@ def hostile_rows() -> Content:
 
 @pytest.mark.parametrize(
     ("report", "make"),
-    [(validation.report, hostile_run), (rows.report, hostile_rows)],
+    [(run_report, hostile_run), (rows.report, hostile_rows)],
     ids=["run", "rows"],
 )
 def test_names_from_outside_are_text(report: Callable[[Content], Report], make: Callable[[], Content]) -> None:
@@ -492,7 +497,7 @@ def test_names_from_outside_are_text(report: Callable[[Content], Report], make: 
 
 @pytest.mark.parametrize(
     ("report", "make", "page"),
-    [(validation.report, run_content, run_page), (rows.report, rows_content, rows_text)],
+    [(run_report, run_content, run_page), (rows.report, rows_content, rows_text)],
     ids=["run", "rows"],
 )
 def test_the_same_content_gives_the_same_bytes(
@@ -506,4 +511,4 @@ def test_the_same_content_gives_the_same_bytes(
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none/a\.html: cannot be written"):
-        pages.write(tmp_path / "none" / "a.html", validation.report(without_pictures(run_content())))
+        pages.write(tmp_path / "none" / "a.html", run_report(without_pictures(run_content())))

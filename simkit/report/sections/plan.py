@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from simkit.metrics.catalogue import LATENCIES
+from simkit.metrics.glossary import LIMITS
 from simkit.plain import Json
 from simkit.report.document import Facts, Provenance, Report, Section, Table, column, present
 from simkit.report.figures import later, picture
@@ -89,8 +90,8 @@ def _limits(content: Content) -> list[Section]:
     seen: dict[str, None] = {}
     for point in content["points"]:
         if point["limit"] is not None:
-            name, text = point["limit"]["name"], point["limit"]["text"]
-            seen[f"{name}: {text.partition(': ')[2] or text}."] = None
+            name = point["limit"]["name"]
+            seen[f"{name}: {LIMITS[name]}."] = None
     text = (
         "What was seen at the first rate that each replication fails, as means. Shares are of the time after warm-up; "
         "the first share is that in which a request waits, the next four say what it waits for."

@@ -5,7 +5,7 @@ Its parts of any comparison, bands and the sentence about signs, serve the repor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,10 +61,10 @@ WORDS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def report(content: Content) -> Report:
-    """Everything there is something to say of, in order."""
+def report(content: Content, fitted: Collection[str]) -> Report:
+    """Everything there is something to say of, in order; `fitted` are the effects with numbers fitted to a run."""
     sections = (
-        _errors(content),
+        _errors(content, fitted),
         picture("validation.distributions", content, "Distributions", _DISTRIBUTIONS),
         picture("validation.requests", content, "Request by request", _REQUESTS),
         _series(content),
@@ -127,7 +127,7 @@ _REQUESTS = (
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-def _errors(content: Content) -> Section:
+def _errors(content: Content, fitted: Collection[str]) -> Section:
     compared, by_metric = counts(content)
     over = ", ".join(f"{MEASURED_LATENCIES[metric]} {count(number)}" for metric, number in by_metric.items())
     text = (
@@ -135,16 +135,16 @@ def _errors(content: Content) -> Section:
         f"real one, with the prompts and answers that they had. {things(compared, 'request')} "
         f"{'is' if compared == 1 else 'are'} compared"
         + (f"; those that have the time in question: {over}." if over else "."),
-        f"Step times: {content['latency_source']}. {_fitted(content)} {SIGN}",
+        f"Step times: {content['latency_source']}. {_fitted(content, fitted)} {SIGN}",
     )
     bands = band_table(content.get("bands") or (), key_name)
     return Section("errors", "Measured, predicted, error", text, present(_latencies(content), _whole(content), bands))
 
 
-def _fitted(content: Content) -> str:
-    """Which effects hold numbers that were fitted to a run, as their sources say."""
+def _fitted(content: Content, fitted: Collection[str]) -> str:
+    """Which effects hold numbers that were fitted to a run, and what their sources say."""
     effects = content.get("latency_effects") or {}
-    found = [f"{effect_name(name)} ({source})" for name, source in effects.items() if "fitted" in str(source)]
+    found = [f"{effect_name(name)} ({source})" for name, source in effects.items() if name in fitted]
     return (
         f"Fitted to a run: {'; '.join(found)}." if found else "No source of an effect says that it was fitted to a run."
     )

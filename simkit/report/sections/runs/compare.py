@@ -12,7 +12,7 @@ from simkit.plain import Json
 from simkit.report.document import Column
 from simkit.report.read.summary import are_several
 from simkit.report.render.terminal import fit
-from simkit.report.sections.runs.run import Cells, grouped
+from simkit.report.sections.runs.run import Cells
 from simkit.report.words import MISSING, difference, percent
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def summary_tables(head: str, runs: Runs, place: Place, note: str, width: int) -
     cells, metrics = Cells(), shown(place)
     groups: dict[int, list[Column]] = {}
     for metric in metrics:
-        texts = (cells.text(s, m, metric.key, metric.kind, f"{name}: ") for name, (s, m) in runs.items())
+        texts = (cells.text(s, m, metric.key, metric.kind, name) for name, (s, m) in runs.items())
         # What shares its tens stays together.
         groups.setdefault(metric.shown[place] // 10, []).append(Column(metric.name(place), tuple(texts)))
     names = tuple(name + (" *" if s.get("saturated") else "") for name, (s, _) in runs.items())
@@ -67,7 +67,7 @@ def _source_lines(runs: Runs) -> list[Text]:
         shares[source] = max(shares.get(source, (0.0, "")), (share, name), key=lambda found: found[0])
     lines = []
     for source, names in names_of.items():
-        whose = "" if len(names_of) == 1 else f" of {grouped(names, len(runs))}"
+        whose = "" if len(names_of) == 1 else f" of {', '.join(names)}"
         share, name = shares[source]
         most = f"; not measured: up to {percent(share)} of GPU time ({name})" if share else ""
         lines.append(Text(f"step times{whose}: {source}{most}"))

@@ -40,16 +40,16 @@ class Cells:
     """Numbers of runs as text, and why those that are missing are."""
 
     def __init__(self) -> None:
-        self._users: dict[str, list[str]] = {}
+        self._users: dict[str, list[tuple[str, str]]] = {}
 
     def text(self, summary: Json, manifest: Json, key: str, kind: Kind, who: str = "") -> str:
-        """A number of a run; `who` is put before what misses it."""
+        """A number of a run; `who` is the arm that it is of, where there are several."""
         found = value(summary, key)
         if found is None:
-            label = who + _LABELS.get(key.partition(".")[0], _LABELS.get(key, key))
+            user = who, _LABELS.get(key.partition(".")[0], _LABELS.get(key, key))
             users = self._users.setdefault(why_missing(summary, manifest, key), [])
-            if label not in users:
-                users.append(label)
+            if user not in users:
+                users.append(user)
         return show_of(kind)(found)
 
     def with_interval(self, summary: Json, manifest: Json, key: str, kind: Kind) -> str:
@@ -59,14 +59,13 @@ class Cells:
 
     def reasons(self, num_runs: int = 1) -> list[Text]:
         """A line a reason."""
-        return [Text(f"- {reason}: {grouped(users, num_runs)}") for reason, users in self._users.items()]
+        return [Text(f"- {reason}: {_grouped(users, num_runs)}") for reason, users in self._users.items()]
 
 
-def grouped(users: Sequence[str], num_runs: int) -> str:
-    """``a: TPOT``, ``a: ITL``, ``b: TPOT`` as ``TPOT, ITL (a, b)`` when some of the arms are named, else a list."""
+def _grouped(users: Sequence[tuple[str, str]], num_runs: int) -> str:
+    """TPOT and ITL of the arms a and b as ``TPOT, ITL (a, b)`` when some of the arms are named, else a list."""
     arms: dict[str, list[str]] = {}
-    for user in users:
-        arm, _, label = user.rpartition(": ")
+    for arm, label in users:
         arms.setdefault(arm, []).append(label)
     by_labels: dict[str, list[str]] = {}
     for arm, labels in arms.items():
