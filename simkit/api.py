@@ -97,10 +97,10 @@ def write(result: Result, out_dir: str | Path, overwrite: bool = False, report: 
         write_run(result, directory)
         if report:
             from simkit.report.render import html
-            from simkit.report.sections.runs import page
+            from simkit.report.sections import runs
 
             name = result.manifest["name"]
-            html.write(directory / "report.html", page.report({name: directory}, name))
+            html.write(directory / "report.html", runs.report({name: directory}, name))
     return Path(out_dir)
 
 
@@ -123,8 +123,8 @@ def write_validation(
         (directory / "validation.json").write_bytes(canonical_json(validation))
         if report:
             from simkit.report.render import html
+            from simkit.report.sections import runs
             from simkit.report.sections import validation as compared
-            from simkit.report.sections.runs import page as runs
 
             name = result.manifest["name"]
             html.write(directory / "report.html", runs.report({name: directory}, name))
@@ -146,11 +146,11 @@ def write_comparison(comparison: Comparison, out_dir: str | Path, overwrite: boo
         (directory / "manifest.json").write_bytes(canonical_json(manifest))
         if report and folders:
             from simkit.report.render import html
-            from simkit.report.sections.runs import page
+            from simkit.report.sections import runs
 
             facts = json.loads(canonical_json(content))
             facts = {"baseline": comparison.baseline, "paired": facts["paired"], "failed": facts["failed"]}
-            html.write(directory / "report.html", page.report(folders, comparison.name, facts))
+            html.write(directory / "report.html", runs.report(folders, comparison.name, facts))
     return Path(out_dir)
 
 

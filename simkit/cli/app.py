@@ -205,7 +205,7 @@ def profiles(
 ) -> None:
     """List the calibrated profiles that ship, their errors, and where they are valid."""
     from simkit.latency import profile as known
-    from simkit.report.sections import profile as sections
+    from simkit.report.sections import specs as sections
 
     chosen = known.list_profiles() if name is None else [known.load_profile(name)]
     found = [known.describe(one) for one in chosen]

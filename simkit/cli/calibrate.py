@@ -220,7 +220,7 @@ def _fit(
 ) -> None:
     from calib.fit.fit import fit_table
     from simkit.latency.profile import describe
-    from simkit.report.sections.profile import listing, profile_tables
+    from simkit.report.sections.specs import listing, profile_tables
 
     dropped = _hosts_of(host_fit.path_of(name, out))
     with console.progress(printing.quiet) as progress:

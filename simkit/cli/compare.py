@@ -38,7 +38,7 @@ def compare(
     chosen, *other = [schema.load(path, change.settings, workload) for path in scenarios]
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api
-    from simkit.report.sections.runs.compare import compare_tables
+    from simkit.report.sections.run import compare_tables
     from simkit.studies import compare as studies
 
     target = output.Target.choose(out, f"{chosen.name}-compare")
@@ -88,7 +88,7 @@ def sweep(
     chosen = schema.load(scenario, change.settings, workload)
     axes = schema.parse_axes(chosen, axis or [])
     from simkit import api
-    from simkit.report.sections.runs.compare import sweep_tables
+    from simkit.report.sections.run import sweep_tables
     from simkit.studies import compare as studies
 
     target = output.Target.choose(out, f"{chosen.name}-sweep")

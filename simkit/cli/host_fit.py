@@ -47,7 +47,7 @@ def fit_to_run(
         _check_replaced(out)
     chosen = _scenario(scenario, trace, sets)
     from simkit.latency.deployment import short_version
-    from simkit.report.sections.profile import fit_tables
+    from simkit.report.sections.specs import fit_tables
     from simkit.validation.runs.fit import fit_run
 
     with console.progress(printing.quiet) as progress:

@@ -66,7 +66,7 @@ def run(
     """Simulate one scenario and write its run directory."""
     chosen = _scenario(scenario, flags, workload, change)
     from simkit import api
-    from simkit.report.sections.runs.run import run_tables
+    from simkit.report.sections.run import run_tables
 
     target = output.Target.choose(out, chosen.name)
     options = target.options(study, printing)
@@ -223,11 +223,11 @@ def with_measured(result: Result, even: Mapping[str, Any] | None = None) -> Resu
 
 
 def _tables(result: Result) -> Iterator[RenderableType]:
-    from simkit.report.sections.runs import replay as replayed
-    from simkit.report.sections.runs.run import run_tables
+    from simkit.report.sections import log
+    from simkit.report.sections.run import run_tables
 
     yield from run_tables(result.summary, result.manifest, console.width())
-    yield from replayed.terminal(result.summary, console.width())
+    yield from log.replay_terminal(result.summary, console.width())
 
 
 def _served(chosen: Scenario, *, quiet: bool, with_twin: bool) -> tuple[Result, str | None]:

@@ -18,7 +18,7 @@ from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct
 from evidence.inputs import Spec
 from simkit.latency.deployment import HOST_FIXED_US
 from simkit.latency.profile import Profile, list_profiles
-from simkit.report.sections.profile import LISTED
+from simkit.report.sections.specs import LISTED
 from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import ZERO, Predicted, simulate
 

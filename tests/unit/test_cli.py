@@ -21,8 +21,8 @@ from simkit.cli import app, console, output
 from simkit.diagnosis import facts as doctor
 from simkit.errors import CheckError, InputError
 from simkit.plain import canonical_json
-from simkit.report.sections.runs import compare
-from simkit.report.sections.runs import run as tables
+from simkit.report.sections import run as compare
+from simkit.report.sections import run as tables
 from simkit.runs import manifest
 
 ROOT = Path(__file__).resolve().parents[2]

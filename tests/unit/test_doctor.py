@@ -17,7 +17,7 @@ from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.errors import InputError
 from simkit.metrics import catalogue
 from simkit.report.render import html
-from simkit.report.sections.runs import page as pages
+from simkit.report.sections import runs as pages
 from simkit.studies import doctor
 
 BASE: dict[str, Any] = {

@@ -12,7 +12,7 @@ from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.effects import EFFECTS, OFF
 from simkit.report.read.run import load_run
-from simkit.report.sections.runs.provenance import provenance
+from simkit.report.sections.runs import provenance
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict, loads, parse_axes, template
 from simkit.studies.compare import compare

@@ -463,7 +463,7 @@ json_values = st.recursive(
 def test_any_hosts_are_read_or_refused_and_those_read_are_shown(key: str, value: Any, origin: dict[str, Any]) -> None:
     """Whatever stands in a profile ends in a line or is usable: provenance is free text that nobody checked."""
     from simkit.latency.profile import describe
-    from simkit.report.sections.profile import hosts_lines
+    from simkit.report.sections.specs import hosts_lines
 
     text = with_hosts([HOST | {"provenance": origin} | {key: value}])
     refused = None

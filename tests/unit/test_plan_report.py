@@ -636,7 +636,7 @@ def test_definitions_quote_the_planners_thresholds() -> None:
 
 
 def test_every_key_of_the_planners_evidence_has_words() -> None:
-    from simkit.report.sections.plan_grid import EVIDENCE
+    from simkit.report.sections.plan import EVIDENCE
 
     assert set(WAITS) <= set(EVIDENCE)
 

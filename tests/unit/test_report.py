@@ -23,9 +23,8 @@ from simkit.report.document import Badge
 from simkit.report.figures import gantt, memory, timeline
 from simkit.report.read.run import Run, load_run
 from simkit.report.render import html, markdown, terminal
-from simkit.report.sections.runs import arms as beside
-from simkit.report.sections.runs import headline
-from simkit.report.sections.runs import page as pages
+from simkit.report.sections import arms as beside
+from simkit.report.sections import runs as pages
 from simkit.report.words import plain
 
 STEP_NS = 10_000_000
@@ -326,7 +325,7 @@ def test_comparison_names_its_arms_answers_definitions_and_provenance(
 def test_same_input_same_bytes_in_another_process(tmp_path: Path) -> None:
     arms = {"static": make_run(tmp_path / "static", (5, 9, 30), batching="static", slots=2)}
     code = (
-        "import pathlib, sys; from simkit.report.render import html; from simkit.report.sections.runs import page\n"
+        "import pathlib, sys; from simkit.report.render import html; from simkit.report.sections import runs as page\n"
         "out, *arms = map(pathlib.Path, sys.argv[1:])\n"
         "html.write(out, page.report({path.name: path for path in arms}, 'Twice'))"
     )
@@ -403,12 +402,12 @@ def test_empty_corners(tmp_path: Path, outputs: Sequence[int], options: dict[str
 def test_labels_before_any_number(tmp_path: Path) -> None:
     saturated = {"summary.saturated": True, "summary.saturation_reason": "queue grew"}
     runs = [load_run(n, make_run(tmp_path / n, EIGHT, changes=saturated if n < "c" else None)) for n in ("a", "b", "c")]
-    found = {badge.label: badge for badge in headline.badges(runs)}
+    found = {badge.label: badge for badge in pages.badges(runs)}
     assert list(found) == ["uncalibrated", "saturated", "not simulated"]
     assert found["saturated"].text.startswith("2 of 3 arms")
     assert found["saturated"].details == ("a: queue grew", "b: queue grew")
     measured = {"summary.latency_source": "profile a100", "summary.not_simulated": [], "manifest.not_simulated": []}
-    assert headline.badges([load_run("d", make_run(tmp_path / "d", EIGHT, changes=measured))]) == []
+    assert pages.badges([load_run("d", make_run(tmp_path / "d", EIGHT, changes=measured))]) == []
 
 
 def test_a_profile_that_covers_too_little_says_what_it_does_not(tmp_path: Path) -> None:
@@ -418,7 +417,7 @@ def test_a_profile_that_covers_too_little_says_what_it_does_not(tmp_path: Path) 
         found = {"share": sum(parts.values()), "parts": {**parts, "lm_head_ci95": None}}
         changes = known | {"summary.gpu": {"busy": 1.0, "mfu": 0.5, "mbu": 0.5, "extrapolated": found}}
         name = f"run{len(list(tmp_path.iterdir()))}"
-        return headline.badges([load_run(name, make_run(tmp_path / name, EIGHT, changes=changes))])
+        return pages.badges([load_run(name, make_run(tmp_path / name, EIGHT, changes=changes))])
 
     assert badges(lm_head=0.04) == []
     (badge,) = badges(lm_head=0.04, mixed=0.3)
@@ -462,15 +461,15 @@ def test_headline_compares_with_the_baseline_and_survives_zero(tmp_path: Path) -
 
     slow, fast, none = run("slow", batching="static"), run("fast"), run("none", finish=False)
     ratio = fast.value("throughput.requests_per_s") / slow.value("throughput.requests_per_s")
-    assert f"fast delivers 2.67 req/s, {ratio:.1f}x slow" in headline.sentence([slow, fast, none], None)
-    assert "none finished no request" in headline.sentence([none, fast], {"baseline": "none"})
-    assert "none of 8 requests finished" in headline.sentence([fast, none], {"baseline": "fast"})
+    assert f"fast delivers 2.67 req/s, {ratio:.1f}x slow" in pages.sentence([slow, fast, none], None)
+    assert "none finished no request" in pages.sentence([none, fast], {"baseline": "none"})
+    assert "none of 8 requests finished" in pages.sentence([fast, none], {"baseline": "fast"})
 
 
 def test_means_over_replications_read_as_counts(tmp_path: Path) -> None:
     counts = {"arrived": 8.0, "arrived_ci95": 0.0, "finished": 7.5, "finished_ci95": 0.4, "rejected": 0.5}
     run = load_run("run", make_run(tmp_path / "run", EIGHT, changes={"summary.num_requests": counts}))
-    assert headline.sentence([run], None).endswith("7.50 of 8 requests finished.")
+    assert pages.sentence([run], None).endswith("7.50 of 8 requests finished.")
     rows = {row.label: row.cells[0] for _, group in beside.grid([run], "").groups for row in group}
     assert (rows["Finished"].text, rows["Finished"].interval) == ("7.50", "± 0.4")
 

@@ -1,4 +1,4 @@
-"""What the doctor says: of runs as they are, and of an examination, on a terminal and as Markdown."""
+"""What the doctor says: of runs as they are, of an examination, on a terminal and as Markdown, and in a plan."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from simkit.diagnosis.facts import gather
 from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 from simkit.diagnosis.thresholds import PROOF, TABLE
+from simkit.metrics.catalogue import LATENCIES
 from simkit.plain import Json
 from simkit.report import words
 from simkit.report.document import Badge, Column, Section, Table, column, single
@@ -253,3 +254,77 @@ def _as_code(settings: Json) -> str:
 def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     align = ["---", *["---:"] * (len(head) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (head, align, *rows)]
+
+
+# --- what a plan tells of its recommended point -----------------------------------------------------------------------
+_NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished requests"}
+
+
+def of_plan(content: Json) -> list[Section]:
+    """What the doctor found, where the plan brings it."""
+    found = content.get("doctor")
+    if not found:
+        return []
+    return [
+        Section(
+            "doctor", "What the doctor says", (_examined(found),), _evidence_tables(found["findings"]), _advised(found)
+        )
+    ]
+
+
+def _examined(found: Json) -> str:
+    """What was examined, and how much was found."""
+    load = "" if found.get("rate_per_s") is None else f" at {words.plain(float(found['rate_per_s']))} requests/s"
+    what = f"One run of the recommended point{load}, the rate that it is sure to carry, by rules of thumb"
+    if not found["findings"]:
+        return f"{what}: nothing found."
+    number = len(found["findings"])
+    return f"{what}: {number} finding{'s' if number > 1 else ''}."
+
+
+def _advised(found: Json) -> tuple[str, ...]:
+    """A line a finding, and one a sentence of advice with the settings that were tried and what came of them."""
+    lines = []
+    for finding in found["findings"]:
+        lines.append(f"{_title(finding)}: {finding['diagnosis']}")
+        tried: dict[str, list[str]] = {}
+        for entry in entries_of(finding):
+            verdicts = tried.setdefault(entry["text"], [])
+            if entry["settings"]:
+                verdict = entry["proof"]["verdict"] if entry["proof"] else NO_PROOF
+                verdicts.append(f"{settings_text(entry['settings'])} {verdict}")
+        for text, verdicts in tried.items():
+            outcome = f" Tried: {'; '.join(verdicts)}." if verdicts else ""
+            lines.append(f"{finding['rule']}, advice: {text}{outcome}")
+    return tuple(lines)
+
+
+def _evidence_tables(findings: Sequence[Json]) -> tuple[Table, ...]:
+    """The evidence of every finding, and what its metrics were before and after."""
+    tables = []
+    for finding in findings:
+        title = _title(finding)
+        rows = evidence_rows(finding)
+        columns = (
+            column("value", [row[1] for row in rows], words=True),
+            column("looked for", [row[2] for row in rows], words=True),
+        )
+        tables.append(Table(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
+        compared = before_and_after(finding, _label, "as planned", _header)
+        tables += [] if compared is None else [compared]
+    return tuple(tables)
+
+
+def _title(finding: Json) -> str:
+    return f"{finding['rule']} ({finding['severity']})"
+
+
+def _header(settings: Json) -> str:
+    """Settings without their sections, over several lines of a narrow column."""
+    text = settings_text({key.rpartition(".")[2]: value for key, value in settings.items()})
+    return text.replace(", ", ",\n").replace("=", "\n")
+
+
+def _label(key: str) -> str:
+    metric, _, stat = key.partition(".")
+    return f"{LATENCIES[metric]} {stat}" if metric in LATENCIES else _NAMES.get(key, (stat or metric).replace("_", " "))

@@ -1,22 +1,27 @@
-"""The terminal's tables of a log (`simkit trace info`) and of the workload fitted to it (`simkit trace fit`)."""
+"""What is told of a log: what it holds (`simkit trace info`), the workload fitted to it (`trace fit`), and a replay.
+
+A replay has tables beside its run, for the terminal and for the page: measured against predicted, and the log against
+an even workload (`measured` and `even_workload` of a summary).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
 from simkit.plain import Json
-from simkit.report.document import column, single
+from simkit.report.document import Table, column, single
 from simkit.report.render.terminal import fit
-from simkit.report.words import error, percent, plain
+from simkit.report.words import error, percent, plain, times
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STATS = ("mean", "p50", "p95", "p99", "max")
+SPREAD = ("mean", "p50", "p95", "p99", "max")
 
 
 def trace_tables(info: Json) -> list[RenderableType]:
@@ -28,10 +33,10 @@ def trace_tables(info: Json) -> list[RenderableType]:
     return parts
 
 
-def _spreads(info: Json) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
+def _spreads(info: Json) -> RichTable:
+    table = RichTable(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
     table.add_column("")
-    for stat in STATS:
+    for stat in SPREAD:
         table.add_column(stat, justify="right")
     measured, sessions = info["measured"] or {}, info["sessions"] or {}
     for name, spread in (
@@ -43,12 +48,12 @@ def _spreads(info: Json) -> Table:
         ("turn to turn [s]", sessions.get("between_turns_s")),
     ):
         if spread is not None:
-            table.add_row(name, *(plain(spread[stat]) for stat in STATS))
+            table.add_row(name, *(plain(spread[stat]) for stat in SPREAD))
     return table
 
 
-def _facts(lines: Iterator[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
+def _facts(lines: Iterator[tuple[str, str]]) -> RichTable:
+    table = RichTable.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in lines:
@@ -150,3 +155,61 @@ def fit_tables(check: Json, width: int = 100) -> list[RenderableType]:
             "and the mean lengths for all."
         ),
     ]
+
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+# --- a replay beside its run ------------------------------------------------------------------------------------------
+def replay_tables(summary: Json, measured: Json | None, arm: str = "") -> list[Table]:
+    """Those that a run has; none for most."""
+    found = [_measured(measured, arm)] if measured else []
+    even = summary.get("even_workload")
+    return [*found, _even(summary, even, arm)] if even else found
+
+
+def replay_terminal(summary: Json, width: int = 100) -> list[RenderableType]:
+    """They as a terminal shows them."""
+    parts: list[RenderableType] = []
+    for table in replay_tables(summary, summary.get("measured")):
+        parts += [*fit(table.head, table.names, table.groups, width, table.title), *map(Text, table.notes)]
+    return parts
+
+
+def _table(title: str, rows: dict[str, tuple[str, ...]], note: str, arm: str) -> Table:
+    """A row a number of a latency, with its statistics."""
+    groups = single(*(column(stat, (cells[at] for cells in rows.values())) for at, stat in enumerate(STATS)))
+    return Table(title, "", tuple(rows), groups, (note,), arm=arm)
+
+
+def _measured(measured: Json, arm: str) -> Table:
+    rows: dict[str, tuple[str, ...]] = {}
+    for metric, values in measured.items():
+        name = MEASURED_LATENCIES[metric]
+        rows[f"{name} measured [ms]"] = tuple(plain(values[stat]["measured"]) for stat in STATS)
+        rows[f"{name} predicted [ms]"] = tuple(plain(values[stat]["predicted"]) for stat in STATS)
+        rows[f"{name} error"] = tuple(error(values[stat]["error_pct"]) for stat in STATS)
+    counts = ", ".join(f"{MEASURED_LATENCIES[key]} {plain(values['num_requests'])}" for key, values in measured.items())
+    note = f"requests that finished in both: {counts}; a positive error: the prediction is too slow"
+    return _table("Predicted against measured", rows, note, arm)
+
+
+def _even(summary: Json, even: Json, arm: str) -> Table:
+    rows: dict[str, tuple[str, ...]] = {}
+    for metric in ("ttft_ms", "tpot_ms"):
+        log: Json = summary.get(metric) or {}
+        smooth: Json = even.get(metric) or {}
+        name = MEASURED_LATENCIES[metric]
+        rows[f"{name} of the log [ms]"] = tuple(plain(log.get(stat)) for stat in STATS)
+        rows[f"{name} of the even one [ms]"] = tuple(plain(smooth.get(stat)) for stat in STATS)
+        rows[f"{name} log / even"] = tuple(times(log.get(stat), smooth.get(stat)) for stat in STATS)
+    made = even["workload"]
+    count, rate, prompt, output = (
+        plain(made[key]) for key in ("num_requests", "rate_per_s", "prompt_tokens", "output_tokens")
+    )
+    note = (
+        f"even workload: {count} requests, Poisson arrivals at {rate} a second, each of {prompt} prompt and {output} "
+        "output tokens"
+    )
+    return _table("The log beside an even workload with equal means", rows, note, arm)

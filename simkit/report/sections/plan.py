@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from simkit.metrics.catalogue import LATENCIES
 from simkit.metrics.glossary import LIMITS
 from simkit.plain import Json
-from simkit.report.document import Facts, Provenance, Report, Section, Table, column, present
+from simkit.report.document import Column, Facts, Provenance, Report, Section, Table, column, present
 from simkit.report.figures import later, picture
-from simkit.report.read.plan import Content, rates_text, word
-from simkit.report.sections import doctor, plan_choice, plan_grid, plan_words
-from simkit.report.sections.doctor import settings_text
-from simkit.report.words import count, plain, scenario_yaml
+from simkit.report.read.plan import Content, ends, has_axes, label, rates_text, several_gpus, word
+from simkit.report.sections import doctor, plan_choice, plan_words
+from simkit.report.words import MISSING, Show, count, known, percent, plain, plain_down, scenario_yaml
 
 
 def report(content: Content) -> Report:
@@ -20,7 +19,7 @@ def report(content: Content) -> Report:
     around = [] if content.get("recommended") is None else _around(content)
     decisions = [] if content.get("recommended") is None else _decisions(content)
     sections = (
-        _capacity(content), *around, *_limits(content), *decisions, *_doctor(content), *_failed(content),
+        _capacity(content), *around, *_limits(content), *decisions, *doctor.of_plan(content), *_failed(content),
         *_notes(content),
     )  # fmt: skip
     return Report(
@@ -43,7 +42,7 @@ def _capacity(content: Content) -> Section:
         "capacity",
         "Capacity against max_num_seqs",
         tuple(text),
-        (plan_grid.points(content),),
+        (points(content),),
         figures=later("capacity.capacity", content),
     )
 
@@ -65,13 +64,13 @@ def _around(content: Content) -> list[Section]:
         f"Capacity: {rates_text(found)}. {plan_words.soft_text(content)}: {verdict}.",
         *plan_choice.confirm_texts(content["recommended"]),
     )
-    chance = plan_grid.chance(content)
-    steps = [] if chance is None else zip(chance.names, chance.columns[0].cells, strict=True)
+    steps_down = chance(content)
+    steps = [] if steps_down is None else zip(steps_down.names, steps_down.columns[0].cells, strict=True)
     # A curve as one sentence: it falls at every rate that is named.
     falls = f"Above {', '.join(f'{rate}/s: {share}' for rate, share in steps)}."
-    brief = says if chance is None else (*says, falls)
+    brief = says if steps_down is None else (*says, falls)
     figures = later("capacity.chance", content)
-    sections = [Section("chance", "Chance to pass", says, present(chance), figures=figures, brief=brief)]
+    sections = [Section("chance", "Chance to pass", says, present(steps_down), figures=figures, brief=brief)]
     if content.get("curve"):
         curve = present(plan_choice.curve(content))
         sections += [
@@ -84,7 +83,7 @@ def _around(content: Content) -> list[Section]:
 
 
 def _limits(content: Content) -> list[Section]:
-    sheet = plan_grid.limits(content)
+    sheet = limits(content)
     if sheet is None:
         return []
     seen: dict[str, None] = {}
@@ -132,16 +131,6 @@ def _decisions(content: Content) -> list[Section]:
     return found
 
 
-def _doctor(content: Content) -> list[Section]:
-    """What the doctor found, where the plan brings it."""
-    found = content.get("doctor")
-    if not found:
-        return []
-    return [
-        Section("doctor", "What the doctor says", (_examined(found),), _evidence(found["findings"]), _advised(found))
-    ]
-
-
 def _failed(content: Content) -> list[Section]:
     failed: Mapping[str, Json] = content["failed"]
     if not failed:
@@ -160,6 +149,115 @@ def _gpus(content: Content) -> str | None:
     chosen = content.get("recommended") or {}
     replicas = chosen.get("replicas", 1)
     return f"{replicas:,} replicas x {chosen['gpus'] // replicas:,} {content['gpu']}" if replicas > 1 else None
+
+
+# --- tables of points -------------------------------------------------------------------------------------------------
+EVIDENCE: dict[str, tuple[str, Show]] = {
+    "waiting": ("requests\nwait", percent),
+    "slots": ("no slot\nfree", percent),
+    "kv": ("no memory\nfree", percent),
+    "budget": ("budget\nspent", percent),
+    "turn": ("not their\nturn", percent),
+    "full": ("full\nsteps", percent),
+    "tail_queued": ("queue share\nof tail TTFT", percent),
+    "peak_running": ("running,\npeak", plain),
+    "peak_kv": ("KV use,\npeak", percent),
+    "concurrency": ("concur-\nrency", plain),
+    "gpu_busy": ("GPU\nbusy", percent),
+    "preemptions": ("preemp-\ntions", plain),
+    "capacity_with_more_slots": ("gain by\nmore slots", lambda gain: f"{100 * (gain - 1):+.1f} %"),
+}
+"""What is seen just beyond a capacity: (header, how it reads)."""
+
+
+def points(content: Content) -> Table:
+    """A row a point: its capacity, what binds, what it costs."""
+    rows: Sequence[Json] = content["points"]
+    found = [row["capacity"] or {} for row in rows]
+    intervals = [ends(row["capacity"]) for row in rows]
+    marks = [_mark(content, row) for row in rows]
+    groups: list[tuple[Column, ...]] = [
+        (
+            column("low\n[1/s]", [plain_down(low) for low, _ in intervals]),
+            column("capacity\n[1/s]", [plain(known(item.get("estimate_per_s"))) for item in found]),
+            column("high\n[1/s]", [plain(high) for _, high in intervals]),
+        ),
+    ]
+    if several_gpus(content):
+        each = column("a GPU\n[1/s]", [plain(known(row["per_gpu_per_s"])) for row in rows])
+        groups.append((column("GPUs", [count(row["gpus"]) for row in rows]), each))
+    groups += [
+        (
+            column("limit", [(row["limit"] or {}).get("name") or MISSING for row in rows], words=True),
+            column("soft", [plain(item.get("soft")) for item in found], words=True),
+        ),
+        (column("cost", [plan_choice.money(row["cost"], "output") for row in rows]),) if _priced(content) else (),
+        (column("mark", marks, words=True),) if any(marks) else (),
+    ]
+    names = tuple(label(content, row) for row in rows)
+    return Table("Points", _head(content), names, tuple(filter(None, groups)), tuple(_point_notes(content, rows)))
+
+
+def _mark(content: Content, row: Json) -> str:
+    """Whether a point is the recommended one, the knee, or both."""
+    keys = ("recommended", "knee")
+    return " and ".join(key for key in keys if (content.get(key) or {}).get("name") == row["name"])
+
+
+def _point_notes(content: Content, rows: Sequence[Json]) -> Iterator[str]:
+    """Why points have no capacity, where intervals are narrower, and what the cost is of."""
+    whys: dict[str, list[str]] = {}
+    counts: dict[int, list[str]] = {}
+    for row in rows:
+        if row["capacity"] is None:
+            whys.setdefault(row["no_capacity"] or "no reason given", []).append(label(content, row))
+        else:
+            counts.setdefault(row["capacity"]["replications"], []).append(label(content, row))
+    for why, names in whys.items():
+        yield f"No capacity, {why}: {', '.join(names)}."
+    if len(counts) > 1:
+        most = max(counts)
+        narrower = ", ".join(counts.pop(most))
+        yield f"Intervals are narrower with {most} replications, at {narrower}, than with {max(counts)}."
+    if _priced(content):
+        yield "Cost: per million output tokens at the capacity."
+
+
+def _head(content: Content) -> str:
+    return "point" if has_axes(content) else "max_num_seqs"
+
+
+def _priced(content: Content) -> bool:
+    return bool(content.get("cost")) or any(point["cost"] for point in content["points"])
+
+
+def limits(content: Content) -> Table | None:
+    """A row a point: what binds it and what was seen just beyond its capacity."""
+    rows = [point for point in content["points"] if point["limit"] is not None]
+    if not rows:
+        return None
+    seen = dict.fromkeys(name for row in rows for name in row["limit"]["evidence"])
+    order = [*(name for name in EVIDENCE if name in seen), *(name for name in seen if name not in EVIDENCE)]
+    evidence = []
+    for name in order:
+        header, show = EVIDENCE.get(name, (name, plain))
+        values = [known(row["limit"]["evidence"].get(name)) for row in rows]
+        evidence.append((column(header, [MISSING if value is None else show(value) for value in values]),))
+    first = (
+        column("limit", [row["limit"]["name"] for row in rows], words=True),
+        column("missed first", [row["limit"]["term"] for row in rows], words=True),
+    )
+    return Table("Evidence", _head(content), tuple(label(content, row) for row in rows), (first, *evidence))
+
+
+def chance(content: Content) -> Table | None:
+    """A row a rate from which on one replication more misses the SLO."""
+    rows = content.get("chance") or ()
+    if not rows:
+        return None
+    names = tuple(f"{row['rate_per_s']:.4g}" for row in rows)
+    chances = column("chance", [f"{row['chance']:.3g}" for row in rows])
+    return Table("Chance to pass, step by step", "above [1/s]", names, ((chances,),), folded=True)
 
 
 # --- where the numbers come from --------------------------------------------------------------------------------------
@@ -204,65 +302,3 @@ def _provenance(content: Content) -> Provenance:
         (Facts(tuple((name, v if isinstance(v, str) else count(v)) for name, v in facts if v is not None)),),
         (("The file that the plan was made from", scenario_yaml(content["scenario"])),),
     )
-
-
-# --- what the doctor says of the recommended point --------------------------------------------------------------------
-_NAMES = {"num_preemptions": "preemptions", "num_requests.finished": "finished requests"}
-
-
-def _examined(found: Json) -> str:
-    """What was examined, and how much was found."""
-    load = "" if found.get("rate_per_s") is None else f" at {plain(float(found['rate_per_s']))} requests/s"
-    what = f"One run of the recommended point{load}, the rate that it is sure to carry, by rules of thumb"
-    if not found["findings"]:
-        return f"{what}: nothing found."
-    count = len(found["findings"])
-    return f"{what}: {count} finding{'s' if count > 1 else ''}."
-
-
-def _advised(found: Json) -> tuple[str, ...]:
-    """A line a finding, and one a sentence of advice with the settings that were tried and what came of them."""
-    lines = []
-    for finding in found["findings"]:
-        lines.append(f"{_title(finding)}: {finding['diagnosis']}")
-        tried: dict[str, list[str]] = {}
-        for entry in doctor.entries_of(finding):
-            verdicts = tried.setdefault(entry["text"], [])
-            if entry["settings"]:
-                verdict = entry["proof"]["verdict"] if entry["proof"] else doctor.NO_PROOF
-                verdicts.append(f"{settings_text(entry['settings'])} {verdict}")
-        for text, verdicts in tried.items():
-            outcome = f" Tried: {'; '.join(verdicts)}." if verdicts else ""
-            lines.append(f"{finding['rule']}, advice: {text}{outcome}")
-    return tuple(lines)
-
-
-def _evidence(findings: Sequence[Json]) -> tuple[Table, ...]:
-    """The evidence of every finding, and what its metrics were before and after."""
-    tables = []
-    for finding in findings:
-        title = _title(finding)
-        rows = doctor.evidence_rows(finding)
-        columns = (
-            column("value", [row[1] for row in rows], words=True),
-            column("looked for", [row[2] for row in rows], words=True),
-        )
-        tables.append(Table(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
-        compared = doctor.before_and_after(finding, _label, "as planned", _header)
-        tables += [] if compared is None else [compared]
-    return tuple(tables)
-
-
-def _title(finding: Json) -> str:
-    return f"{finding['rule']} ({finding['severity']})"
-
-
-def _header(settings: Json) -> str:
-    """Settings without their sections, over several lines of a narrow column."""
-    text = settings_text({key.rpartition(".")[2]: value for key, value in settings.items()})
-    return text.replace(", ", ",\n").replace("=", "\n")
-
-
-def _label(key: str) -> str:
-    metric, _, stat = key.partition(".")
-    return f"{LATENCIES[metric]} {stat}" if metric in LATENCIES else _NAMES.get(key, (stat or metric).replace("_", " "))

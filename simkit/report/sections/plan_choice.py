@@ -20,7 +20,6 @@ from simkit.report.read.plan import (
     stat_label,
     word,
 )
-from simkit.report.sections.plan_grid import money
 from simkit.report.words import MISSING, Show, count, known, percent, plain, plain_down
 
 SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
@@ -159,6 +158,12 @@ def cost(content: Content) -> Table | None:
         column("a million\ntotal tokens", [money(paid, "total") for _, paid in rows]),
     )
     return Table("Cost", "for", tuple(name for name, _ in rows), (columns,))
+
+
+def money(cost: Json | None, kind: str) -> str:
+    """Cost of a million output or total tokens."""
+    found = None if cost is None else known(cost[f"per_million_{kind}_tokens"])
+    return MISSING if found is None else f"{found:.3g}"
 
 
 def variation_name(item: Json) -> str:

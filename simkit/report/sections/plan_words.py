@@ -11,8 +11,7 @@ from simkit.metrics.glossary import DEFINITIONS
 from simkit.report.document import Badge
 from simkit.report.read.plan import TOO_FEW, Content, extrapolated, label, too_few, word
 from simkit.report.sections import plan_choice
-from simkit.report.sections.runs.headline import TOLD_SHARE
-from simkit.report.words import count, known, percent, plain
+from simkit.report.words import TOLD_SHARE, count, known, percent, plain
 from simkit.types import Basis
 
 SHARED = ("TTFT", "TPOT", "E2E", "Measured window", "Throughput", "Concurrency", "KV utilisation", "Preemption")

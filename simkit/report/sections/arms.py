@@ -1,4 +1,4 @@
-"""The arms of a report beside each other: every metric, paired differences, and why output lengths matter.
+"""The arms of a report beside each other: every metric, paired differences, why output lengths matter, and charts.
 
 Numbers are those of summary.json; an empty cell has a mark, and under the table the reason.
 """
@@ -6,7 +6,8 @@ Numbers are those of summary.json; an empty cell has a mark, and under the table
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from simkit.metrics.catalogue import COUNT, HTML, SHARE, Metric, find, shown
 from simkit.plain import Json
 from simkit.report import words
-from simkit.report.document import Cell, Column, Grid, Note, Row, Section, Table
+from simkit.report.document import Cell, Column, Drawing, Figure, Grid, Note, Row, Section, Table
+from simkit.report.figures import cdf, gantt, memory, timeline
 from simkit.report.read.run import Run, num_rows, select
-from simkit.report.read.summary import NOT_STREAMED, OF, are_several, show_of, why_missing
+from simkit.report.words import NOT_STREAMED, OF, are_several, show_of, why_missing
 
 _REASONS = {
     NOT_STREAMED: "not streamed: every token is delivered when the batch ends",
@@ -183,3 +185,53 @@ def _mean_longest(static: Run, output_of: Mapping[int, float]) -> float | None:
             key = (replica, admitted)
             longest[key] = max(longest.get(key, 0.0), output_of[request])
     return float(np.mean(list(longest.values()))) if longest else None
+
+
+# --- a chart an arm or a group of arms, and what has none -------------------------------------------------------------
+SLOTS = (
+    "A row is a slot of the batch, a bar is the stay of one request in it. A request takes the lowest slot that is "
+    "free. Hatched grey is a dead slot: its request has all its tokens, but the batch has not ended, so the slot "
+    "cannot be given to anybody else. A gap is an empty slot. Each arm has its own time axis. First replication, "
+    "first replica."
+)
+MEMORY = (
+    "From the bottom up: tokens that are stored (used); room that its sequence will still fill (reserved); room "
+    "that nobody will ever fill (internal waste); free room in holes too small for the request at the head of the "
+    "queue (external waste; contiguous memory only). What is left is free. First replication, all replicas "
+    "together."
+)
+LATENCY = (
+    "The height of a line at x is the share of finished, measured requests that took x or less; further left is "
+    "better. The circle is p95 and the diamond p99 of summary.json. With replications the line pools them and the "
+    "marks are means of theirs."
+)
+TIMELINE = (
+    "Requests that wait, requests that hold a slot, and finished requests per second (batches that leave together "
+    "make peaks); the dashed line is the throughput of summary.json. Time axes differ, the other axes are the same "
+    "for all arms. A queue that keeps growing while requests arrive means that the arm is saturated. First "
+    "replication, all replicas together."
+)
+
+
+def charts(runs: Sequence[Run]) -> list[Section]:
+    """The four of a page, drawn when a renderer asks for them."""
+    draw_timeline = partial(timeline.draw, limits=timeline.limits(runs))
+    nothing = "no request finished, so there is no latency to show"
+    cdfs = [
+        Drawing(partial(cdf.draw, group, f"cdf{i}", name), f"{name}: {nothing}")
+        for i, (name, group) in enumerate(cdf.groups(runs).items())
+    ]
+    return [
+        _arms("slots", "Who sits in which slot", SLOTS, runs, gantt.draw, "no request ever held a slot"),
+        _arms("memory", "What the KV memory holds", MEMORY, runs, memory.pool, "no step was run"),
+        Section("latency", "Latency distributions", (LATENCY,), figures=tuple(cdfs)),
+        _arms("timeline", "Queue, running and throughput over time", TIMELINE, runs, draw_timeline, "no step was run"),
+    ]
+
+
+def _arms(
+    key: str, title: str, reading: str, runs: Sequence[Run], draw: Callable[[Run, str], Figure | None], missing: str
+) -> Section:
+    """A chart an arm, or why it has none."""
+    drawings = (Drawing(partial(draw, run, f"{key}{i}"), f"{run.name}: {missing}") for i, run in enumerate(runs))
+    return Section(key, title, (reading,), figures=tuple(drawings))
