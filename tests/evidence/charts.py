@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from evidence import off_pct
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.style import WIDTH, Fill, Look, entry
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h")
@@ -66,7 +66,7 @@ def scatter(curves: Content) -> Figure | None:
             for turn, found in shown.items():
                 _rows(ax, found["points"], _turn(turn))
             ax.set(xlabel=f"measured {unit}", ylabel=f"predicted {unit}")
-            axes.grid(ax)
+            style.grid(ax)
         names = [entry(name, **_turn(turn)) for turn, name in enumerate(sets)]
         hollow: Look = {"color": style.GREY, "marker": MARKERS[0], "markerfacecolor": "none", "linestyle": "none"}
         fitted = entry("rows that terms were fitted on: hollow", **hollow)
@@ -86,7 +86,7 @@ def _diagonal(ax: Axes, values: Sequence[float]) -> None:
     for share, look in ((1.0, EQUAL), (1 + WITHIN_PCT / 100, BESIDE), (1 - WITHIN_PCT / 100, BESIDE)):
         ax.plot([low, high], [low * share, high * share], **look)
     for axis in (ax.xaxis, ax.yaxis):
-        axes.ticks(axis, LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+        style.ticks(axis, LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
 
 
 def _diagonal_handles() -> list[Line2D]:
@@ -145,10 +145,10 @@ def _errors(ax: Axes, name: str, found: Content) -> None:
         off = [off_pct(point[key], point["measured"]) for point in chosen]
         ax.plot([point["by"] for point in chosen], off, markersize=4, **look)
     ax.set_xscale("log", base=2)
-    axes.ticks(ax.xaxis, form="g")
+    style.ticks(ax.xaxis, form="g")
     ax.set_xlabel(found["by"])
     _title(ax, name, 34)
-    axes.grid(ax)
+    style.grid(ax)
 
 
 def _title(ax: Axes, name: str, width: int) -> None:
@@ -187,7 +187,7 @@ def _bars(ax: Axes, arms: Content, effects: Sequence[str]) -> None:
     pad = 0.08 * (max(extent) - min(extent)) or 1.0
     ax.set_xlim(min(extent) - pad, max(extent) + 2 * pad)
     ax.set_xlabel("mean error [%]")
-    axes.grid(ax, "x")
+    style.grid(ax, "x")
 
 
 # --- a run, lines, kernels, memory ------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def run(curves: Content) -> Figure | None:
             ax.set_xlabel(f"{metric.removesuffix('_ms').upper()} [ms]")
             ax.set_ylim(0, 1)
             ax.set_xlim(left=0)
-            axes.ticks(ax.xaxis, MaxNLocator(5))
-            axes.grid(ax)
+            style.ticks(ax.xaxis, MaxNLocator(5))
+            style.grid(ax)
         panels[0].set_ylabel("share of requests at most so long")
         drawn.legend([entry("measured", **MEASURED), entry("predicted", **PREDICTED | SHORT)], 2)
         caption = "The run with a record for each request: nothing was fitted to it."
@@ -224,12 +224,12 @@ def chart(found: Content, key: str) -> Figure:
         if found["log"]:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log")
-            axes.ticks(ax.yaxis, LogLocator(subs=(1.0, 2.0, 5.0)))
+            style.ticks(ax.yaxis, LogLocator(subs=(1.0, 2.0, 5.0)))
         else:
             ax.set_ylim(bottom=0)
-        axes.ticks(ax.xaxis)
+        style.ticks(ax.xaxis)
         ax.set(xlabel=found["x_label"], ylabel=found["y_label"])
-        axes.grid(ax)
+        style.grid(ax)
         drawn.legend(ax.get_legend_handles_labels()[0], 2)
         return drawn.figure(key, found["title"], f"{found['title']}.")
 
@@ -248,7 +248,7 @@ def kernels(curves: Content) -> Figure | None:
             ax.plot([ops[name]["bias_pct"] for name in names], names, **BIAS)
             ax.axvline(0, **EQUAL)
             ax.set_title(profile)
-            axes.grid(ax, "x")
+            style.grid(ax, "x")
             ax.tick_params(labelbottom=True)
         for ax in panels[-2:]:
             ax.set_xlabel("error on held-out rows [%]")
@@ -269,6 +269,6 @@ def memory(curves: Content) -> Figure | None:
             x, y = zip(*points, strict=True)
             ax.plot(x, y, markeredgecolor=style.INK, markeredgewidth=0.4, **_turn(index))
         ax.set(xlabel="logged KV cache [tokens]", ylabel="predicted KV cache [tokens]")
-        axes.grid(ax)
+        style.grid(ax)
         drawn.legend([*(entry(name, **_turn(i)) for i, name in enumerate(groups)), *_diagonal_handles()], 2)
         return drawn.figure("memory", "Predicted over logged KV tokens", "A mark a start-up log.")

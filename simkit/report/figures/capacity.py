@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.style import Look, entry
 from simkit.report.read.plan import Content, Row, combinations, ends, several_gpus
 from simkit.report.sections.plan_choice import variation_name
@@ -97,7 +97,7 @@ def capacity(content: Content) -> Figure | None:
             is_lowest = index + columns >= len(panels)
             _slots_axis(ax, slots, narrow=in_panels)
             ax.set_ylim(bottom=0)
-            axes.grid(ax)
+            style.grid(ax)
             ax.set_ylabel(_unit(content) if index % columns == 0 else "")
             ax.set_xlabel("max_num_seqs [sequences]" if is_lowest else "")
             if is_lowest:
@@ -195,7 +195,7 @@ def _at_one_slots(content: Content, points: Mapping[str, _Point]) -> Figure:
         ax.set_yticks(range(len(points)), list(points))
         ax.set_ylim(len(points) - 0.4, -0.6)
         ax.set_xlim(left=0)
-        axes.grid(ax, "x")
+        style.grid(ax, "x")
         ax.set_xlabel(_unit(content))
         # One max_num_seqs has neither a line nor a knee, and its bound is no place on this axis.
         drawn.legend(_legend(content, {name: [point] for name, point in points.items()}), 4)
@@ -218,7 +218,7 @@ def _slots_axis(ax: Axes, values: Sequence[int], *, narrow: bool) -> None:
         if math.log2(value / labels[-1]) >= apart:
             labels.append(value)
     ax.xaxis.set_minor_locator(NullLocator())
-    axes.ticks(ax.xaxis, FixedLocator(labels), "g")
+    style.ticks(ax.xaxis, FixedLocator(labels), "g")
 
 
 def _legend(content: Content, lines: Lines) -> list[Line2D | Patch]:
@@ -260,8 +260,8 @@ def chance(content: Content) -> Figure | None:
                 ax.plot([at], [level], markersize=6, zorder=4, **mark)
         ax.set_xlim(left, right)
         ax.set_ylim(-0.03, 1.05)
-        axes.ticks(ax.yaxis, FixedLocator([0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]), "g")
-        axes.grid(ax)
+        style.ticks(ax.yaxis, FixedLocator([0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]), "g")
+        style.grid(ax)
         ax.set_xlabel("request rate [requests/s]")
         ax.set_ylabel("share of replications that pass")
         handles = [entry("chance to pass", **line), entry("chance 0.9 and 0.1", **mark), *band_handles()]
@@ -300,7 +300,7 @@ def sensitivity(content: Content) -> Figure | None:
             ax.plot([_or_nan(at)], [index], linestyle="none", markersize=6.5, **look)
         ax.set_yticks(range(len(rows)), [variation_name(row) for row in rows])
         ax.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(ax, "x")
+        style.grid(ax, "x")
         ax.set_xlabel("capacity as a ratio to the recommended point's, with 95 % interval")
         mark = partial(entry, linestyle="none", markersize=6.5)
         handles = [mark("interval without 1", **CLEAR), mark("no clear difference", **UNCLEAR)]

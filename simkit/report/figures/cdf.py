@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from simkit.metrics.latencies import defined, values_ns
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.style import Look, entry
 from simkit.report.read.run import Run, Table, select
 from simkit.types import Floats
@@ -131,13 +131,13 @@ def arm_looks(runs: Sequence[Run]) -> dict[str, Look]:
 def _panel(ax: Axes, latency: Latency, lines: Sequence[tuple[Run, Floats, Look]]) -> None:
     ax.set_title(latency.title)
     ax.set_ylim(0, 1.02)
-    axes.grid(ax)
+    style.grid(ax)
     if not lines:
-        axes.empty(ax, "undefined for every arm\n(see the caption)")
+        style.empty(ax, "undefined for every arm\n(see the caption)")
         return
     low = min(float(values[0]) for _, values, _ in lines)
     high = max(float(values[-1]) for _, values, _ in lines)
-    scale = axes.time_axis(ax, latency.title, low, high)
+    scale = style.time_axis(ax, latency.title, low, high)
     for run, values, look in lines:
         ax.plot(np.quantile(values, LEVELS) / scale, LEVELS, solid_capstyle="butt", **look)
         mark: Look = {"color": look["color"], "linestyle": "none", "markersize": 5.5, "zorder": 4}

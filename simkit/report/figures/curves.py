@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 
 from simkit.metrics.catalogue import LATENCIES
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.capacity import band, band_handles
 from simkit.report.figures.style import Look, entry
 from simkit.report.read.plan import (
@@ -95,7 +95,7 @@ def _line(ax: Axes, content: Content, number: Callable[[Row], Pair], look: Look)
 def _rate_axis(ax: Axes, content: Content) -> None:
     rates = [row["rate_per_s"] for row in _rows(content)]
     band(ax, content["recommended"]["capacity"])
-    axes.grid(ax)
+    style.grid(ax)
     ax.set_xlabel("request rate [requests/s]")
     if max(rates) > WIDE * content["recommended"]["capacity"]["estimate_per_s"]:
         ax.set_xscale("log")
@@ -107,7 +107,7 @@ def _rate_axis(ax: Axes, content: Content) -> None:
 def _plain_log(axis: Axis) -> None:
     """A logarithmic axis with plain numbers, closer where it spans little."""
     low, high = axis.get_view_interval()
-    axes.ticks(axis, LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=12))
+    style.ticks(axis, LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=12))
 
 
 def _verdict_handles() -> list[Line2D]:
@@ -172,7 +172,7 @@ def _latency_panel(ax: Axes, content: Content, metric: str) -> None:
     asked = [f"{stat} ≤ {target:,g} ms" for stat, target in targets(content, metric)]
     ax.set_title(f"{name}, SLO {' and '.join(asked)}" if asked else name)
     if not any(lines):
-        axes.empty(ax, "undefined: not streamed")
+        style.empty(ax, "undefined: not streamed")
         ax.set_yticks([])
         return
     for _, target in targets(content, metric):
@@ -269,7 +269,7 @@ def _front_panel(ax: Axes, metric: str, found: Sequence[Tradeoff]) -> None:
         ax.set_ylim(0.7 * low, 1.8 * high)
         _plain_log(ax.yaxis)
     _name_rates(ax, found)
-    axes.grid(ax)
+    style.grid(ax)
     ax.set_title(f"{LATENCIES[metric]} p95")
     ax.set_xlabel("output tokens/s a GPU")
     ax.set_ylabel(f"{LATENCIES[metric]} p95 [ms]")

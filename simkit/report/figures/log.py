@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.ticker import LogLocator
 
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.style import Canvas, Look
 from simkit.types import Floats, Ints
 
@@ -66,7 +66,7 @@ def _rate(ax: Axes, info: Content, curves: Content) -> None:
     span_s = info["span_s"]
     ax.set_title("Arrivals over time")
     if not span_s:
-        axes.empty(ax, "all arrive at one time")
+        style.empty(ax, "all arrive at one time")
         ax.set_yticks([])
         return
     rates, edges, width_s = rate_bins(curves["arrivals_per_bin"], curves["bin_s"], span_s)
@@ -88,7 +88,7 @@ def _gaps(ax: Axes, info: Content, curves: Content) -> None:
     ax.set_title("Gaps")
     gap_s, share = curves["gap_s"], curves["gap_share"]
     if not len(gap_s):
-        axes.empty(ax, "no gaps: all arrive at one time")
+        style.empty(ax, "no gaps: all arrive at one time")
         ax.set_yticks([])
         return
     mean_s = 1 / info["rate_per_s"]
@@ -105,7 +105,7 @@ def _gaps(ax: Axes, info: Content, curves: Content) -> None:
     ax.set_xscale("log")
     ax.set_xlim(low, high)
     ax.set_ylim(0, 1.02)
-    axes.ticks(ax.xaxis, LogLocator(numticks=7))
+    style.ticks(ax.xaxis, LogLocator(numticks=7))
     ax.set_xlabel("gap to the request before [s]")
     ax.set_ylabel("share of gaps not longer")
     _legend_above(ax)
@@ -132,13 +132,13 @@ def _lengths(drawn: Canvas, ax: Axes, curves: Content) -> None:
     ax.set_xlim(_decades(prompts))
     ax.set_ylim(_decades(outputs))
     for axis in (ax.xaxis, ax.yaxis):
-        axes.ticks(axis, LogLocator(numticks=7))
+        style.ticks(axis, LogLocator(numticks=7))
     ax.set_xlabel("prompt [tokens]")
     ax.set_ylabel("output [tokens]")
     bar = drawn.fig.colorbar(dots, ax=ax, pad=0.02)
     bar.set_label(f"requests in 1/{CELLS_PER_DECADE} decade square")
-    axes.ticks(bar.ax.yaxis, LogLocator(subs=(1.0,) if top > 100 * stride else (1.0, 2.0, 5.0)))
-    axes.grid(ax)
+    style.ticks(bar.ax.yaxis, LogLocator(subs=(1.0,) if top > 100 * stride else (1.0, 2.0, 5.0)))
+    style.grid(ax)
 
 
 def _colors() -> ListedColormap:
@@ -157,7 +157,7 @@ def _decades(values: Ints) -> tuple[float, float]:
 
 def _legend_above(ax: Axes) -> None:
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=2, borderaxespad=0.2)
-    axes.grid(ax)
+    style.grid(ax)
 
 
 def _duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from simkit.report import words
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style, timeline
+from simkit.report.figures import style, timeline
 from simkit.report.figures.style import Fill
 from simkit.report.read.run import Run, Table, num_rows
 from simkit.types import Floats
@@ -63,7 +63,7 @@ def write_budget(memory: Content, directory: Path) -> None:
         ax.set_yticks(range(len(stages)), [_label(memory, row) for row in range(len(stages))])
         ax.set_xlabel("memory of one GPU [GiB]")
         ax.set_title(_title(memory))
-        axes.grid(ax, "x")
+        style.grid(ax, "x")
         shown = {fill for fills, _ in used for fill in fills}
         drawn.legend([fill.patch() for fill in FILLS if fill in shown], 4)
         drawn.save(directory, "memory")
@@ -139,7 +139,7 @@ def pool(run: Run, key: str) -> Figure | None:
             bottom = bottom + values
         ax.set_xlim(over.times_ns[0] / time.ns, over.times_ns[-1] / time.ns)
         ax.set_ylim(0, top / scale)
-        axes.grid(ax, "y")
+        style.grid(ax, "y")
         ax.set(title=run.name, xlabel=f"time [{time.name}]", ylabel=f"KV memory [{unit}]")
         drawn.legend([fill.patch() for fill in POOL_FILLS], 5)
         caption = _describe(run, size, len(first_rows), zoomed, over.thinned)

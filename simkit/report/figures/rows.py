@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.style import WIDTH, Look, entry
 from simkit.report.read import rows as rows_data
 from simkit.report.read.rows import ROLES, Content, Row, metric_name, metric_unit
@@ -49,7 +49,7 @@ def agreement(content: Content) -> Figure | None:
         values = [value for row in _with(content, metric, zero) for end in ends for value in _pair(row, metric, end)]
         values = [value for value in values if value > 0]
         unit = f" [{metric_unit(metric)}]" if metric_unit(metric) else ""
-        axes.square(ax, values, f"{_name(metric)}{unit}", always_log=True)
+        style.square(ax, values, f"{_name(metric)}{unit}", always_log=True)
         for rows, look in _marks(content, metric, zero):
             measured, predicted = zip(*(_pair(row, metric, key) for row in rows), strict=True)
             ax.plot(measured, predicted, zorder=3, **look)
@@ -68,12 +68,12 @@ def concurrency(content: Content) -> Figure | None:
             found = [(_concurrency(row), known(row["metrics"][metric].get(key))) for row in rows]
             placed = [(at, error) for at, error in found if at is not None and error is not None]
             ax.plot([at for at, _ in placed], [error for _, error in placed], zorder=3, **look)
-        ax.axhspan(-axes.NEAR_PCT, axes.NEAR_PCT, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
-        ax.axhline(0, zorder=1, **axes.EQUAL)
+        ax.axhspan(-style.NEAR_PCT, style.NEAR_PCT, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)
+        ax.axhline(0, zorder=1, **style.EQUAL)
         _error_axis(ax, _all_errors(content, metric))
         _concurrency_axis(ax, [at for row in content["rows"] if (at := _concurrency(row))])
         ax.set_ylabel("error [%]")
-        axes.grid(ax)
+        style.grid(ax)
 
     return _figure(content, "concurrency", "Error of each row against its concurrency", draw, square=False)
 
@@ -97,7 +97,7 @@ def _figure(
             if any(_with(content, metric, zero)):
                 draw(ax, metric, zero)
             else:
-                axes.empty(ax, "not predicted")
+                style.empty(ax, "not predicted")
                 ax.set_yticks([])
             ax.set_title(f"{_name(metric)}{_side(content, zero)}")
         engine = drawn.fig.get_layout_engine()
@@ -132,7 +132,7 @@ def _caption(content: Content, drawable: Sequence[str], key: str) -> str:
     if drawable[MAX_METRICS:]:
         said.append(f"Not drawn: {', '.join(map(metric_name, drawable[MAX_METRICS:]))}")
     if key == "concurrency" and any(error > FAR_PCT for error in _all_errors(content)):
-        said.append(f"Where errors exceed {FAR_PCT:g} % their axis is logarithmic outside of ± {axes.NEAR_PCT:g} %")
+        said.append(f"Where errors exceed {FAR_PCT:g} % their axis is logarithmic outside of ± {style.NEAR_PCT:g} %")
     return f"{'. '.join(said)}."
 
 
@@ -201,17 +201,17 @@ def _legend(content: Content) -> list[Line2D | Patch]:
         mark: Look = {"color": style.INK, "marker": "o", "markersize": 5.5, "linestyle": "none"}
         hollow: Look = mark | {"markerfacecolor": "none"}
         handles += [entry(f"hollow: {ROLES['fit']}", **hollow), entry(f"filled: {ROLES['test']}", **mark)]
-    return [*handles, *axes.square_handles()]
+    return [*handles, *style.square_handles()]
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
 def _error_axis(ax: Axes, errors: Sequence[float]) -> None:
     """The same for both panels of a metric."""
-    low, high = min(-axes.NEAR_PCT, *errors), max(axes.NEAR_PCT, *errors)
+    low, high = min(-style.NEAR_PCT, *errors), max(style.NEAR_PCT, *errors)
     if high > FAR_PCT:
-        ax.set_yscale("symlog", linthresh=axes.NEAR_PCT)
-        ax.set_ylim(min(1.4 * low, -2 * axes.NEAR_PCT), 1.4 * high)
-        axes.ticks(ax.yaxis, form=",g")
+        ax.set_yscale("symlog", linthresh=style.NEAR_PCT)
+        ax.set_ylim(min(1.4 * low, -2 * style.NEAR_PCT), 1.4 * high)
+        style.ticks(ax.yaxis, form=",g")
         return
     pad = 0.08 * (high - low)
     ax.set_ylim(low - pad, high + pad)
@@ -221,5 +221,5 @@ def _error_axis(ax: Axes, errors: Sequence[float]) -> None:
 def _concurrency_axis(ax: Axes, values: Sequence[float]) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xlim(min(values) / 1.4, max(values) * 1.4)
-    axes.ticks(ax.xaxis, LogLocator(base=2, numticks=12), "g")
+    style.ticks(ax.xaxis, LogLocator(base=2, numticks=12), "g")
     ax.set_xlabel("concurrency [requests]")

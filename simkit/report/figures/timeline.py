@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.read.run import Column, Run, Table, num_rows, select
 from simkit.types import Floats
 from simkit.units import NS_PER_S
@@ -156,7 +156,7 @@ def draw(run: Run, key: str, limits: Limits) -> Figure | None:
         for ax in (waiting, running):
             ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         for ax in panels:
-            axes.grid(ax)
+            style.grid(ax)
             for outage in lines.outages:
                 start, end = outage.start_ns / unit.ns, outage.end_ns / unit.ns
                 ax.axvspan(start, end, color=style.GREY, alpha=0.3, linewidth=0, zorder=0)

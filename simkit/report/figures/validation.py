@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from simkit.metrics.catalogue import MEASURED_LATENCIES
 from simkit.report.document import Figure
-from simkit.report.figures import axes, style
+from simkit.report.figures import style
 from simkit.report.figures.style import WIDTH, Fill, Look, entry
 from simkit.report.read.validation import HEADLINE, SERIES, Content, counts, effect_name, error_of, key_name, things
 from simkit.report.words import count, error, known
@@ -69,10 +69,10 @@ def _distribution(ax: Axes, content: Content, metric: str, curve: Mapping[str, S
     finite = np.concatenate([line[np.isfinite(line)] for line in lines.values()])
     ax.set_title(MEASURED_LATENCIES[metric])
     ax.set_ylim(0, 1.02)
-    axes.grid(ax)
+    style.grid(ax)
     if not len(finite):
         return
-    scale = axes.time_axis(ax, MEASURED_LATENCIES[metric], float(finite.min()), float(finite.max()))
+    scale = style.time_axis(ax, MEASURED_LATENCIES[metric], float(finite.min()), float(finite.max()))
     for side, look in SIDES:
         ax.plot(lines[side] / scale, share, zorder=2, **look)
         for stat, at, mark in PERCENTILES:
@@ -92,11 +92,11 @@ def requests(content: Content) -> Figure | None:
         for ax, (metric, found) in zip(drawn.panels(len(pairs), columns), pairs.items(), strict=True):
             scale, unit = (1000.0, "s") if found.max() >= 10_000 else (1.0, "ms")
             shown = found[_thinned(len(found), MAX_DOTS)] / scale
-            axes.square(ax, shown.ravel().tolist(), f"{MEASURED_LATENCIES[metric]} [{unit}]")
+            style.square(ax, shown.ravel().tolist(), f"{MEASURED_LATENCIES[metric]} [{unit}]")
             ax.plot(shown[:, 0], shown[:, 1], zorder=3, **_DOTS)
             ax.set_title(MEASURED_LATENCIES[metric])
         dot = entry("request", **_DOTS | {"alpha": 1.0, "markersize": 4})
-        drawn.legend([dot, *axes.square_handles()], 3)
+        drawn.legend([dot, *style.square_handles()], 3)
         return drawn.figure(
             "requests", "Predicted against measured latency of each request", _drawn_text(content, pairs)
         )
@@ -117,9 +117,9 @@ def _drawn_text(content: Content, pairs: Mapping[str, Floats]) -> str:
     said = []
     for metric, found in pairs.items():
         drawn, total = min(len(found), MAX_DOTS), max(len(found), by_metric.get(metric, 0))
-        near = np.abs(found[:, 1] - found[:, 0]) <= axes.NEAR_PCT / 100 * found[:, 0]
+        near = np.abs(found[:, 1] - found[:, 0]) <= style.NEAR_PCT / 100 * found[:, 0]
         of = f"{count(drawn)} of {count(total)} drawn, evenly thinned" if drawn < total else f"{count(total)} drawn"
-        said.append(f"{MEASURED_LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {axes.NEAR_PCT:g} %")
+        said.append(f"{MEASURED_LATENCIES[metric]}: {of}; {100 * near.mean():.0f} % within {style.NEAR_PCT:g} %")
     return f"{'. '.join(said)}."
 
 
@@ -149,7 +149,7 @@ def series(content: Content) -> Figure | None:
             ax.set_xlim(float(times[0]), max(float(times[-1]), float(times[0]) + 1e-9))
             ax.set_ylabel(SERIES[key].replace(" [", "\n["))
             ax.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=key != "kv_pct"))
-            axes.grid(ax)
+            style.grid(ax)
         panels[-1].set_xlabel("time since the first arrival [s]")
         drawn.fig.align_ylabels(panels)
         drawn.legend(_sides(), 2)
@@ -208,7 +208,7 @@ def _bars(ax: Axes, errors: Sequence[float | None], limit: float | None) -> None
     # Room for the numbers at the right.
     ax.set_xlim(low - 0.06 * span, high + 0.62 * span)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    axes.grid(ax, "x")
+    style.grid(ax, "x")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
