@@ -7,7 +7,7 @@ a renderer asks for them, so that what has no pictures never loads matplotlib.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 Terms = tuple[tuple[str, str], ...]
@@ -53,6 +53,11 @@ class Column:
 def column(header: str, cells: Iterable[str], *, words: bool = False) -> Column:
     """A column of any cells."""
     return Column(header, tuple(cells), words)
+
+
+def across(headers: Iterable[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()) -> tuple[Column, ...]:
+    """Columns of the cells of all rows, in which those that are named hold `words`."""
+    return tuple(column(header, (row[at] for row in rows), words=header in words) for at, header in enumerate(headers))
 
 
 def single(*columns: Column) -> tuple[tuple[Column, ...], ...]:
@@ -121,7 +126,7 @@ class Grid:
         rows = [row for _, group in self.groups for row in group]
         names = tuple(f"{row.label} [{row.unit}]" if row.unit else row.label for row in rows)
         cells = [[f"{cell.text}{cell.mark} {cell.interval}".rstrip() for cell in row.cells] for row in rows]
-        columns = tuple((column(arm, (row[at] for row in cells)),) for at, arm in enumerate(self.arms))
+        columns = single(*across(self.arms, cells))
         return Table(self.caption, "metric", names, columns, tuple(f"{note.about}: {note.text}" for note in self.notes))
 
 

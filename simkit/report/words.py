@@ -75,6 +75,17 @@ def known(value: Any) -> float | None:
     return float(value)
 
 
+def or_nan(value: Any) -> float:
+    """A finite number, else NaN: what a line of a chart is broken by."""
+    found = known(value)
+    return math.nan if found is None else found
+
+
+def formed(value: float | None, form: str) -> str:
+    """A number in a given form, where there is one."""
+    return MISSING if value is None else format(value, form)
+
+
 def error(value: Any) -> str:
     """An error in per cent with its sign."""
     found = known(value)
@@ -92,6 +103,12 @@ def difference(found: Json, share: bool) -> tuple[str, str]:
     if isinstance(interval, list | tuple):
         return text, f"[{signed(interval[0], share)}, {signed(interval[1], share)}]"
     return text, "" if interval is None else f"± {signed(interval, share).lstrip('+')}"
+
+
+def largest_parts(parts: Json) -> list[tuple[str, float]]:
+    """The parts of a share by size, without those that are 0 and without intervals."""
+    found = [(name, share) for name, share in parts.items() if not name.endswith("_ci95") and share]
+    return sorted(found, key=lambda part: -part[1])
 
 
 def scenario_yaml(scenario: Json) -> str:

@@ -20,7 +20,7 @@ from simkit.report.figures import style
 from simkit.report.figures.style import Look, entry
 from simkit.report.read.plan import Content, Row, combinations, ends, several_gpus
 from simkit.report.sections.plan_choice import variation_name
-from simkit.report.words import known
+from simkit.report.words import known, or_nan
 
 MAX_LINES = 4
 """Combinations of further settings that share axes; more get a panel each."""
@@ -118,7 +118,7 @@ def _lines(content: Content) -> Lines:
 
 
 def _point(point: Row, share: int) -> _Point:
-    low, at, high = (_or_nan(point["capacity"][f"{key}_per_s"]) / share for key in ("low", "estimate", "high"))
+    low, at, high = (or_nan(point["capacity"][f"{key}_per_s"]) / share for key in ("low", "estimate", "high"))
     limit = (point["limit"] or {}).get("name")
     return _Point(point["name"], point["max_num_seqs"], int(point["physical"]["bound"]), limit, low, at, high)
 
@@ -202,11 +202,6 @@ def _at_one_slots(content: Content, points: Mapping[str, _Point]) -> Figure:
         slots = next(iter(points.values())).slots
         caption = f"All at max_num_seqs {slots}. {_caption(content, 1, 'bar')}"
         return drawn.figure("capacity", "Capacity against the further settings", caption)
-
-
-def _or_nan(value: float | None) -> float:
-    found = known(value)
-    return math.nan if found is None else found
 
 
 def _slots_axis(ax: Axes, values: Sequence[int], *, narrow: bool) -> None:
@@ -297,7 +292,7 @@ def sensitivity(content: Content) -> Figure | None:
             look = CLEAR if clear else UNCLEAR
             if low is not None and high is not None:
                 ax.plot([low, high], [index, index], color=look["color"], linewidth=1.6, solid_capstyle="butt")
-            ax.plot([_or_nan(at)], [index], linestyle="none", markersize=6.5, **look)
+            ax.plot([or_nan(at)], [index], linestyle="none", markersize=6.5, **look)
         ax.set_yticks(range(len(rows)), [variation_name(row) for row in rows])
         ax.set_ylim(len(rows) - 0.5, -0.5)
         style.grid(ax, "x")

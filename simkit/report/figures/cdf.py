@@ -133,7 +133,7 @@ def _panel(ax: Axes, latency: Latency, lines: Sequence[tuple[Run, Floats, Look]]
     ax.set_ylim(0, 1.02)
     style.grid(ax)
     if not lines:
-        style.empty(ax, "undefined for every arm\n(see the caption)")
+        style.empty(ax, "undefined for every arm\n(see the caption)", shares_y=True)
         return
     low = min(float(values[0]) for _, values, _ in lines)
     high = max(float(values[-1]) for _, values, _ in lines)

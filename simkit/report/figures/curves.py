@@ -173,7 +173,6 @@ def _latency_panel(ax: Axes, content: Content, metric: str) -> None:
     ax.set_title(f"{name}, SLO {' and '.join(asked)}" if asked else name)
     if not any(lines):
         style.empty(ax, "undefined: not streamed")
-        ax.set_yticks([])
         return
     for _, target in targets(content, metric):
         ax.axhline(target, **SLO)

@@ -67,7 +67,6 @@ def _rate(ax: Axes, info: Content, curves: Content) -> None:
     ax.set_title("Arrivals over time")
     if not span_s:
         style.empty(ax, "all arrive at one time")
-        ax.set_yticks([])
         return
     rates, edges, width_s = rate_bins(curves["arrivals_per_bin"], curves["bin_s"], span_s)
     name, unit_s = next(((name, s) for name, s in TIME_UNITS if span_s >= 3 * s), ("s", 1.0))
@@ -89,7 +88,6 @@ def _gaps(ax: Axes, info: Content, curves: Content) -> None:
     gap_s, share = curves["gap_s"], curves["gap_share"]
     if not len(gap_s):
         style.empty(ax, "no gaps: all arrive at one time")
-        ax.set_yticks([])
         return
     mean_s = 1 / info["rate_per_s"]
     tied = info["num_same_time"]

@@ -98,7 +98,6 @@ def _figure(
                 draw(ax, metric, zero)
             else:
                 style.empty(ax, "not predicted")
-                ax.set_yticks([])
             ax.set_title(f"{_name(metric)}{_side(content, zero)}")
         engine = drawn.fig.get_layout_engine()
         assert engine is not None

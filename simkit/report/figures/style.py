@@ -207,10 +207,12 @@ def grid(ax: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
     ax.set_axisbelow(True)
 
 
-def empty(ax: Axes, text: str) -> None:
+def empty(ax: Axes, text: str, *, shares_y: bool = False) -> None:
     """A panel without data says why."""
     ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes)
     ax.set_xticks([])
+    if not shares_y:
+        ax.set_yticks([])
 
 
 def ticks(axis: Axis, locator: Locator | None = None, form: str = PLAIN) -> None:

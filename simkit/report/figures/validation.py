@@ -5,7 +5,6 @@ Each is None where the content has nothing for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from simkit.report.document import Figure
 from simkit.report.figures import style
 from simkit.report.figures.style import WIDTH, Fill, Look, entry
 from simkit.report.read.validation import HEADLINE, SERIES, Content, counts, effect_name, error_of, key_name, things
-from simkit.report.words import count, error, known
+from simkit.report.words import count, error, known, or_nan
 from simkit.types import Floats, Ints
 
 MAX_DOTS = 1_500
@@ -219,7 +218,7 @@ def _by_latency(content: Content, key: str) -> dict[str, Any]:
 
 def _floats(values: Sequence[Any]) -> Floats:
     """Numbers, NaN where there is none."""
-    return np.array([math.nan if (found := known(value)) is None else found for value in values], dtype=np.float64)
+    return np.array([or_nan(value) for value in values], dtype=np.float64)
 
 
 def _pairs(rows: Sequence[Sequence[Any]]) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 from simkit.metrics.catalogue import COUNT, HTML, SHARE, Metric, find, shown
 from simkit.plain import Json
 from simkit.report import words
-from simkit.report.document import Cell, Column, Drawing, Figure, Grid, Note, Row, Section, Table
+from simkit.report.document import Cell, Drawing, Figure, Grid, Note, Row, Section, Table, across
 from simkit.report.figures import cdf, gantt, memory, timeline
 from simkit.report.read.run import Run, num_rows, select
 from simkit.report.words import NOT_STREAMED, OF, are_several, show_of, why_missing
@@ -114,8 +114,8 @@ def lengths(runs: Sequence[Run]) -> Section | None:
         "continuous / static, req/s", "slot utilisation, static", "useful share of held slots, static",
         "mean output [tokens]", "std of outputs [tokens]", "mean longest of a batch [tokens]", "mean / longest", "arms",
     )  # fmt: skip
-    columns = [Column(head, cells, head == "arms") for head, cells in zip(heads, zip(*rows, strict=True), strict=True)]
-    table = Table("Computed from the run directories, first replication.", "output tokens", names, (tuple(columns),))
+    columns = across(heads, rows, words=("arms",))
+    table = Table("Computed from the run directories, first replication.", "output tokens", names, (columns,))
     title = "Why the ratio depends on the spread of output lengths"
     return Section("lengths", title, (_WHY,), (table,), short="Output lengths")
 

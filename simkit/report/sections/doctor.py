@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simkit.diagnosis.facts import gather
-from simkit.diagnosis.findings import Advice, Evidence, Finding, Threshold
+from simkit.diagnosis.findings import Advice, Finding, Threshold
 from simkit.diagnosis.rules import RULES, alarm_line, diagnose
 from simkit.diagnosis.thresholds import PROOF, TABLE
 from simkit.metrics.catalogue import LATENCIES
 from simkit.plain import Json
 from simkit.report import words
-from simkit.report.document import Badge, Column, Section, Table, column, single
+from simkit.report.document import Badge, Column, Section, Table, across, column, single
 from simkit.report.read.run import Run
 from simkit.report.render.terminal import fit
 from simkit.report.words import count, percent
@@ -79,12 +79,11 @@ def _line(findings: list[Finding]) -> str:
 
 def _finding(finding: Finding) -> Section:
     """A finding: its evidence with what the rule looks for, and its advice with the settings to try."""
-    rows = [_evidence(item) for item in finding.evidence]
     return Section(
         "",
         finding.rule,
         (finding.diagnosis,),
-        (_evidence_table(rows),),
+        (_evidence_table([item.to_json() for item in finding.evidence]),),
         tuple(map(_advice, finding.advice)),
         badge=Badge(finding.severity, "", KINDS.get(finding.severity, "")),
     )
@@ -95,13 +94,10 @@ def _advice(advice: Advice) -> str:
     return f"{advice.text} Try {settings}." if settings else advice.text
 
 
-def _evidence(item: Evidence) -> tuple[str, str, str]:
-    return item.name, shown(item.value, item.unit), looked_for(item.to_json()["threshold"], item.unit)
-
-
-def _evidence_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """(name, value, what the rule looks for) a row."""
-    columns = (column("this run", (row[1] for row in rows)), column("looked for", (row[2] for row in rows)))
+def _evidence_table(evidence: Sequence[Json]) -> Table:
+    """A row a piece of evidence: its value, and what the rule looks for."""
+    rows = evidence_rows(evidence)
+    columns = across(("this run", "looked for"), [row[1:] for row in rows])
     return Table("Evidence", "evidence", tuple(row[0] for row in rows), (columns,))
 
 
@@ -115,7 +111,7 @@ def doctor_tables(found: Json, labels: Mapping[str, str], width: int = 100) -> l
     for number, finding in enumerate(found["findings"], start=1):
         parts.append(Text(f"\n{number}. {finding['rule']} ({finding['severity']})", style="bold"))
         parts.append(Padding(Text(finding["diagnosis"]), (0, 0, 0, 3)))
-        evidence = _evidence_table(evidence_rows(finding))
+        evidence = _evidence_table(finding["evidence"])
         parts += fit(evidence.head, evidence.names, evidence.groups, width)
         parts += [Padding(Text(line), (0, 0, 0, 3)) for line in _advice_lines(entries_of(finding))]
         table = before_and_after(finding, labels.__getitem__, "this run", _short)
@@ -150,11 +146,11 @@ def proven_of(finding: Json) -> list[Json]:
     ]
 
 
-def evidence_rows(finding: Json) -> list[tuple[str, str, str]]:
+def evidence_rows(evidence: Sequence[Json]) -> list[tuple[str, str, str]]:
     """(name, value, what the rule looks for) of every piece of evidence."""
     return [
         (item["name"], shown(item["value"], item["unit"]), looked_for(item["threshold"], item["unit"]))
-        for item in finding["evidence"]
+        for item in evidence
     ]
 
 
@@ -235,7 +231,7 @@ def markdown(found: Json, labels: Mapping[str, str]) -> str:
     lines = [f"# simkit doctor: {found['name']}", "", f"{headline(found)}.", "", f"Run `{found['run_id']}`."]
     for number, finding in enumerate(found["findings"], start=1):
         lines += ["", f"## {number}. {finding['rule']} ({finding['severity']})", "", finding["diagnosis"], ""]
-        lines += _md_table(["evidence", "this run", "looked for"], evidence_rows(finding))
+        lines += _md_table(["evidence", "this run", "looked for"], evidence_rows(finding["evidence"]))
         advice = _advice_lines(entries_of(finding))
         lines += ["", *(line.replace("-> ", "- ").replace("   ", "  - ", 1) for line in advice)]
         table = before_and_after(finding, labels.__getitem__, "this run", _as_code)
@@ -304,11 +300,9 @@ def _evidence_tables(findings: Sequence[Json]) -> tuple[Table, ...]:
     tables = []
     for finding in findings:
         title = _title(finding)
-        rows = evidence_rows(finding)
-        columns = (
-            column("value", [row[1] for row in rows], words=True),
-            column("looked for", [row[2] for row in rows], words=True),
-        )
+        rows = evidence_rows(finding["evidence"])
+        headers = ("value", "looked for")
+        columns = across(headers, [row[1:] for row in rows], words=headers)
         tables.append(Table(title, title, tuple(row[0] for row in rows), (columns,), folded=True))
         compared = before_and_after(finding, _label, "as planned", _header)
         tables += [] if compared is None else [compared]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
 from simkit.plain import Json
-from simkit.report.document import Table, column, single
+from simkit.report.document import Table, across, column, single
 from simkit.report.render.terminal import fit
 from simkit.report.words import error, percent, plain, times
 
@@ -179,7 +179,7 @@ def replay_terminal(summary: Json, width: int = 100) -> list[RenderableType]:
 
 def _table(title: str, rows: dict[str, tuple[str, ...]], note: str, arm: str) -> Table:
     """A row a number of a latency, with its statistics."""
-    groups = single(*(column(stat, (cells[at] for cells in rows.values())) for at, stat in enumerate(STATS)))
+    groups = single(*across(STATS, tuple(rows.values())))
     return Table(title, "", tuple(rows), groups, (note,), arm=arm)
 
 

@@ -20,7 +20,7 @@ from simkit.report.read.plan import (
     stat_label,
     word,
 )
-from simkit.report.words import MISSING, Show, count, known, percent, plain, plain_down
+from simkit.report.words import MISSING, Show, count, formed, known, percent, plain, plain_down
 
 SHARES = {0.5: "half", 1.0: "as asked", 2.0: "double"}
 
@@ -163,7 +163,7 @@ def cost(content: Content) -> Table | None:
 def money(cost: Json | None, kind: str) -> str:
     """Cost of a million output or total tokens."""
     found = None if cost is None else known(cost[f"per_million_{kind}_tokens"])
-    return MISSING if found is None else f"{found:.3g}"
+    return formed(found, ".3g")
 
 
 def variation_name(item: Json) -> str:

@@ -35,6 +35,7 @@ from simkit.report.words import (
     are_several,
     difference,
     gpus_text,
+    largest_parts,
     marked,
     percent,
     plain,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-TOLD_SHARE = 0.005
+NAMED_SHARE = 0.005
 """Extrapolated shares of GPU time from which on they are named."""
 
 WASTE = ("reserved", "internal", "external")
@@ -139,9 +140,7 @@ def _not_measured(summary: Json) -> str:
     found = value(summary, "gpu.extrapolated")
     if not found or not found.get("share"):
         return ""
-    parts = {name: share for name, share in found["parts"].items() if not name.endswith("_ci95") and share}
-    largest = sorted(parts, key=lambda name: -parts[name])
-    named = [f"{name} {percent(parts[name])}" for name in largest if parts[name] >= TOLD_SHARE]
+    named = [f"{name} {percent(share)}" for name, share in largest_parts(found["parts"]) if share >= NAMED_SHARE]
     return f"\nnot measured: {percent(found['share'])} of GPU time" + (f" ({'; '.join(named)})" if named else "")
 
 

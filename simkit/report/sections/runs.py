@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from simkit.errors import InputError
 from simkit.metrics.glossary import DEFINITIONS
 from simkit.plain import Json
@@ -146,10 +144,8 @@ def _extrapolated(runs: Sequence[Run]) -> Badge:
     most = max(shares.values())
     details = []
     for run in sorted(runs, key=lambda run: -shares[run.name]):
-        parts = run.value("gpu.extrapolated.parts")
-        named = {name: share for name, share in parts.items() if not name.endswith("_ci95") and share}
-        largest = sorted(named, key=lambda name: -named[name])[:TOLD_PARTS]
-        details.append(f"{run.name}: " + "; ".join(f"{name} {words.percent(named[name])}" for name in largest))
+        largest = words.largest_parts(run.value("gpu.extrapolated.parts"))[:TOLD_PARTS]
+        details.append(f"{run.name}: " + "; ".join(f"{name} {words.percent(share)}" for name, share in largest))
     text = f"Up to {words.percent(most)} of GPU time does not rest on measurements of this GPU."
     return Badge("extrapolated", text, "warn", tuple(details), "what")
 
@@ -219,7 +215,9 @@ def provenance(runs: Sequence[Run]) -> Provenance:
             "The run id is a hash of scenario, profile, seed and version: equal ids mean equal numbers."
         ),
         facts=tuple(facts for title, key in FACTS for facts in _distinct(runs, title, key)),
-        scenarios=tuple((_heading(run.name, first, flatten(run.scenario)), _yaml(run)) for run in runs),
+        scenarios=tuple(
+            (_heading(run.name, first, flatten(run.scenario)), f"{words.scenario_yaml(run.scenario)}\n") for run in runs
+        ),
         runs=Table("Runs", "arm", tuple(run.name for run in runs), (tuple(columns),)),
         warmups=tuple(f"{run.name}: {_length(run)}{describe_warmup(run.manifest.get('warmup'))}" for run in runs),
         notes=_notes(runs),
@@ -293,10 +291,6 @@ def _heading(name: str, first: Json, other: Json) -> str:
         f"{key} = {_text(other.get(key))}" for key in keys if key != "variants" and first.get(key) != other.get(key)
     )
     return f"{name}: {differences}" if differences else name
-
-
-def _yaml(run: Run) -> str:
-    return yaml.safe_dump(dict(run.scenario), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _notes(runs: Sequence[Run]) -> tuple[Note, ...]:

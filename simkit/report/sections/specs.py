@@ -11,9 +11,9 @@ from rich.text import Text
 
 from simkit.metrics.catalogue import MEASURED_LATENCIES, STATS
 from simkit.plain import Json
-from simkit.report.document import column, single
+from simkit.report.document import across, column, single
 from simkit.report.render.terminal import fit
-from simkit.report.words import MISSING, error, plain
+from simkit.report.words import MISSING, error, formed, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -109,11 +109,11 @@ def profile_tables(profile: Described, width: int = 100) -> list[RenderableType]
         column("refused", (plain((report.get("refused") or {}).get("count")) for report in reports)),
         column("merged", (plain(report.get("merged")) for report in reports)),
         column("spikes", (plain((report.get("outliers") or {}).get("count")) for report in reports)),
-        column("inside\nMAPE", (_percent(found.get("mape_pct")) for found in inside)),
-        column("\nmedian", (_percent(found.get("median_pct")) for found in inside)),
-        column("\np95", (_percent(found.get("p95_pct")) for found in inside)),
-        column("outside\nMAPE", (_percent(found.get("mape_pct")) for found in outside)),
-        column("\np95", (_percent(found.get("p95_pct")) for found in outside)),
+        column("inside\nMAPE", (formed(found.get("mape_pct"), ".1f") for found in inside)),
+        column("\nmedian", (formed(found.get("median_pct"), ".1f") for found in inside)),
+        column("\np95", (formed(found.get("p95_pct"), ".1f") for found in inside)),
+        column("outside\nMAPE", (formed(found.get("mape_pct"), ".1f") for found in outside)),
+        column("\np95", (formed(found.get("p95_pct"), ".1f") for found in outside)),
     )
     title = Text(f"{profile['name']}  ", style="bold")
     title.append(_origin(profile), style="not bold")
@@ -190,10 +190,6 @@ def _extrapolated(ops: Sequence[Json]) -> list[str]:
     return [f"extrapolated, MAPE: {'; '.join(parts)}; mean of the main ops' splits {sum(main) / len(main):.1f}"]
 
 
-def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1f}"
-
-
 # --- host terms fitted to a real run ----------------------------------------------------------------------------------
 TERMS = {
     "fixed_us": "a step, us",
@@ -249,7 +245,7 @@ def _terms(facts: Json, width: int) -> list[Table]:
     groups = single(
         column("before", (f"{row['before']:,.1f}" for row in rows)),
         column("after", (f"{row['after']:,.1f}" for row in rows)),
-        column("+/-", (_uncertain(row["standard_error"]) for row in rows)),
+        column("+/-", (formed(row["standard_error"], ",.1f") for row in rows)),
         column("", ("fitted" if row["state"] == "fitted" else "left" for row in rows)),
         column("before from", (row["source"] for row in rows)),
     )
@@ -265,12 +261,8 @@ def _errors(errors: Json, width: int) -> list[Table]:
             (f"{name} error before", [error(stats[stat]["before_pct"]) for stat in STATS]),
             (f"{name} error after", [error(stats[stat]["after_pct"]) for stat in STATS]),
         ]
-    groups = single(*(column(stat, (cells[i] for _, cells in rows)) for i, stat in enumerate(STATS)))
+    groups = single(*across(STATS, [cells for _, cells in rows]))
     return fit("", tuple(name for name, _ in rows), groups, width)
-
-
-def _uncertain(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.1f}"
 
 
 if TYPE_CHECKING:
