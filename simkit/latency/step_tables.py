@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simkit.latency import weight_only
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, DATA_SHEET, KERNEL_TABLE, ONE_GPU, Source
 from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
@@ -188,10 +189,24 @@ class TableBuilder:
             return ns
         if gemm.quantized:
             assert self._quantization is not None
+            if self._quantization in weight_only.FORMATS:
+                return self._four_bit_ns(gemm, calls, tagged)
             fit = self._needed("gemm", self._profile.op("gemm", self._quantization), self._quantization)
         else:
             fit = self._needed("gemm", self._op("gemm"), self._dtype)
         return self._predicted(fit, gemm.name, calls, tagged, m=self._rows, n=float(gemm.n), k=float(gemm.k))
+
+    def _four_bit_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
+        """By a formula on the fit of the 16-bit GEMM."""
+        assert self._quantization is not None
+        fit = self._needed("gemm", self._op("gemm"), self._dtype)
+        us, clamped = weight_only.predict(
+            fit, self._quantization, np.maximum(self._rows, 1.0), float(gemm.n), float(gemm.k)
+        )
+        self.num_clamped += int(clamped[1:].sum())
+        ns: Floats = us * NS_PER_US * self._some
+        tagged.add("4-bit weights: formula", calls * ns)
+        return ns
 
     def _elementwise_ns(self, kernel: Elementwise, tagged: _Tags) -> Floats:
         """By the measured kernel of the same work; else on the roofline."""

@@ -314,7 +314,7 @@ def test_utilisation_is_of_the_gpu_that_the_times_are_of() -> None:
             "profile a100-sxm4-80gb has no gemm in int8, which llama-3-8b needs",
         ),
         ("rtx-pro-6000", {"quantization": "fp8"}, "profile rtx-pro-6000 has no gemm in fp8"),
-        ("h100-sxm5-80gb", {"quantization": "awq"}, "has no gemm in awq"),
+        ("h100-sxm5-80gb", {"quantization": "mxfp4"}, "has no gemm in mxfp4"),
         ("h100-sxm5-80gb", {"dtype": "float32"}, "has no gemm in float32"),
     ],
 )
