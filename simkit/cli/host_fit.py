@@ -46,7 +46,7 @@ def fit_to_run(
     if out is not None:
         _check_replaced(out)
     chosen = _scenario(scenario, trace, sets)
-    from simkit.latency.deployment import short_version
+    from simkit.latency.host import short_version
     from simkit.report.sections.specs import fit_tables
     from simkit.validation.runs.fit import fit_run
 

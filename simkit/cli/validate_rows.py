@@ -152,8 +152,10 @@ def _notes(study: RowStudy, scenario: Path | None, replaced: str | None) -> Iter
         if not found.host.fitted:
             yield f"note: {found.engine}: {NOTHING_FITTED}"
             continue
-        what = f"{terms.fixed_us:.0f} us a step and {terms.per_seq_us:.1f} us a sequence"
+        what = ", ".join(f"{name} {getattr(terms, name):.4g}" for name in found.host.fitted)
         yield f"note: {found.engine}: {what}, fitted to {found.metric} of {len(found.rows)} rows"
+        for text in found.limits:
+            yield f"note: {found.engine}: {text}"
     if replaced is not None:
         yield f"note: replaced the earlier run {replaced!r}"
 

@@ -26,6 +26,7 @@ from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
 from simkit.latency.kernels import dtype_peak
 from simkit.latency.protocol import LatencyModel
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory.rules import parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
 from simkit.specs.hardware import GpuSpec, load_gpu
@@ -33,6 +34,9 @@ from simkit.specs.model_spec import ModelSpec
 from simkit.specs.models import load_model
 from simkit.types import Request, StepShapes
 from simkit.units import gib_to_bytes, s_to_ns
+
+FIRST_ASYNC = (0, 14)
+"""Since then vLLM schedules ahead unless told otherwise (release notes of 0.14.0, pull request 27614)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class Setup:
     def async_scheduling(self) -> bool:
         """Whether passes run ahead of outputs: only continuous batching decides every step."""
         engine = self.scenario.engine
-        return engine.async_scheduling and engine.batching == "continuous"
+        return bool(engine.async_scheduling) and engine.batching == "continuous"
 
     @property
     def prefix_caching(self) -> bool:
@@ -228,6 +232,7 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
         "max_model_len": max_model_len,
         "stream": engine.batching == "continuous",
         "max_num_active_seqs": seqs,
+        "async_scheduling": parse_version(engine.version) >= FIRST_ASYNC,
     }
     missing = {f"engine.{key}": value for key, value in defaults.items() if getattr(engine, key) is None}
     return apply_sets(scenario, missing, label="default")

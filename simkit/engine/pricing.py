@@ -12,8 +12,9 @@ from simkit.batching.plan import StepPlan
 from simkit.engine.step_log import StepRun
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment, capture_sizes, host_of
+from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
+from simkit.latency.host import host_of
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
@@ -96,23 +97,29 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Pro
         dtype=engine.dtype,
         quantization=engine.quantization,
         kv_cache_dtype=engine.kv_cache_dtype,
-        async_scheduling=engine.async_scheduling,
-        host=host_of(_given(scenario), profile, engine.version),
+        async_scheduling=bool(engine.async_scheduling),
+        host=host_of(given_terms(scenario), profile, engine.version, host_engine(scenario)),
         without=tuple(scenario.latency.without),
         graph_sizes=() if profile is None else _graph_sizes(scenario, gpu),
     )
 
 
-def _given(scenario: Scenario) -> dict[str, float]:
+def given_terms(scenario: Scenario) -> dict[str, float]:
     """Host terms that the scenario sets."""
     host = scenario.latency.host
-    return {} if host is None else host.model_dump(exclude_none=True)
+    return {} if host is None else host.model_dump(exclude_none=True, exclude={"engine"})
+
+
+def host_engine(scenario: Scenario) -> str | None:
+    """The engine whose host terms hold, where the scenario names one."""
+    return None if scenario.latency.host is None else scenario.latency.host.engine
 
 
 def _refuse_for_unit(scenario: Scenario) -> None:
     """Steps of one unit are made of nothing that could be left out or replaced."""
     check_known(scenario.latency.without, (PREFIX_REHITS,), "latency.profile: unit")
-    for name in _given(scenario):
+    host = scenario.latency.host
+    for name in {} if host is None else host.model_dump(exclude_none=True):
         raise InputError("has no effect with latency.profile: unit", key=f"latency.host.{name}")
 
 

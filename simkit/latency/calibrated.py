@@ -75,11 +75,12 @@ class Calibrated(HardwareLatency):
         if num_steps > SCALAR_STEPS or not seqs:
             return self.step_ns(step.shapes(num_steps))
         base = self._token_ns.one(seqs) + self._sample_ns.one(step.num_sampled)
-        host = self._one_host_ns(step)
+        loop, host = self._loop, self._loop.host_ns(seqs, step.num_sampled)
         run = self._attention.decode_run(seqs, step.decode_context_sum, step.decode_context_max, num_steps)
         gpus = [base + ns for ns in run]
-        if self._async:
-            return [max(round(max(gpu, host)), 1) for gpu in gpus]
+        if loop.overlaps:
+            gap = loop.gap_ns
+            return [max(round(max(gpu + gap, host)), 1) for gpu in gpus]
         return [max(round(gpu + host), 1) for gpu in gpus]
 
     def gpu_and_extrapolated_ns(self, shapes: StepShapes) -> tuple[Ints, dict[str, Floats]]:

@@ -14,6 +14,7 @@ from simkit.errors import InputError
 
 HOST = "host"
 OVERLAP = "overlap"
+GAP = "gap"
 GRAPH_PADDING = "graph_padding"
 SAMPLED_ROWS = "sampled_rows"
 UNEQUAL_DECODES = "unequal_decodes"
@@ -24,8 +25,9 @@ FIRST_TOKEN = "first_token"
 PREFIX_REHITS = "prefix_rehits"
 
 EFFECTS: dict[str, str] = {
-    HOST: "work of the host for a step, fixed and for each sequence; off: none",
+    HOST: "work of the host for a step, fixed, for each sequence and for each new request; off: none",
     OVERLAP: "that work goes on beside the GPU under async scheduling; off: it is added",
+    GAP: "the GPU is idle for a moment between steps all the same; off: it is not",
     GRAPH_PADDING: "CUDA graphs run the next larger batch that was captured; off: exactly the tokens of the step",
     SAMPLED_ROWS: "the LM head runs on sequences that sample; off: on every token of the step",
     UNEQUAL_DECODES: "decodes of unequal length in one launch wait for the longest; off: priced at their mean",
@@ -46,8 +48,8 @@ class Origin(Enum):
     MEASURED = auto()
     NOT_MEASURED = auto()
     FITTED = auto()
+    SHIPPED = auto()
     SCENARIO = auto()
-    DEFAULT = auto()
     OTHER_VERSIONS = auto()
     NOTHING = auto()
     OFF = auto()

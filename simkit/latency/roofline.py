@@ -19,6 +19,7 @@ from simkit.latency.effects import (
     ALL_REDUCE,
     DATA_SHEET,
     FIRST_TOKEN,
+    GAP,
     HOST,
     ONE_GPU,
     OVERLAP,
@@ -41,7 +42,7 @@ from simkit.latency.step import SCALAR_STEPS, HardwareLatency, to_ns
 from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
-KNOWN = (HOST, OVERLAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
+KNOWN = (HOST, OVERLAP, GAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
 """Effects that the roofline has."""
 
 RowNs = Callable[[Floats], Floats]
@@ -87,7 +88,7 @@ class Roofline(HardwareLatency):
         if not costs.is_line or max(seqs, step.num_sampled) > TABLE_ROWS:
             return self.step_ns(step.shapes(num_steps))
         base = self._token_list[seqs] + self._sample_list[step.num_sampled]
-        host = self._one_host_ns(step)
+        loop, host = self._loop, self._loop.host_ns(seqs, step.num_sampled)
         slope, floor, layers = costs.context_ns, ATTENTION_FLOOR_NS, costs.full_layers
         if num_steps > SCALAR_STEPS:
             total: Floats = np.arange(context, context + seqs * num_steps, seqs).astype(np.float64)
@@ -96,17 +97,13 @@ class Roofline(HardwareLatency):
             np.maximum(total, 0.0, out=total)
             total *= layers
             total += base
-            if self._async:
-                np.maximum(total, host, out=total)
-            else:
-                total += host
-            return to_ns(total)
-        contexts = range(context, context + seqs * num_steps, seqs)
-        if not self._async:
+            return to_ns(loop.steps_ns(total, host))
+        contexts, gap = range(context, context + seqs * num_steps, seqs), loop.gap_ns
+        if not loop.overlaps:
             return [max(round(base + max(c * slope - floor, 0.0) * layers + host), 1) for c in contexts]
-        if base >= max(host, 1.0) and context * slope >= floor:  # and so is every step that follows
-            return [round(base + (c * slope - floor) * layers) for c in contexts]
-        return [max(round(max(base + max(c * slope - floor, 0.0) * layers, host)), 1) for c in contexts]
+        if base + gap >= max(host, 1.0) and context * slope >= floor:  # and so is every step that follows
+            return [round(base + (c * slope - floor) * layers + gap) for c in contexts]
+        return [max(round(max(base + max(c * slope - floor, 0.0) * layers + gap, host)), 1) for c in contexts]
 
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         tokens = _look_up(self._token_table, self._token_ns, shapes.decode_seqs + shapes.prefill_tokens)

@@ -27,22 +27,17 @@ class HardwareLatency:
         self.kernels = kernels
         self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
         self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
-        self.host = host = deployment.acting_host
-        self._host_fixed_ns, self._host_per_seq_ns = host.fixed_ns, host.per_seq_ns
-        self._async = deployment.overlaps
+        self.host, self._loop = deployment.acting_host, deployment.loop
 
     def step_ns(self, shapes: StepShapes) -> Ints:
-        """Duration of each step, int64[k] >= 1: host + GPU, or the larger with async scheduling, + swaps."""
-        gpu = self._gpu_float_ns(shapes)
-        host: float | Floats = self._host_fixed_ns
-        if self._host_per_seq_ns:
-            host = host + self._host_per_seq_ns * np.maximum(shapes.decode_seqs, shapes.sampled_seqs)
-        return to_ns(self._with_swaps(np.maximum(gpu, host) if self._async else gpu + host, shapes))
+        """Duration of each step, int64[k] >= 1: GPU and host as `Loop` puts them together, and swaps."""
+        host = self._loop.hosts_ns(shapes.decode_seqs, shapes.sampled_seqs)
+        return to_ns(self._with_swaps(self._loop.steps_ns(self._gpu_float_ns(shapes), host), shapes))
 
     def one_ns(self, step: OneStep) -> int:
         """`step_ns` of one step without arrays."""
-        gpu, host = self._one_gpu_ns(step), self._one_host_ns(step)
-        total: float = self._with_swaps(max(gpu, host) if self._async else gpu + host, step)
+        host = self._loop.host_ns(step.num_decode, step.num_sampled)
+        total: float = self._with_swaps(self._loop.step_ns(self._one_gpu_ns(step), host), step)
         return max(round(total), 1)
 
     def gpu_ns(self, shapes: StepShapes) -> Ints:
@@ -52,11 +47,6 @@ class HardwareLatency:
     def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:
         """(FLOPs, bytes) of each step, float64[k], as `Kernels.work` counts them."""
         return self.kernels.work(shapes)
-
-    def _one_host_ns(self, step: OneStep) -> float:
-        if self._host_per_seq_ns:
-            return self._host_fixed_ns + self._host_per_seq_ns * max(step.num_decode, step.num_sampled)
-        return self._host_fixed_ns
 
     def _gpu_float_ns(self, shapes: StepShapes) -> Floats:
         raise NotImplementedError

@@ -132,7 +132,7 @@ def command(chosen: PointResult) -> tuple[str | None, tuple[str, ...]]:
     switches = [
         _switch("enable-prefix-caching", engine.enable_prefix_caching),
         _switch("enable-chunked-prefill", engine.enable_chunked_prefill),
-        _switch("async-scheduling", engine.async_scheduling),
+        _switch("async-scheduling", bool(engine.async_scheduling)),
     ]
     missing = []
     if POLICIES[engine.policy].in_vllm:

@@ -50,7 +50,7 @@ class Engine(Strict):
     max_model_len: PositiveInt | None = None
     enable_chunked_prefill: Flag = True
     policy: Literal["fcfs", "priority", "sjf", "fair"] = "fcfs"
-    async_scheduling: Flag = True
+    async_scheduling: Flag | None = None
     version: EngineVersion = "0.33"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: Literal["fp8", "int8", "awq", "gptq", "mxfp4"] | None = None
@@ -108,6 +108,7 @@ def check_limits(engine: Engine) -> None:
 Effect = Literal[
     "host",
     "overlap",
+    "gap",
     "graph_padding",
     "sampled_rows",
     "unequal_decodes",
@@ -121,10 +122,18 @@ Effect = Literal[
 
 
 class HostKeys(Strict):
-    """What the host adds, in microseconds: to a step, to it for each sequence, to a request. None: as the profile."""
+    """What an engine adds to its kernels, in microseconds. None: as the profile has it, or as it ships for `engine`.
 
+    To a step: fixed, for each sequence, for each request whose prompt ends in it, for each doubling of the GPUs (`tp`);
+    `gap`: what the GPU waits between steps although the host works ahead; `first_token`: to a request.
+    """
+
+    engine: Text | None = None
     fixed_us: NonNegativeFloat | None = None
     per_seq_us: NonNegativeFloat | None = None
+    per_request_us: NonNegativeFloat | None = None
+    gap_us: NonNegativeFloat | None = None
+    tp_us: NonNegativeFloat | None = None
     first_token_us: NonNegativeFloat | None = None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct
 from evidence.inputs import Spec
-from simkit.latency.deployment import HOST_FIXED_US
+from simkit.latency.host import VLLM, shipped
 from simkit.latency.profile import Profile, list_profiles
 from simkit.report.sections.specs import LISTED
 from simkit.validation.rows.scenario import RowRun, run_of
@@ -211,7 +211,8 @@ def _step_curves(shared: Path) -> Curves:
 
 def _step_gaps(shared: Path) -> list[str]:
     """What is assumed of the host, and how far that is from what whole steps leave for it."""
-    assumed = f"The host's work of a step is assumed where no run was fitted: {HOST_FIXED_US:g} us on every GPU"
+    fixed = [row.terms.fixed_us for row in shipped() if row.engine == VLLM and row.terms.fixed_us]
+    assumed = f"The host's work of a step ships for each version of vLLM: {_range(fixed)} us and more for each sequence"
     judged = {spec["name"] for spec in inputs.specs() if inputs.is_judged(spec)}
     steps = [step for name, found in _steps(shared).items() if name in judged for step in found]
     left = [1e3 * (step.measured_ms - step.predicted_ms) for step in steps]

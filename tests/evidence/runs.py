@@ -12,7 +12,6 @@ from simkit import scenario
 from simkit.api import run_set_up
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.latency.deployment import HOST_FIXED_US
 from simkit.logs import play_log
 from simkit.logs.read.cells import number_ns
 from simkit.logs.read.log import RowLog
@@ -28,7 +27,7 @@ ENGINE = inputs.ROOT / "scenarios" / "validate-rtx-pro-6000.yaml"
 LOGS = "requests*.json*"
 """The log in the folder of the run, plain or packed."""
 
-JUDGED = "one default host term"
+JUDGED = "the shipped host terms"
 HIDDEN = "this engine schedules asynchronously: host work is hidden behind the GPU, so that the terms change nothing"
 TWO_CLOCKS = "arrivals by arrival_time, ends by the engine's clock (arrival_time + E2E, which counts from queued_ts)"
 ONE_CLOCK = "first queued_ts to last last_token_ts, both by the engine's clock"
@@ -89,7 +88,7 @@ def error_pct(found: Comparison, key: str) -> float:
 
 def fitted_text() -> str:
     """What this run rests on."""
-    return f"none on this run; {JUDGED} of {HOST_FIXED_US:g} us a step, assumed for every GPU"
+    return f"none on this run; {JUDGED} of this version of vLLM"
 
 
 def asked(shared: Path, sets: Sequence[str] = ()) -> Scenario:

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct
-from simkit.latency.deployment import HOST_FIXED_US
-from simkit.validation.rows.read import read_rows
+from simkit.latency.host import shipped
+from simkit.validation.rows.read import read_rows, select
 from simkit.validation.rows.results import RowResult, RowStudy
 from simkit.validation.rows.study import study_rows
 
@@ -28,10 +28,7 @@ METRICS = {
 }
 """What a row is held against, the first of these that it has: which kind of error that is, and its name."""
 
-FITTED = (
-    f"none on these rows; the default host term of {HOST_FIXED_US:g} us a step holds where the engine neither hides it "
-    "behind the GPU (async scheduling) nor excludes it (TRT-LLM)"
-)
+FITTED = "the host terms that ship for engines, on some of these rows (data/engine_hosts.yaml names them)"
 WITHIN_PCT = 20.0
 _HINT = re.compile(r"; did you mean ('[^']*'|\"[^\"]*\")\?")
 
@@ -49,9 +46,10 @@ class Group:
 def _lines(shared: Path) -> list[Line]:
     """All rows by what they are held against, what is left out and left open, and each set, engine and GPU."""
     study = _study(shared / inputs.table())
-    groups = grouped(study.rows)
+    groups, used = grouped(study.rows), _used(shared / inputs.table())
     return [
-        *_whole(groups),
+        *_whole(groups, "every row that can be simulated"),
+        *_whole(grouped(row for row in study.rows if row.id not in used), "those that no host term was fitted on"),
         _left_out(study),
         _left_open(study),
         *(_line(group.name, group.metric, group.values) for group in groups),
@@ -86,12 +84,20 @@ def off(group: Group) -> dict[str, float]:
     return {"n": len(logs), "times": exp(mape(logs)), "slower": exp(slower * fmean(logs))}
 
 
-def _whole(groups: list[Group]) -> Iterator[Line]:
+@functools.cache
+def _used(path: Path) -> frozenset[str]:
+    """The rows of the table that host terms which ship were fitted on."""
+    table = read_rows(path)
+    fitted = (terms.select for terms in shipped() if terms.select)
+    return frozenset(row.id for conditions in fitted for row in select(table, conditions))
+
+
+def _whole(groups: list[Group], which: str) -> Iterator[Line]:
     """A line for each kind of error."""
     for kind in dict.fromkeys(kind for kind, _ in METRICS.values()):
         values = [value for group in groups if group.kind == kind for value in group.values]
         if values:
-            yield _line(f"every row that can be simulated, held against {kind}", kind, values)
+            yield _line(f"{which}, held against {kind}", kind, values)
 
 
 @functools.cache

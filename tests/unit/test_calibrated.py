@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_roofline import HOST_FIXED_NS, LLAMA, MIXTRAL, SLIDING
+from test_roofline import LLAMA, MIXTRAL, SLIDING
+from test_roofline import host_of as work_of
 
 import simkit
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment, host_of
+from simkit.latency.deployment import Deployment
+from simkit.latency.host import host_of
 from simkit.latency.physics import ARRAYS, Skew, skewed
 from simkit.latency.profile import Host, Profile, ProfileError, list_profiles, load_profile, parse_profile
 from simkit.latency.protocol import TaggedLatency, Unit
@@ -36,7 +38,7 @@ def calibrated(
     found = load_profile(profile) if isinstance(profile, str) else profile
     settings: dict[str, Any] = {
         "tensor_parallel_size": 1, "interconnect": "nvlink", "dtype": "bfloat16", "quantization": None,
-        "kv_cache_dtype": "auto", "async_scheduling": True, "host": host_of({}, found, "0.33"),
+        "kv_cache_dtype": "auto", "async_scheduling": True, "host": work_of(500.0),
     }  # fmt: skip
     return Calibrated(Deployment(model, load_gpu(gpu or found.name), **(settings | more)), found)
 
@@ -265,13 +267,15 @@ def test_a_cache_of_8_bits_is_read_in_half_the_time() -> None:
     assert slope[1] == pytest.approx(slope[0] / 2, rel=0.15)
 
 
-def test_the_host_of_a_profile_is_at_least_the_assumed_one() -> None:
+def test_the_host_of_a_profile_is_at_least_what_ships() -> None:
     """What is measured is launching; the engine's own work comes on top of it."""
-    base = load_profile("h200-sxm-141gb")
-    quick, slow = (calibrated(replace(base, host=Host(us, 2.0)), async_scheduling=False) for us in (10.0, 900.0))
+    base, ships = load_profile("h200-sxm-141gb"), host_of({}, None, "0.33").terms
+    measured = (replace(base, host=Host(us, ships.per_seq_us + 2.0)) for us in (10.0, ships.fixed_us + 900.0))
+    quick, slow = (calibrated(each, async_scheduling=False, host=host_of({}, each, "0.33")) for each in measured)
     shapes = decodes(32, 100)
-    assert ns(slow, shapes) - ns(quick, shapes) == 900_000 - HOST_FIXED_NS
-    assert ns(quick, shapes) == quick.gpu_ns(shapes)[0] + HOST_FIXED_NS + 32 * 2000
+    assert ns(slow, shapes) - ns(quick, shapes) == 900_000
+    host_us = ships.fixed_us + 32 * (ships.per_seq_us + 2.0)
+    assert ns(quick, shapes) == quick.gpu_ns(shapes)[0] + 1000 * host_us
 
 
 def test_a_profile_of_another_gpu_says_so() -> None:

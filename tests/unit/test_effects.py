@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,17 +19,9 @@ from test_scalar_latency import ints, plan_of, steps
 from simkit.batching.plan import StepPlan
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import (
-    DEFAULT_HOST,
-    FIRST_TOKEN_US,
-    HOST_FIXED_US,
-    HOST_PER_SEQ_US,
-    Deployment,
-    HostCosts,
-    capture_sizes,
-    host_of,
-)
+from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import EFFECTS, OFF, Origin, Source, nothing
+from simkit.latency.host import ENGINES, TERMS, HostCosts, Loop, host_of, shipped
 from simkit.latency.kernels import Kernels
 from simkit.latency.lookup import RowTable
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
@@ -38,7 +31,7 @@ from simkit.specs.hardware import load_gpu
 from simkit.types import Floats, StepShapes
 
 TEST = Source(Origin.SCENARIO, "test")
-SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0), dict.fromkeys(DEFAULT_HOST.sources, TEST))
+SLOW_HOST = HostCosts(HostTerms(700.0, 3.0, 2500.0, 90.0, 40.0, 60.0), dict.fromkeys(TERMS, TEST))
 SIZES = capture_sizes(256, 8192, (0, 33))
 ON_EVERY_PROFILE = pytest.mark.parametrize("profile", SHIPPED)
 
@@ -227,34 +220,98 @@ def terms(costs: HostCosts) -> tuple[float, float, float]:
     return costs.terms.fixed_us, costs.terms.per_seq_us, costs.terms.first_token_us
 
 
-def test_host_terms_are_those_of_the_scenario_then_of_the_version_then_launches_then_assumed() -> None:
+def test_host_terms_are_those_of_the_scenario_then_of_the_profile_then_those_that_ship() -> None:
     plain = replace(load_profile("h100-sxm5-80gb"), host=None, engine_hosts={})
-    assumed = (HOST_FIXED_US, HOST_PER_SEQ_US, FIRST_TOKEN_US)
+    newest = next(row for row in reversed(shipped()) if row.engine == "vllm")
+    assumed = (newest.terms.fixed_us, newest.terms.per_seq_us, newest.terms.first_token_us)
     for profile in (None, plain):
-        found = host_of({}, profile, "0.33")
+        found = host_of({}, profile, "0.19")
         assert terms(found) == assumed
-        assert {source.text for source in found.sources.values()} == {"default"}
-    launches = replace(plain, host=Host(900.0, 2.0))
-    found = host_of({}, launches, "0.33")
-    assert terms(found) == (900.0, 2.0, FIRST_TOKEN_US)
-    assert {name: source.text for name, source in found.sources.items()} == {
-        "fixed_us": "profile, launches measured", "per_seq_us": "profile, launches measured",
-        "first_token_us": "default",
-    }  # fmt: skip
-    # The engine's own work is no less than assumed, whatever launching takes.
-    quick = host_of({}, replace(plain, host=Host(10.0, 2.0)), "0.33")
-    assert terms(quick) == (HOST_FIXED_US, 2.0, FIRST_TOKEN_US)
-    assert quick.sources["fixed_us"].text == "default"
+        assert {source.text for source in found.sources.values()} == {"vLLM 0.14 to 0.19, shipped"}
+    slow = (assumed[0] + 900.0, assumed[1] + 2.0)
+    launches = replace(plain, host=Host(*slow))
+    found = host_of({}, launches, "0.19")
+    assert terms(found) == (*slow, assumed[2])
+    assert [name for name, source in found.sources.items() if source.text == "profile, launches measured"] == [
+        "fixed_us", "per_seq_us",
+    ]  # fmt: skip
+    # The engine's own work is no less than what ships, whatever launching takes.
+    quick = host_of({}, replace(plain, host=Host(10.0, 2.0)), "0.19")
+    assert terms(quick) == assumed
     fitted = replace(launches, engine_hosts={"0.19": EngineHost(HostTerms(100.0, 40.0, 7.0), {})})
     for version in ("0.19", "0.19.2"):
         found = host_of({}, fitted, version)
         assert terms(found) == (100.0, 40.0, 7.0)
         assert {source.text for source in found.sources.values()} == {"profile, fitted to a run of vLLM 0.19"}
-    assert terms(host_of({}, fitted, "0.1")) == terms(host_of({}, fitted, "0.20")) == (900.0, 2.0, FIRST_TOKEN_US)
+    assert terms(host_of({}, fitted, "0.20")) == (*slow, assumed[2])
     found = host_of({"per_seq_us": 0.0}, fitted, "0.19")
     assert terms(found) == (100.0, 0.0, 7.0)
     assert found.sources["per_seq_us"].text == "scenario"
     assert found.sources["fixed_us"].text == "profile, fitted to a run of vLLM 0.19"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "said"),
+    [
+        (None, "0.11.2", "vLLM 0.11, shipped"),
+        (None, "0.12", "vLLM 0.12 to 0.13, shipped"),
+        (None, "0.33", "those shipped for vLLM 0.14 to 0.19, the nearest"),
+        ("trt-llm", "0.33", "TRT-LLM 1.0, shipped"),
+        ("trt-llm 1.3", "0.33", "those shipped for TRT-LLM 1.0, the nearest"),
+        ("SGLang 0.5.6", "0.33", "SGLang 0.0 to 0.5, shipped"),
+        ("vllm 0.6", "0.33", "vLLM 0.0 to 0.6, shipped"),
+    ],
+)
+def test_an_engine_takes_the_terms_of_its_version_or_of_the_nearest_and_says_so(
+    engine: str | None, version: str, said: str
+) -> None:
+    assert {source.text for source in host_of({}, None, version, engine).sources.values()} == {said}
+
+
+def test_terms_for_an_engine_that_does_not_exist_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^latency\.host\.engine: expected an engine \(vllm, trt-llm, sglang\)"):
+        host_of({}, None, "0.33", "vlm 0.12")
+    with pytest.raises(InputError, match=r"^latency\.host\.engine: expected a version behind sglang, such as 1.0"):
+        host_of({}, None, "0.33", "sglang newest")
+
+
+def test_what_ships_says_what_it_was_fitted_to() -> None:
+    for row in shipped():
+        assert row.n > 0
+        assert all((row.rows, row.range, row.about)), row.label
+        assert row.since <= row.seen
+        assert all(getattr(row.terms, name) >= 0.0 for name in TERMS)
+    for engine in ENGINES:
+        rows = [row for row in shipped() if row.engine == engine]
+        assert rows[0].since == (0, 0)
+        assert all(one.seen < other.since for one, other in pairwise(rows))
+
+
+# How the loop of an engine and its kernels add up.
+
+
+@given(
+    st.tuples(*[st.floats(0.0, 1e7)] * 4), st.booleans(),
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500), st.floats(0.0, 1e8)), min_size=1, max_size=9),
+)  # fmt: skip
+def test_a_loop_prices_single_steps_and_arrays_alike(
+    terms_ns: tuple[float, ...], overlaps: bool, steps: list[tuple[int, int, float]]
+) -> None:
+    loop = Loop(*terms_ns, overlaps)
+    decode, sampled, gpu = (np.array(column) for column in zip(*steps, strict=True))
+    many = loop.steps_ns(gpu.astype(np.float64), loop.hosts_ns(decode, sampled))
+    assert many.tolist() == [loop.step_ns(ns, loop.host_ns(n, m)) for n, m, ns in steps]
+
+
+def test_a_step_is_the_longer_of_both_sides_under_async_scheduling_and_their_sum_without() -> None:
+    costs = HostCosts(HostTerms(1000.0, 10.0, 0.0, 200.0, 50.0, 300.0), dict.fromkeys(TERMS, TEST))
+    ahead, one_by_one = costs.loop(4, overlaps=True), costs.loop(4, overlaps=False)
+    host = 1e3 * (1000.0 + 2 * 300.0 + 10.0 * 12 + 200.0 * 2)  # two doublings of the GPUs, 10 decodes and 2 new ones
+    assert ahead.host_ns(10, 12) == one_by_one.host_ns(10, 12) == host
+    assert ahead.step_ns(5e6, host) == 5e6 + 50e3
+    assert ahead.step_ns(1e6, host) == host
+    assert one_by_one.step_ns(5e6, host) == 5e6 + host
+    assert costs.without(step=True, gap=True, first_token=True).loop(4, overlaps=True).step_ns(1.0, 0.0) == 1.0
 
 
 def test_a_term_beyond_what_a_host_can_take_is_refused() -> None:

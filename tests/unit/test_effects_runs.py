@@ -275,7 +275,7 @@ def test_what_the_latency_model_lacks_is_refused(sets: dict[str, Any], message: 
         ({"hardware.gpu": "h100-sxm5-80gb", "engine.enable_prefix_caching": False, "engine.async_scheduling": False},
          ["host", "graph_padding", "sampled_rows", "mixed_launches", "chunk_context", "first_token"]),
         ({"hardware.tensor_parallel_size": 2, "latency.profile": "roofline"},
-         ["host", "overlap", "sampled_rows", "all_reduce", "first_token", "prefix_rehits"]),
+         ["host", "overlap", "gap", "sampled_rows", "all_reduce", "first_token", "prefix_rehits"]),
         ({"latency.profile": "unit"}, ["prefix_rehits"]),
         ({"latency.profile": "unit", "engine.batching": "static"}, []),
     ],

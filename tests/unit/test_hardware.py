@@ -14,7 +14,8 @@ from simkit.errors import InputError
 from simkit.specs.hardware import list_gpus, load_gpu
 
 NAMES = """a100-sxm4-40gb a100-sxm4-80gb a100-pcie-40gb a100-pcie-80gb h100-sxm5-80gb h100-pcie-80gb h200-sxm-141gb
-b200-sxm-180gb l4-24gb l40s-48gb a10g-24gb t4-16gb v100-sxm2-32gb rtx-3090 rtx-4090 rtx-a6000 rtx-pro-6000 mi300x"""
+gh200-96gb b200-sxm-180gb l4-24gb l40s-48gb a10g-24gb t4-16gb v100-sxm2-32gb rtx-3090 rtx-4090 rtx-a6000 rtx-pro-6000
+mi300x"""
 
 MINE: dict[str, Any] = {
     "memory_gib": 40,
@@ -40,7 +41,7 @@ def refusal(name_or_path: str) -> str:
     return str(caught.value)
 
 
-def test_the_eighteen_gpus() -> None:
+def test_the_nineteen_gpus() -> None:
     assert [gpu.name for gpu in list_gpus()] == sorted(NAMES.split())
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from simkit.errors import InputError
 from simkit.latency import kernels as rates
-from simkit.latency.deployment import HOST_FIXED_US, Deployment, HostCosts
+from simkit.latency.deployment import Deployment
 from simkit.latency.effects import Origin, Source
+from simkit.latency.host import TERMS, HostCosts
 from simkit.latency.profile.values import HostTerms
 from simkit.latency.protocol import Unit
 from simkit.latency.roofline import TABLE_ROWS, Roofline
@@ -73,6 +74,7 @@ V100 = replace(A100, name="v100-sxm2-32gb", peak_flops_per_s={"float16": 125e12,
 NO_NVLINK = replace(A100, name="l4-24gb", nvlink_bytes_per_s=0)
 
 
+HOST_FIXED_US = 500.0
 HOST_FIXED_NS = HOST_FIXED_US * 1000
 
 
@@ -81,9 +83,7 @@ TEST = Source(Origin.SCENARIO, "test")
 
 def host_of(fixed_us: float, per_seq_us: float = 0.0) -> HostCosts:
     """Host work of a step."""
-    return HostCosts(
-        HostTerms(fixed_us, per_seq_us, 0.0), dict.fromkeys(("fixed_us", "per_seq_us", "first_token_us"), TEST)
-    )
+    return HostCosts(HostTerms(fixed_us, per_seq_us, 0.0), dict.fromkeys(TERMS, TEST))
 
 
 def roofline(model: ModelSpec = LLAMA, gpu: GpuSpec = A100, **changes: Any) -> Roofline:
@@ -94,6 +94,7 @@ def roofline(model: ModelSpec = LLAMA, gpu: GpuSpec = A100, **changes: Any) -> R
         "quantization": None,
         "kv_cache_dtype": "auto",
         "async_scheduling": False,
+        "host": host_of(HOST_FIXED_US),
     }
     return Roofline(Deployment(model, gpu, **(options | changes)))
 

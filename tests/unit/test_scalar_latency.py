@@ -18,7 +18,8 @@ from simkit.batching.plan import StepPlan
 from simkit.engine.pricing import Pricer
 from simkit.latency import kernels as rates
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import Deployment, host_of
+from simkit.latency.deployment import Deployment
+from simkit.latency.host import host_of
 from simkit.latency.kernels import TABLE_ROWS
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit

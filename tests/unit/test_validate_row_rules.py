@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_validate_rows import row
+from test_validate_rows import LOCKSTEP, row
 
 from simkit.errors import InputError
 from simkit.scenario import Scenario, from_dict
@@ -18,6 +18,9 @@ from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import study_rows
 
 H100 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100 80GB", "mean_tpot_ms": "20"}
+
+
+SHORT_PROMPTS = "workload.prompt_tokens={dist: fixed, value: 9}"
 
 
 def base(**engine: Any) -> Scenario:
@@ -86,6 +89,109 @@ def test_chunked_prefill_of_an_early_version_puts_decodes_first(tmp_path: Path) 
     assert not has(chunked, "vLLM before 0.8")
 
 
+@pytest.mark.parametrize(
+    ("text", "label", "host"),
+    [
+        ("TensorRT-LLM (2024)", "TRT-LLM 0.14", "trt-llm 0.14"),
+        ("TensorRT-LLM", "TRT-LLM 0.14", "trt-llm 0.14"),
+        ("TensorRT-LLM 1.0", "TRT-LLM 1.0", "trt-llm 1.0"),
+        ("TensorRT-LLM 2026", "TRT-LLM", "trt-llm"),
+    ],
+)
+def test_a_batch_of_trt_llm_is_of_2024_unless_its_engine_is_later(
+    tmp_path: Path, text: str, label: str, host: str
+) -> None:
+    cells = H100 | {"engine": text, "max_concurrency": "", "batch_size": "4", "num_prompts": "4"}
+    run = run_of(row(tmp_path, **cells))
+    assert run.scenario.latency.host is not None
+    assert (run.engine, run.scenario.latency.host.engine) == (label, host)
+    assert has(run, "TRT-LLM without a version, of 2024: as 0.14") == (label == "TRT-LLM 0.14")
+
+
+def test_chunked_prefill_of_sglang_leaves_decodes_first(tmp_path: Path) -> None:
+    run = run_of(row(tmp_path, **H100 | {"engine": "sglang 0.5.1", "chunked_prefill": "on"}))
+    assert (run.scenario.engine.enable_chunked_prefill, run.scenario.engine.prefill_first) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("cells", "dtype"),
+    [
+        ({"dtype_quant": "fp8"}, "fp8"),
+        ({"dtype_quant": "gemm=fp8 moe=fp8"}, "fp8"),
+        ({"dtype_quant": "gemm=fp8_block moe=fp8_block"}, "auto"),
+        ({"dtype_quant": "gemm=fp8_block moe=fp8_block", "model": "nvidia/Llama-3.1-8B-Instruct-FP8"}, "fp8"),
+        ({"dtype_quant": "", "model": "meta-llama/Llama-3.1-8B-FP8"}, "fp8"),
+        ({"dtype_quant": "", "model": "meta-llama/Llama-3.1-8B-FP8-block"}, "auto"),
+        ({"dtype_quant": "fp8 kv=bf16"}, "auto"),
+        ({"dtype_quant": "bf16"}, "auto"),
+        ({"dtype_quant": "fp8", "engine": "vLLM 0.12"}, "auto"),
+        ({"dtype_quant": "fp8", "engine": "sglang 0.5"}, "auto"),
+    ],
+)
+def test_trt_llm_has_its_kv_cache_in_fp8_where_weights_have_one_scale_a_tensor(
+    tmp_path: Path, cells: dict[str, str], dtype: str
+) -> None:
+    run = run_of(row(tmp_path, **H100 | {"engine": "trtllm 1.0"} | cells))
+    assert run.scenario.engine.kv_cache_dtype == dtype
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cells", "share"),
+    [
+        ({"dataset": "random, range ratio 0.5"}, 0.5),
+        ({"other_config": "--random-range-ratio 0.9"}, 0.9),
+        ({"other_config": "random_range_ratio=.25"}, 0.25),
+        ({"source": "InferenceX"}, 0.8),
+        ({"notes": "of the InferenceMAX runs"}, 0.8),
+        ({"notes": "source_file=2026-04-06.csv"}, 0.8),
+        ({"notes": "source_file=2026-04-06.csv", "dataset": "range ratio 0.5"}, 0.5),
+        ({"source": "InferenceX", "dataset": "random, range ratio 1.0"}, None),
+        ({"source": "InferenceX", "dataset": "random, exact"}, None),
+        ({"source": "InferenceX", "dataset": "synthetic, stdev 0"}, None),
+        ({"source": "InferenceX", "other_config": "generated 120"}, None),
+        ({"notes": "source_file=runs.csv"}, None),
+        ({}, None),
+    ],
+)
+def test_lengths_are_spread_where_the_benchmark_draws_them(
+    tmp_path: Path, cells: dict[str, str], share: float | None
+) -> None:
+    run = run_of(row(tmp_path, **H100 | cells))
+    load = run.scenario.workload
+    lengths = [part.model_dump() for part in (load.prompt_tokens, load.output_tokens) if part is not None]
+    told = [text for text in run.assumed if text.startswith("lengths ")]
+    if share is None:
+        assert lengths == [{"dist": "fixed", "value": 100}, {"dist": "fixed", "value": 20}]
+        assert told == [LOCKSTEP]
+        return
+    assert lengths == [{"dist": "uniform", "low": int(share * most), "high": most} for most in (100, 20)]
+    assert told == [f"lengths drawn by the benchmark: evenly from {share:g} of the stated one to it"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "locked"),
+    [
+        ({}, True),
+        ({"max_concurrency": "1"}, False),
+        ({"num_prompts": "1"}, False),
+        ({"request_rate": "2"}, False),  # the cap is left out
+        ({"max_concurrency": "", "request_rate": "inf"}, False),
+        ({"max_concurrency": "", "batch_size": "6"}, False),
+        ({"other_config": "generated 119"}, False),
+    ],
+)
+def test_clients_go_in_lockstep_where_they_wait_for_answers_of_one_length(
+    tmp_path: Path, cells: dict[str, str], locked: bool
+) -> None:
+    assert has(run_of(row(tmp_path, **H100 | cells)), LOCKSTEP) == locked
+
+
+def test_no_lockstep_is_told_where_a_setting_lets_requests_come_as_they_may(tmp_path: Path) -> None:
+    sets = ("workload.arrivals={process: poisson, rate_per_s: 2}",)
+    assert not has(run_of(row(tmp_path, **H100), sets=sets), LOCKSTEP)
+
+
 # --- what is told -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("cells", "text", "setting"),
@@ -96,10 +202,15 @@ def test_chunked_prefill_of_an_early_version_puts_decodes_first(tmp_path: Path) 
         ({"num_prompts": ""}, "number of requests not stated", "workload.num_requests=9"),
         ({"engine": "trtllm 1.0"}, "TRT-LLM: whole prompts", "engine.enable_chunked_prefill=true"),
         ({"engine": "trtllm 1.0"}, "TRT-LLM: 8192 tokens a step", "engine.max_num_batched_tokens=16384"),
-        ({"engine": "trtllm 1.0"}, "TRT-LLM: host terms 0", "latency.host={fixed_us: 9}"),
+        ({"engine": "sglang 0.5"}, "SGLang: whole prompts, before decodes", "engine.enable_chunked_prefill=true"),
+        ({"engine": "sglang 0.5"}, "SGLang: 8192 tokens a step", "engine.max_num_batched_tokens=16384"),
         ({"dtype_quant": "fp8"}, "fp8: KV cache in 16 bits", "engine.kv_cache_dtype=fp8"),
+        ({"dtype_quant": "fp8", "engine": "trtllm 1.0"}, "fp8: KV cache in fp8", "engine.kv_cache_dtype=auto"),
         ({"gpu": "L40S", "tp": "2"}, "l40s-48gb: linked by PCIe", "hardware.interconnect=pcie"),
-        ({"input_len": "mean 99"}, "mean lengths", "workload.prompt_tokens={dist: fixed, value: 9}"),
+        ({"input_len": "mean 99", "max_concurrency": "1"}, "mean lengths", SHORT_PROMPTS),
+        ({}, LOCKSTEP, SHORT_PROMPTS),
+        ({}, LOCKSTEP, "workload.output_tokens={dist: uniform, low: 10, high: 20}"),
+        ({"source": "InferenceX"}, "lengths drawn by the benchmark: evenly from 0.8", SHORT_PROMPTS),
     ],
 )
 def test_an_assumption_is_told_unless_a_setting_takes_its_place(
@@ -164,6 +275,13 @@ def test_no_setting_replaces_all_that_rows_state(tmp_path: Path, setting: str) -
 def test_another_gpu_brings_its_profile_and_its_links(tmp_path: Path) -> None:
     small = row(tmp_path, **H100 | {"gpu": "A100 40GB"})
     assert run_of(small).scenario.latency.profile == "a100-sxm4-80gb"
+    for text, gpu, profile in (
+        ("B200", "b200-sxm-180gb", "h200-sxm-141gb"),
+        ("GH200 96GB HBM3", "gh200-96gb", "h100-sxm5-80gb"),
+    ):
+        later = run_of(row(tmp_path, **H100 | {"gpu": text}))
+        assert (later.scenario.hardware.gpu, later.scenario.latency.profile) == (gpu, profile)
+        assert has(later, f"{gpu}: the profile of {profile}, scaled to its limits")
     changed = run_of(small, sets=("hardware.gpu=h100-sxm5-80gb",))
     assert changed.scenario.latency.profile == "auto"
     card = row(tmp_path, **H100 | {"gpu": "A100-PCIE 80GB", "tp": "4"})
@@ -186,14 +304,17 @@ def test_an_empty_prefix_cache_is_told_where_there_is_one(tmp_path: Path) -> Non
     assert not has(run_of(row(tmp_path, **H100 | {"prefix_caching": "off"})), "a prefix cache")
 
 
-def test_host_terms_that_are_given_to_an_engine_without_are_left_out_of_the_zero(tmp_path: Path) -> None:
+def test_the_host_terms_that_ship_for_an_engine_are_left_out_of_the_zero(tmp_path: Path) -> None:
+    """Of TRT-LLM 1.0: 2.7 ms a step and 30 us for each of two sequences, where the host works alone; else 0.75 ms."""
     made = row(tmp_path, **H100 | {"engine": "trtllm 1.0"})
-    setting = "latency.host={fixed_us: 5000, per_seq_us: 0, first_token_us: 0}"
     serial = "engine.async_scheduling=false"
-    tpot = study_rows([made], sets=[serial, setting]).rows[0].metrics["mean_tpot_ms"]
-    assert tpot.predicted == pytest.approx(tpot.predicted_zero + 5.0, abs=0.6)
-    plain = study_rows([made], sets=[serial]).rows[0].metrics["mean_tpot_ms"]
-    assert plain.predicted == plain.predicted_zero == tpot.predicted_zero
+    given = "latency.host={fixed_us: 5000, per_seq_us: 0, first_token_us: 0}"
+    cases: tuple[tuple[list[str], float], ...] = (([], 0.75), ([serial], 2.76), ([serial, given], 5.0))
+    found = [study_rows([made], sets=sets).rows[0].metrics["mean_tpot_ms"] for sets, _ in cases]
+    for tpot, (_, host_ms) in zip(found, cases, strict=True):
+        assert tpot.predicted_zero is not None
+        assert tpot.predicted == pytest.approx(tpot.predicted_zero + host_ms, abs=0.01)
+    assert found[1].predicted_zero == found[2].predicted_zero
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -271,10 +392,19 @@ def test_a_fit_takes_a_row_by_its_number(tmp_path: Path) -> None:
 
 # --- what is said -----------------------------------------------------------------------------------------------------
 def test_the_host_terms_of_rows_are_among_the_assumptions(tmp_path: Path) -> None:
-    rows = [row(tmp_path, row_id="R1", **H100), row(tmp_path, row_id="R2", **H100 | {"engine": "trtllm 1.0"})]
-    assert "host terms: the default, 500 us a step (1 row)" in study_rows(rows).assumptions
-    given = study_rows(rows[:1], sets=["latency.host={fixed_us: 9}"])
-    assert not any(text.startswith("host terms: the default") for text in given.assumptions)
+    engines = ("vLLM 0.12.0", "trtllm 1.0", "sglang 0.5.1", "trtllm 1.2")
+    rows = [row(tmp_path, row_id=f"R{n}", **H100 | {"engine": engine}) for n, engine in enumerate(engines)]
+
+    def told(*sets: str) -> list[str]:
+        return [text for text in study_rows(rows, sets=sets).assumptions if text.startswith("host terms: ")]
+
+    assert told() == [
+        "host terms: vLLM 0.12 to 0.13, shipped (1 row)",
+        "host terms: TRT-LLM 1.0, shipped (1 row)",
+        "host terms: SGLang 0.0 to 0.5, shipped (1 row)",
+        "host terms: those shipped for TRT-LLM 1.0, the nearest (1 row)",
+    ]
+    assert told("latency.host={fixed_us: 9, per_seq_us: 1}") == ["host terms: fitted, or as set (4 rows)"]
 
 
 def test_a_scenario_that_fills_gaps_is_told(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,16 +20,18 @@ from typer.testing import CliRunner
 
 from simkit import api
 from simkit.cli.app import app
+from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.scenario import from_dict
 from simkit.validation.rows import study as row_study
-from simkit.validation.rows.fit import FitRows, parse_fit
+from simkit.validation.rows.fit import START, EngineFit, FitRows, parse_fit
 from simkit.validation.rows.names import Formats, engine_of, formats_of, gpu_of, model_of
 from simkit.validation.rows.read import Row, read_rows, select
 from simkit.validation.rows.refusals import Unsuitable
 from simkit.validation.rows.results import MetricResult, RowErrors, RowResult, RowStudy, parse_bands, statistics
 from simkit.validation.rows.scenario import RowRun, run_of
 from simkit.validation.rows.study import study_rows
+from simkit.validation.runs.host_fit import HostFit
 
 FACTS = Path(__file__).resolve().parents[1] / "data" / "serving_rows.csv"
 PLAIN = {
@@ -44,6 +47,7 @@ PLAIN = {
     "num_prompts": "6",
     "mean_tpot_ms": "3",
 }
+LOCKSTEP = "lengths that are all equal: clients go in lockstep, their prompts come at the same moment"
 
 
 def table(folder: Path, rows: Iterable[Mapping[str, str]], name: str = "rows.csv") -> Path:
@@ -83,10 +87,13 @@ def test_the_facts_are_all_there_and_say_where_they_are_from() -> None:
     assert all("/" in found.text("source") for found in facts.rows), "a repository and a file in it"
 
 
-def test_trt_llm_without_any_host_term() -> None:
+def test_trt_llm_with_the_host_terms_that_ship_for_it() -> None:
     found = study("model=*3.1-8B*", "max_concurrency=128")
     assert len(found.rows) == 6
-    assert mape(found, "mean_tpot_ms") <= 5
+    assert "host terms: TRT-LLM 1.0, shipped (6 rows)" in found.assumptions
+    tpot = found.to_json()["errors"]["all"]["all"]["mean_tpot_ms"]
+    assert tpot["mape_pct"] <= 3
+    assert tpot["mape_pct"] < tpot["mape_zero_pct"], "what the GPU waits between steps is seen at 128 clients, too"
 
 
 def test_host_terms_of_vllm_fitted_on_some_concurrencies_hold_for_the_others() -> None:
@@ -98,6 +105,7 @@ def test_host_terms_of_vllm_fitted_on_some_concurrencies_hold_for_the_others() -
     stats = found.to_json()["errors"]["all"]["all"]["mean_tpot_ms"]
     assert stats["n"] == 2, "only rows that were not fitted are judged"
     assert stats["mape_zero_pct"] > 15, "without host work vLLM 0.12 would be far faster"
+    assert found.to_json()["fit"]["limits"] == ["per_request_us acts here as fixed_us and per_seq_us do together"]
 
 
 def test_offline_batches_on_a_gpu_with_the_profile_of_another() -> None:
@@ -108,18 +116,80 @@ def test_offline_batches_on_a_gpu_with_the_profile_of_another() -> None:
     assert any("A100" in text.upper() for text in found.assumptions)
 
 
-def test_a_fit_finds_the_terms_that_made_the_rows(tmp_path: Path) -> None:
-    rows = [PLAIN | {"row_id": f"R{c}", "max_concurrency": str(c), "num_prompts": str(3 * c)} for c in (1, 4, 16)]
-    made = read_rows(table(tmp_path, rows)).rows
-    truth = study_rows(made, sets=["latency.host={fixed_us: 900, per_seq_us: 21}"])
-    for cells, known in zip(rows, truth.rows, strict=True):
-        cells["mean_tpot_ms"] = str(known.metrics["mean_tpot_ms"].predicted)
-    found = study_rows(read_rows(table(tmp_path, rows)).rows, fit=FitRows("max_concurrency", ("1", "16")))
-    terms = found.to_json()["fit"]["terms"]
+def fitted_to_itself(
+    folder: Path, rows: Iterable[dict[str, str]], truth: str, fit: FitRows
+) -> tuple[dict[str, Any], float]:
+    """What rows.json says of a fit to rows that were simulated with the host terms `truth`, and the error of TPOT of
+    those that test it."""
+    cells = [PLAIN | more | {"row_id": f"R{n}"} for n, more in enumerate(rows)]
+    known = study_rows(read_rows(table(folder, cells)).rows, sets=[f"latency.host={truth}"]).rows
+    for made, row_ in zip(cells, known, strict=True):
+        made["mean_tpot_ms"] = str(row_.metrics["mean_tpot_ms"].predicted)
+    found = study_rows(read_rows(table(folder, cells)).rows, fit=fit)
+    return found.to_json()["fit"], mape(found, "mean_tpot_ms")
+
+
+def clients(*counts: int, loops: int = 3, **cells: str) -> list[dict[str, str]]:
+    return [cells | {"max_concurrency": str(c), "num_prompts": str(loops * c)} for c in counts]
+
+
+def test_a_fit_to_two_rows_finds_the_first_two_terms_that_made_them(tmp_path: Path) -> None:
+    truth = "{fixed_us: 900, per_seq_us: 21, per_request_us: 0}"
+    found, error = fitted_to_itself(tmp_path, clients(1, 4, 16), truth, FitRows("max_concurrency", ("1", "16")))
+    terms = found["terms"]
     assert terms["fixed_us"] == pytest.approx(900, rel=0.01)
     assert terms["per_seq_us"] == pytest.approx(21, rel=0.01)
-    assert found.to_json()["fit"]["test_rows"] == ["R4"]
-    assert mape(found, "mean_tpot_ms") < 0.1
+    assert (found["fitted"], terms["per_request_us"], terms["gap_us"]) == (["fixed_us", "per_seq_us"], 0, 0)
+    assert (found["rows"], found["test_rows"]) == (["R0", "R2"], ["R1"])
+    assert found["limits"] == ["per_seq_us is seen up to 16 running sequences, and continued beyond"]
+    assert error < 0.1
+
+
+def test_a_fit_to_four_rows_finds_what_a_prompt_adds_where_clients_do_not_go_in_lockstep(tmp_path: Path) -> None:
+    rows = clients(1, 4, 8, 16, 48, loops=4, dataset="random, range ratio 0.5")
+    truth = "{fixed_us: 900, per_seq_us: 21, per_request_us: 3000}"
+    found, error = fitted_to_itself(tmp_path, rows, truth, FitRows("max_concurrency", ("1", "4", "16", "48")))
+    wanted = {"fixed_us": 900, "per_seq_us": 21, "per_request_us": 3000}
+    assert {name: found["terms"][name] for name in found["fitted"]} == pytest.approx(wanted, rel=0.01)
+    assert found["idle"] == ["gap_us"], "vLLM 0.12 does not work ahead"
+    assert error < 0.1
+
+
+def test_a_fit_to_an_engine_that_works_ahead_finds_the_gap_alone(tmp_path: Path) -> None:
+    big = {"engine": "vLLM 0.15.0", "model": "meta-llama/Llama-3.1-8B-Instruct", "mean_tpot_ms": "20"}
+    truth = "{fixed_us: 900, per_seq_us: 21, per_request_us: 0, gap_us: 700}"
+    rows, fit = clients(1, 2, 3, 4, 5, **big), FitRows("max_concurrency", ("1", "2", "4", "5"))
+    found, error = fitted_to_itself(tmp_path, rows, truth, fit)
+    assert (found["fitted"], found["limits"]) == (["gap_us"], [])
+    assert found["idle"] == ["fixed_us", "per_seq_us", "per_request_us"], "the GPU takes longer"
+    assert found["terms"]["gap_us"] == pytest.approx(700, rel=0.01)
+    assert error < 0.1
+
+
+def test_a_fit_says_which_terms_act_alike(tmp_path: Path) -> None:
+    """All rows have four running sequences: nothing tells a term for each of them from one for the step."""
+    rows = [PLAIN | {"row_id": f"R{n}", "max_concurrency": "4", "input_len": n} for n in ("100", "200", "400")]
+    path, out = table(tmp_path, rows), tmp_path / "out"
+    code, stdout, stderr = simkit(
+        "validate", "--summary", path, "--out", out, "--no-report", "--jobs", 1, "--fit", "input_len=100,400"
+    )
+    assert code == 0, stderr
+    fit = json.loads((out / "rows.json").read_bytes())["fit"]
+    assert (fit["fitted"], fit["alike"]) == (["fixed_us"], ["per_seq_us"])
+    assert fit["limits"] == ["per_seq_us acts here as fixed_us does"]
+    assert "note: vLLM 0.12: per_seq_us acts here as fixed_us does" in stderr
+    assert "vLLM 0.12: per_seq_us acts here as fixed_us does." in " ".join(stdout.split())
+
+
+def test_a_fit_says_how_many_sequences_ran_at_once_unless_they_were_many() -> None:
+    def limits(fitted: tuple[str, ...], reach: int, *alike: str) -> tuple[str, ...]:
+        none = np.zeros(0)
+        host = HostFit(START, fitted, (), alike, {}, none, none)
+        return EngineFit("vLLM 0.12", "mean_tpot_ms", host, (), (), reach).limits
+
+    both = ("fixed_us", "per_seq_us")
+    assert limits(both, 99) == ("per_seq_us is seen up to 99 running sequences, and continued beyond",)
+    assert limits(both, 100) == limits(("fixed_us",), 8) == limits((), 8, "per_seq_us") == ()
 
 
 # --- a row as a scenario ----------------------------------------------------------------------------------------------
@@ -131,7 +201,7 @@ def test_a_row_becomes_the_scenario_that_it_states(tmp_path: Path) -> None:
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len) == (64, 4096, 2048)
     assert (engine.enable_prefix_caching, engine.enable_chunked_prefill) == (False, True)
     assert arrivals_of(run) == ("closed_loop", 6, 2)
-    assert (run.engine, run.assumed) == ("vLLM 0.12", ("A100 80GB: the SXM part",))
+    assert (run.engine, run.assumed) == ("vLLM 0.12", ("A100 80GB: the SXM part", LOCKSTEP))
 
 
 @pytest.mark.parametrize(("tokens", "capacity"), [("1000", 992), ("1024", 1024), ("93872", 93872)])
@@ -141,23 +211,30 @@ def test_the_pool_is_what_the_row_states_in_whole_blocks(tmp_path: Path, tokens:
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "overlaps", "whole", "first"),
+    ("engine", "version", "overlaps", "whole", "first", "host"),
     [
-        ("vLLM 0.13.1", "0.13", False, False, False),
-        ("vllm v0.14.0", "0.14", True, False, False),
-        ("vLLM 0.6.3", "0.6", False, True, True),
-        ("trtllm 1.0.0rc3", "0.33", True, True, False),
-        ("vLLM", "0.33", True, False, False),
+        ("vLLM 0.13.1", "0.13", False, False, False, None),
+        ("vllm v0.14.0", "0.14", True, False, False, None),
+        ("vLLM 0.6.3", "0.6", False, True, True, None),
+        ("trtllm 1.0.0rc3", "0.33", True, True, False, "trt-llm 1.0"),
+        ("TensorRT-LLM", "0.33", True, True, False, "trt-llm"),
+        ("sglang 0.5.1.post1", "0.33", True, True, True, "sglang 0.5"),
+        ("SGLang", "0.33", True, True, True, "sglang"),
+        ("vLLM", "0.33", True, False, False, None),
     ],
 )
-def test_the_engine_decides_how_it_schedules(
-    tmp_path: Path, engine: str, version: str, overlaps: bool, whole: bool, first: bool
+def test_the_engine_decides_how_it_schedules_and_whose_host_terms_hold(
+    tmp_path: Path, engine: str, version: str, overlaps: bool, whole: bool, first: bool, host: str | None
 ) -> None:
     run = run_of(row(tmp_path, engine=engine))
     found = run.scenario.engine
-    assert (found.version, found.async_scheduling) == (version, overlaps)
+    assert (found.version, set_up(run.scenario).async_scheduling) == (version, overlaps)
     assert (not found.enable_chunked_prefill, found.prefill_first) == (whole, first)
-    assert run.host_free == engine.startswith("trt")
+    given = run.scenario.latency.host
+    assert (given is None) == (host is None)
+    if given is not None:
+        assert given.model_dump(exclude_none=True) == {"engine": host}
+        assert (found.max_num_batched_tokens, found.enable_prefix_caching) == (8192, False)
 
 
 def arrivals_of(run: RowRun) -> tuple[str, int | None, int | None]:
@@ -239,6 +316,7 @@ def test_cards_are_linked_as_they_can_be(tmp_path: Path, gpu: str, tp: str, link
         ({"mean_tpot_ms": "", "duration_s": "0.08"}, False),  # 19 tokens decoded
         ({"mean_tpot_ms": "", "duration_s": "0.09"}, True),
         ({"mean_tpot_ms": "", "duration_s": "0.08", "other_config": "generated 60"}, True),
+        ({"mean_tpot_ms": "", "duration_s": "0.08", "source": "InferenceX"}, True),  # some answers are shorter
     ],
 )
 def test_what_no_gpu_can_do_is_left_out(tmp_path: Path, cells: dict[str, str], possible: bool) -> None:

@@ -100,6 +100,10 @@ def describe(profile: Profile) -> dict[str, object]:
     }
 
 
+LATER_TERMS = ("per_request_us", "gap_us", "tp_us")
+"""Host terms that a profile may leave out: they are 0 then."""
+
+
 def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, object]:
     """A mapping of a profile. ProfileError where a key is there twice: JSON would keep the last in silence."""
     found: dict[str, object] = {}
@@ -198,7 +202,9 @@ class Reader:
                 raise self._error(f"{key}.version", f"expected a version of vLLM such as 0.19, got {version!a:.40}")
             if version in found:
                 raise self._error(f"{key}.version", f"{version} is there twice")
-            terms = HostTerms(*self._numbers(row, key, ("fixed_us", "per_seq_us", "first_token_us")))
+            later = tuple(name for name in LATER_TERMS if name in row)
+            further = dict(zip(later, self._numbers(row, key, later), strict=True))
+            terms = HostTerms(*self._numbers(row, key, ("fixed_us", "per_seq_us", "first_token_us")), **further)
             found[version] = EngineHost(terms, self._get(row, f"{key}.provenance", dict))
         return found
 

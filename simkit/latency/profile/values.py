@@ -35,11 +35,19 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class HostTerms:
-    """What the host of a whole engine adds, in microseconds: to a step, to it for each sequence, and to a request."""
+    """What an engine adds to its kernels, in microseconds.
+
+    To a step of n sequences, c of which end their prompt in it: `fixed_us` + `per_seq_us` n + `per_request_us` c, and
+    `tp_us` for each doubling of the GPUs that it is sent to. `gap_us`: what the GPU is idle between steps although the
+    host works ahead. `first_token_us`: to a request, on its way to the queue and back.
+    """
 
     fixed_us: float
     per_seq_us: float
     first_token_us: float
+    per_request_us: float = 0.0
+    gap_us: float = 0.0
+    tp_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

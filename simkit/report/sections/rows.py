@@ -26,6 +26,9 @@ MAX_NAMED = 3
 TERMS = {
     "fixed_us": "a step, fixed",
     "per_seq_us": "a step, for each sequence",
+    "per_request_us": "a step, for each new request",
+    "gap_us": "idle between steps",
+    "tp_us": "a step, for each doubling of the GPUs",
     "first_token_us": "a request, to its first token",
 }
 """Host terms and how they are called."""
@@ -201,7 +204,8 @@ def _fit(content: Content) -> Section:
         f"{count(number)} {words} fitted, on {_rows_text(len(chosen))}, and tested on {count(len(test))} others. "
         "The rest stays as it was."
     )
-    items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.")
+    limits = (f"{fit['engine']}: {text}." for fit in fits for text in fit.get("limits") or ())
+    items = (f"Fitted on: {_some(chosen)}.", f"Tested on: {_some(test)}.", *limits)
     return Section("fit", "What was fitted", (text_,), tuple(_terms(fit) for fit in fits if fit["fitted"]), items)
 
 

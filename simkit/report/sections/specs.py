@@ -194,6 +194,9 @@ def _extrapolated(ops: Sequence[Json]) -> list[str]:
 TERMS = {
     "fixed_us": "a step, us",
     "per_seq_us": "a step and sequence, us",
+    "per_request_us": "a step and new request, us",
+    "gap_us": "idle between steps, us",
+    "tp_us": "a step and doubling of the GPUs, us",
     "first_token_us": "a request, us",
 }
 

@@ -6,13 +6,16 @@ import re
 from dataclasses import replace
 
 from simkit.scenario.engine import Engine
-from simkit.validation.rows.names import TRTLLM, VLLM, EngineName, engine_of, formats_of
+from simkit.validation.rows.names import SGLANG, TRTLLM, VLLM, EngineName, engine_of, formats_of
 from simkit.validation.rows.read import SETTINGS, Row, Section
 from simkit.validation.rows.refusals import Assumptions, Unsuitable
 
-TRTLLM_BUDGET = 8192
-BATCH_VERSION = (0, 6)
-"""vLLM of 2024, the year of the tables of fixed batches."""
+WHOLE_PROMPTS_BUDGET = 8192
+"""Tokens of a step of TensorRT-LLM (`max_num_tokens`) and of a prefill of SGLang (`--chunked-prefill-size` of GPUs with
+80 GB and more)."""
+
+OF_2024 = {VLLM: (0, 6), TRTLLM: (0, 14)}
+"""Engines of 2024, the year of the tables of fixed batches."""
 
 BLOCK_SIZE: int = Engine.model_fields["block_size"].default
 FIRST_CHUNKED = (0, 8)
@@ -27,13 +30,17 @@ def name_of(row: Row, known: Section, assumed: Assumptions) -> EngineName:
     name = engine_of(row.text("engine"), row.text("engine_version"))
     if name.family != VLLM:
         assumed.add(f"{name.family}: schedules and takes memory as vLLM does, but for what is said of it")
+        if name.version is None and name.family in OF_2024 and _is_of_2024(row):
+            assumed.add(
+                f"{name.family} without a version, of 2024: as {OF_2024[name.family][0]}.{OF_2024[name.family][1]}"
+            )
+            return replace(name, version=OF_2024[name.family])
         return name
     if known.get("version") is not None:
         return replace(engine_of(f"vLLM {known['version']}"), text=name.text)
-    is_batch = row.count("batch_size") is not None and row.count("max_concurrency") is None
-    if is_batch and not _LATER.search(row.text("engine")):
+    if _is_of_2024(row):
         assumed.add("vLLM without a version, fixed batches: as 0.6, of 2024")
-        return EngineName(VLLM, BATCH_VERSION, name.text)
+        return EngineName(VLLM, OF_2024[VLLM], name.text)
     assumed.add("vLLM without a version: the newest that simkit knows")
     return name
 
@@ -43,7 +50,7 @@ def takes_whole_prompts(name: EngineName, known: Section) -> bool:
     chunked = known.get("enable_chunked_prefill")
     if isinstance(chunked, bool):
         return not chunked
-    return name.family == TRTLLM or _is_early(name)
+    return name.family in (TRTLLM, SGLANG) or _is_early(name)
 
 
 def rules(name: EngineName, context_tokens: int, known: Section, assumed: Assumptions) -> Section:
@@ -55,12 +62,16 @@ def rules(name: EngineName, context_tokens: int, known: Section, assumed: Assump
         whole = takes_whole_prompts(name, known)
         found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "prefill_first": whole}
         assumed.add("vLLM before 0.8: whole prompts, before decodes", "engine.enable_chunked_prefill")
-    if name.family == TRTLLM:
-        budget = max(TRTLLM_BUDGET, context_tokens)
+    if name.family != VLLM:
+        prompts_first = name.family == SGLANG
+        budget = max(WHOLE_PROMPTS_BUDGET, context_tokens)
         found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_batched_tokens": budget}
-        text = f"TRT-LLM: {TRTLLM_BUDGET} tokens a step (more where requests are longer)"
+        text = f"{name.family}: {WHOLE_PROMPTS_BUDGET} tokens a step (more where requests are longer)"
         assumed.add(text, "engine.max_num_batched_tokens")
-        assumed.add("TRT-LLM: whole prompts", "engine.enable_chunked_prefill")
+        text = f"{name.family}: whole prompts{', before decodes' if prompts_first else ''}"
+        assumed.add(text, "engine.enable_chunked_prefill")
+        if prompts_first:
+            found["prefill_first"] = takes_whole_prompts(name, known)
     return found
 
 
@@ -84,13 +95,20 @@ def stated(row: Row, by_model: str, assumed: Assumptions) -> Section:
     return found
 
 
-def kv_rule(row: Row, known: Section, assumed: Assumptions) -> Section:
+def _is_of_2024(row: Row) -> bool:
+    """Whether a row without a version is of a table of fixed batches of 2024."""
+    is_batch = row.count("batch_size") is not None and row.count("max_concurrency") is None
+    return is_batch and not _LATER.search(row.text("engine"))
+
+
+def kv_rule(row: Row, name: EngineName, known: Section, assumed: Assumptions) -> Section:
     """The fp8 checkpoints of NVIDIA ask for a KV cache in fp8 (`kv_cache_quant_algo` in their `hf_quant_config.json`),
-    and TensorRT-LLM goes by that; others say nothing."""
+    and TensorRT-LLM goes by that: with scales for whole tensors it serves no others. Others say nothing."""
     if known.get("quantization") != "fp8":
         return {}
     assumed.add("fp8: by tensor or by block alike")
-    is_asked = row.text("model").lower().startswith("nvidia/")
+    by_tensor = not any("block" in row.text(name).lower() for name in ("dtype_quant", "model"))
+    is_asked = row.text("model").lower().startswith("nvidia/") or (name.family == TRTLLM and by_tensor)
     where = "fp8, of a checkpoint of NVIDIA" if is_asked else "16 bits"
     assumed.add(f"fp8: KV cache in {where}", "engine.kv_cache_dtype")
     return {"kv_cache_dtype": "fp8"} if is_asked else {}

@@ -6,7 +6,7 @@ Owns which rows are which and the metric that is fitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,9 +17,15 @@ from simkit.validation.rows.read import METRICS, Row
 from simkit.validation.rows.scenario import RowRun
 from simkit.validation.runs.host_fit import HostFit, fit_host
 
-FITTED = ("fixed_us", "per_seq_us")
-START = HostTerms(fixed_us=1500.0, per_seq_us=40.0, first_token_us=0.0)
+FITTED = ("fixed_us", "per_seq_us", "per_request_us", "gap_us")
+"""Of fewer rows than terms so many are fitted, the first of them, and the others are 0."""
+
+LEAST_ROWS = 2
+START = HostTerms(fixed_us=1500.0, per_seq_us=40.0, first_token_us=0.0, per_request_us=1000.0, gap_us=100.0)
 """Large enough that the GPU's time does not hide them under async scheduling, where they would seem to do nothing."""
+
+FAR_REACH_SEQS = 100
+"""Running sequences below which a fit says how far its term for each of them was seen."""
 
 CANDIDATES = ("mean_tpot_ms", "output_tok_s", "duration_s")
 """What is fitted: the first that all rows of the fit have."""
@@ -60,18 +66,34 @@ class EngineFit:
     host: HostFit
     rows: tuple[str, ...]
     test_rows: tuple[str, ...]
+    reach_seqs: int = 0
+    """The most sequences that run at once in the rows of the fit."""
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the fit does not tell, in sentences."""
+        fitted = self.host.fitted
+        if not fitted:
+            return ()
+        do = "does" if len(fitted) == 1 else "do together"
+        found = [f"{name} acts here as {' and '.join(fitted)} {do}" for name in self.host.alike]
+        if "per_seq_us" in fitted and self.reach_seqs < FAR_REACH_SEQS:
+            found.append(f"per_seq_us is seen up to {self.reach_seqs} running sequences, and continued beyond")
+        return tuple(found)
 
     def to_json(self) -> dict[str, object]:
         """As in rows.json; errors are the mean absolute ones of the fitted rows, with the start's terms and after; no
         terms where none could be fitted: those that hold without a fit stay."""
         terms = self.host.terms
-        names = ("fixed_us", "per_seq_us", "first_token_us") if self.host.fitted else ()
+        names = (*FITTED, "first_token_us") if self.host.fitted else ()
         return {
             "engine": self.engine,
             "metric": self.metric,
             "terms": {name: round(getattr(terms, name), 3) for name in names},
             "fitted": list(self.host.fitted),
             "idle": list(self.host.idle),
+            "alike": list(self.host.alike),
+            "limits": list(self.limits),
             "fit_mape_pct": 100 * float(np.abs(self.host.after).mean()),
             "rows": list(self.rows),
             "test_rows": list(self.test_rows),
@@ -96,29 +118,38 @@ def fit_engines(runs: Sequence[RowRun], fit: FitRows, predict: Predict) -> list[
             raise InputError(f"{fit.label}: no row that can be simulated has {fit.column} {value}")
     groups: dict[str, list[RowRun]] = {}
     for run in runs:
-        if not run.host_free:
-            groups.setdefault(run.engine, []).append(run)
+        groups.setdefault(run.engine, []).append(run)
     fits = [
         _fit(engine, group, fit, predict) for engine, group in groups.items() if any(fit.takes(r.row) for r in group)
     ]
     if not fits:
-        raise InputError(f"{fit.label}: expected rows with host terms to fit, got none (those of TRT-LLM are 0)")
+        raise InputError(f"{fit.label}: expected rows with host terms to fit")
     return fits
 
 
 def _fit(engine: str, group: Sequence[RowRun], fit: FitRows, predict: Predict) -> EngineFit:
     used = [run for run in group if fit.takes(run.row)]
-    if len(used) < len(FITTED):
-        raise InputError(f"{fit.label}: {engine}: expected at least {len(FITTED)} rows, got {len(used)}")
+    if len(used) < LEAST_ROWS:
+        raise InputError(f"{fit.label}: {engine}: expected at least {LEAST_ROWS} rows, got {len(used)}")
     metric = fit.metric or next((name for name in CANDIDATES if all(name in run.row.measured for run in used)), None)
     without = [run.row.id for run in used if metric is None or metric not in run.row.measured]
     if metric is None or without:
         wanted = fit.metric or f"one of {', '.join(CANDIDATES)}"
         raise InputError(f"{fit.label}: {engine}: expected {wanted} in all rows of the fit, got none in {without[0]}")
     measured = np.array([run.row.measured[metric] for run in used], dtype=np.float64)
-    found = fit_host(lambda terms: predict(used, terms, metric), measured, START, FITTED)
+    names = FITTED[: len(used)]
+    start = replace(START, **dict.fromkeys(FITTED[len(used) :], 0.0))
+    found = fit_host(lambda terms: predict(used, terms, metric), measured, start, names)
     rest = tuple(run.row.id for run in group if not fit.takes(run.row))
-    return EngineFit(engine, metric, found, tuple(run.row.id for run in used), rest)
+    reach = max(_running(run) for run in used)
+    return EngineFit(engine, metric, found, tuple(run.row.id for run in used), rest, reach)
+
+
+def _running(run: RowRun) -> int:
+    """The most sequences that a row can have running."""
+    slots = run.scenario.engine.max_num_seqs
+    clients = run.concurrency if run.concurrency is not None else run.scenario.workload.num_requests or 0
+    return clients if slots is None else min(clients, slots)
 
 
 def _same(cell: str, value: str) -> bool:

@@ -20,6 +20,7 @@ _GPUS = {
     "h100-sxm5-80gb": ("h100", "h100-sxm", "h100-sxm5", "h100-80gb", "h100-sxm-80gb", "h100-80gb-sxm", "h100-80gb-hbm3",
                        "h100-sxm5-80gb", "h100-80gb-sxm5"),
     "h100-pcie-80gb": ("h100-pcie", "h100-80gb-pcie"),
+    "gh200-96gb": ("gh200-96gb-hbm3",),
     "h200-sxm-141gb": ("h200", "h200-sxm", "h200-sxm5", "h200-141gb", "h200-sxm-141gb", "h200-141gb-sxm"),
     "b200-sxm-180gb": ("b200", "b200-sxm", "b200-180gb", "b200-192gb"),
     "a100-sxm4-80gb": ("a100-80gb", "a100-sxm", "a100-sxm4", "a100-sxm-80gb", "a100-80gb-sxm", "a100-80gb-sxm4"),
@@ -42,8 +43,14 @@ _VARIANT_ASSUMED = {
     "a100-sxm4": "80 GB of memory",
 }
 
-PROFILE_OF = {"a100-sxm4-40gb": "a100-sxm4-80gb", "a100-pcie-40gb": "a100-sxm4-80gb"}
-"""GPU to the profile of another with the same cores, which is scaled to its limits (`profile.values.transferred`)."""
+PROFILE_OF = {
+    "a100-sxm4-40gb": "a100-sxm4-80gb",
+    "a100-pcie-40gb": "a100-sxm4-80gb",
+    "gh200-96gb": "h100-sxm5-80gb",
+    "b200-sxm-180gb": "h200-sxm-141gb",
+}
+"""GPU to the profile of another, with the same cores or of the generation before, which is scaled to its limits
+(`profile.values.transferred`)."""
 
 _SAME_SHAPES = {"qwen2-72b": "qwen2.5-72b", "deepseek-r1": "deepseek-v3"}
 """Models, lower case, that differ from another in their weights alone (their `config.json`)."""

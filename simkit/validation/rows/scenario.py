@@ -6,9 +6,11 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
 - Model, GPU, engine and number format: `rows.names`; what is refused: `rows.refusals`.
 - vLLM: its version where stated. Before 0.8 prompts are taken whole and go before decodes, and there is no prefix
   cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
-- TensorRT-LLM: 8,192 tokens a step and whole prompts, which are its defaults; the host terms are 0.
+- TensorRT-LLM and SGLang: 8,192 tokens a step and whole prompts, which are their defaults; SGLang takes prompts
+  before decodes. Host terms are those that ship for the engine.
 - GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes as if they were one.
-- fp8: the KV cache is in 16 bits, but in fp8 for NVIDIA's own checkpoints.
+- fp8: the KV cache is in 16 bits, but in fp8 for NVIDIA's own checkpoints, which TensorRT-LLM takes.
+- Lengths are alike, but where the benchmark draws them: InferenceX from 0.8 of the stated length to it.
 - `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
 - When requests come: a finite rate is Poisson; `max_concurrency` is a closed loop; a rate of inf sends all at once; so
   does a fixed batch (`batch_size`). Of several the first of these counts; a rate of inf is the last.
@@ -30,7 +32,7 @@ from simkit.scenario.yaml import parse_set, set_label
 from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
-from simkit.validation.rows.names import PROFILE_OF, TRTLLM, EngineName, gpu_of, model_of
+from simkit.validation.rows.names import PROFILE_OF, SGLANG, TRTLLM, EngineName, gpu_of, model_of
 from simkit.validation.rows.read import LENGTHS, Row, Section
 from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse
 
@@ -44,7 +46,8 @@ CONTEXT_ASSUMED = (
     f"max_model_len not stated: {CONTEXT_TOKENS}, or what requests need, or what the model allows, or the pool holds,"
     " or the budget where prompts are whole"
 )
-NO_HOST = {"fixed_us": 0.0, "per_seq_us": 0.0, "first_token_us": 0.0}
+HOST_OF = {TRTLLM: "trt-llm", SGLANG: "sglang"}
+"""Engines whose host terms are not vLLM's."""
 
 BRIDGED = ("a100-pcie-40gb", "a100-pcie-80gb", "h100-pcie-80gb", "rtx-3090", "rtx-a6000")
 """GPUs whose NVLink bridge joins two cards only (their data sheets)."""
@@ -57,15 +60,15 @@ NODE_GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """A row that can be simulated. `engine` is family and version, which share their host terms, unless `host_free`:
-    then there are none. `concurrency`: clients, batch or requests at once; None at a finite rate. `assumed`: what the
-    row left open, in words that are the same for all rows alike.
+    """A row that can be simulated.
+
+    `engine` is family and version, which share their host terms. `concurrency`: clients, batch or requests at once;
+    None at a finite rate. `assumed`: what the row left open, in words that are the same for all rows alike.
     """
 
     row: Row
     scenario: Scenario
     engine: str
-    host_free: bool
     concurrency: int | None
     assumed: tuple[str, ...]
 
@@ -90,7 +93,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     known = own | stated | last
     name = row_engine.name_of(row, known, assumed)
     rules = row_engine.rules(name, _context(row, model, name, known, assumed), known, assumed)
-    rules |= row_engine.kv_rule(row, known, assumed)
+    rules |= row_engine.kv_rule(row, name, known, assumed)
     engine = rules | own | stated
     _check_budget(name, engine | last)
     gpu = _gpu(row, given_in(sets, "hardware"), assumed)
@@ -119,7 +122,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         assumed.add("other_config: only generated tokens, running sequences, nodes and parallelism are read")
     if base is not None and base.base_dir is not None:
         scenario = scenario.based_at(base.base_dir)
-    return RowRun(row, scenario, name.label, _is_host_free(name, scenario), _at_once(scenario), assumed.holding(given))
+    return RowRun(row, scenario, name.label, _at_once(scenario), assumed.holding(given))
 
 
 def _check_budget(name: EngineName, engine: Section) -> None:
@@ -136,13 +139,9 @@ def _check(row: Row, model: ModelSpec, scenario: Scenario) -> None:
         raise Unsuitable("answers longer than workload.max_tokens, which would cut them")
     if scenario.engine.max_model_len is not None and longest_tokens(row) > scenario.engine.max_model_len:
         raise Unsuitable("requests longer than max_model_len")
-    if is_impossible(row, model, scenario, whole_answers=generated_tokens(row) is None):
+    whole = generated_tokens(row) is None and _shortest_share(row) is None
+    if is_impossible(row, model, scenario, whole_answers=whole):
         raise Unsuitable(TOO_FAST)
-
-
-def _is_host_free(engine: EngineName, scenario: Scenario) -> bool:
-    host = scenario.latency.host
-    return engine.family == TRTLLM and host is not None and host.model_dump(exclude_none=True) == NO_HOST
 
 
 def _at_once(scenario: Scenario) -> int | None:
@@ -186,9 +185,9 @@ def _latency(engine: EngineName, gpu: str, assumed: Assumptions) -> Section:
     if gpu in PROFILE_OF:
         text = f"{gpu}: the profile of {PROFILE_OF[gpu]}, scaled to its limits"
         assumed.add(text, "latency.profile", "hardware.gpu")
-    if engine.family == TRTLLM:
-        latency["host"] = dict(NO_HOST)
-        assumed.add("TRT-LLM: host terms 0", "latency.host")
+    if engine.family in HOST_OF:
+        version = "" if engine.version is None else " {}.{}".format(*engine.version)
+        latency["host"] = {"engine": f"{HOST_OF[engine.family]}{version}"}
     return latency
 
 
@@ -253,6 +252,13 @@ REQUESTS_UNSTATED = (AT_A_RATE, A_CLIENT, AT_ONCE)
 MOST_LISTED = 1_000_000
 """Requests whose lengths are written out one by one."""
 
+INFERENCEX_SHORTEST = 0.8
+_SAID_IN = ("dataset", "workload", "other_config", "notes", "source")
+_RANGE_RATIO = re.compile(r"(?<![a-z])range[ _-]ratio[ =:]*(\d*\.?\d+)", re.IGNORECASE)
+_INFERENCEX = re.compile(r"\binference(?:x|max)\b|\bsource_file=20\d\d-\d\d-\d\d\.csv\b", re.IGNORECASE)
+_EXACT = re.compile(r"\bexact\b|\bstdev 0\b", re.IGNORECASE)
+"""What a benchmark says whose lengths are all alike."""
+
 _GENERATED = re.compile(r"\bgenerated\s+(\d{1,12})\b", re.IGNORECASE)
 
 
@@ -288,12 +294,50 @@ def load_of(row: Row, assumed: Assumptions) -> Section:
         assumed.add(
             "mean lengths: requests of nearly the same length", "workload.prompt_tokens", "workload.output_tokens"
         )
-    return {
-        "num_requests": number,
-        "arrivals": arrivals,
-        "prompt_tokens": _spread(round(row.numbers["input_len"] * number), number),
-        "output_tokens": _outputs(row, number, assumed),
-    }
+    load: Section = {"num_requests": number, "arrivals": arrivals}
+    shortest = _shortest_share(row)
+    if shortest is not None and generated_tokens(row) is None:
+        assumed.add(
+            f"lengths drawn by the benchmark: evenly from {shortest:g} of the stated one to it",
+            "workload.prompt_tokens",
+            "workload.output_tokens",
+        )
+        return load | {
+            "prompt_tokens": _drawn(row.numbers["input_len"], shortest),
+            "output_tokens": _drawn(row.numbers["output_len"], shortest),
+        }
+    prompts, outputs = _spread(round(row.numbers["input_len"] * number), number), _outputs(row, number, assumed)
+    is_loop = arrivals["process"] == "closed_loop" and clients != 1
+    if is_loop and number > 1 and outputs["dist"] == "fixed":
+        assumed.add(
+            "lengths that are all equal: clients go in lockstep, their prompts come at the same moment",
+            "workload.prompt_tokens",
+            "workload.output_tokens",
+            "workload.arrivals.process",
+        )
+    return load | {"prompt_tokens": prompts, "output_tokens": outputs}
+
+
+def _shortest_share(row: Row) -> float | None:
+    """The shortest length that the benchmark draws, as a share of the stated one; None where all are alike.
+
+    InferenceX runs its client with `--random-range-ratio 0.8`: lengths are drawn evenly from 0.8 of the stated ones to
+    these. Its dumps are files that are called by their date; a row may say so in words, too.
+    """
+    if _EXACT.search(row.text("dataset")):
+        return None
+    stated = next((found for name in _SAID_IN if (found := _RANGE_RATIO.search(row.text(name)))), None)
+    if stated is not None:
+        ratio = float(stated[1])
+        return ratio if 0.0 < ratio < 1.0 else None
+    is_dump = any(_INFERENCEX.search(row.text(name)) for name in _SAID_IN)
+    return INFERENCEX_SHORTEST if is_dump else None
+
+
+def _drawn(longest: float, share: float) -> Section:
+    """Whole tokens from `share` of the longest to it."""
+    high = max(1, math.floor(longest))
+    return {"dist": "uniform", "low": max(1, math.floor(share * longest)), "high": high}
 
 
 def generated_tokens(row: Row) -> int | None:

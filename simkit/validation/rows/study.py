@@ -18,7 +18,7 @@ import numpy as np
 
 from simkit.engine.run import Progress
 from simkit.errors import CheckError, InputError
-from simkit.latency.deployment import ASSUMED, GIVEN, HOST_FIXED_US
+from simkit.latency.host import GIVEN
 from simkit.latency.profile.values import HostTerms
 from simkit.metrics.catalogue import number
 from simkit.runs.replication import Result
@@ -89,7 +89,7 @@ def study_rows(
     # How many rounds a fit takes is not known.
     fits = [] if fit is None else fit_engines(runs, fit, simulator.part(0.4, 0.4).numbers)
     terms = {fitted.engine: fitted.host.terms for fitted in fits if fitted.host.fitted}
-    final, more = simulator.part(0.6, 1.0).final(runs, terms, zero)
+    final, more = simulator.part(0.6, 1.0).final(runs, terms)
     failed |= more
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
@@ -99,7 +99,7 @@ def study_rows(
     lines = {row.id: row.line for row in rows if row.id in skipped}
     assumed = Counter(text for run in runs for text in run.assumed)
     steps = Counter(final[run.row.id].latency_source for run in runs)
-    hosts = Counter(_host(final[run.row.id].host_source) for run in runs if not run.host_free)
+    hosts = Counter(_host(final[run.row.id].host_source) for run in runs)
     messages = {name: failure.message for name, failure in failed.items()}
     return RowStudy(name, source, len(rows), shown, skipped, lines, messages, tuple(fits), assumed, steps, hosts)
 
@@ -148,12 +148,10 @@ class _Simulator:
         return done, failed | {name: Failure("input", LOST) for name, part in done.items() if part.num_lost}
 
     def final(
-        self, runs: Sequence[RowRun], terms: Mapping[str, HostTerms], zero: Mapping[str, Predicted]
+        self, runs: Sequence[RowRun], terms: Mapping[str, HostTerms]
     ) -> tuple[dict[str, Predicted], dict[str, Failure]]:
-        """With the terms that hold; a row that has none is not simulated again."""
-        busy = [run for run in runs if not run.host_free]
-        found, failed = self.run(busy, terms, None) if busy else ({}, {})
-        return found | {run.row.id: zero[run.row.id] for run in runs if run.host_free}, failed
+        """With the terms that hold."""
+        return self.run(runs, terms, None)
 
     def numbers(self, runs: Sequence[RowRun], terms: HostTerms, metric: str) -> Floats:
         """One number of each row. Raises InputError where one has none."""
@@ -209,20 +207,19 @@ def _compared(
 def _role(run: RowRun, fits: Sequence[EngineFit]) -> str:
     """Which part a row has in the fit of its engine; "all" where there is none."""
     for fit in fits:
-        if fit.engine == run.engine and not run.host_free:
+        if fit.engine == run.engine:
             return "fit" if run.row.id in fit.rows else "test"
     return "all"
 
 
 def _host(source: str) -> str:
     """The source of host terms in words."""
-    plain = {ASSUMED.text: f"the default, {HOST_FIXED_US:g} us a step", GIVEN.text: "fitted, or as set"}
-    return plain.get(source, source)
+    return "fitted, or as set" if source == GIVEN.text else source
 
 
 def with_terms(run: RowRun, terms: HostTerms | None) -> Scenario:
-    """The scenario of a row with these host terms; its own where it has no host work."""
-    if terms is None or run.host_free:
+    """The scenario of a row with these host terms; its own for None."""
+    if terms is None:
         return run.scenario
     return apply_sets(run.scenario, {"latency.host": asdict(terms)}, label="host terms")
 

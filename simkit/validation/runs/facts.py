@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simkit.engine.build import Setup
-from simkit.latency.deployment import HostCosts
+from simkit.latency.host import HostCosts
 from simkit.latency.profile.values import HostTerms
 from simkit.metrics.catalogue import STATS
 from simkit.metrics.measured import ComparedLatencies, compare_measured

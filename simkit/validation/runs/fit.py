@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from simkit.engine.build import set_up
+from simkit.engine.pricing import given_terms, host_engine
 from simkit.engine.run import log_sha256, simulate
 from simkit.errors import CheckError, InputError
 from simkit.latency.calibrated import Calibrated
-from simkit.latency.deployment import DEFAULT_HOST, MAX_HOST_US, host_of, short_version
 from simkit.latency.effects import FIRST_TOKEN, HOST
+from simkit.latency.host import MAX_HOST_US, host_of, short_version
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile.values import HostTerms
 from simkit.logs import play_log
@@ -54,6 +55,9 @@ LEAST_GAIN = 0.05
 
 MOST_RMS_PCT = 10.0
 """Root mean square of the errors after the fit beyond which the scenario is not what served the log."""
+
+GROUPED_WITH = HostTerms(fixed_us=500.0, per_seq_us=0.0, first_token_us=0.0)
+"""Terms of the simulation that says which requests are one number."""
 
 REFINE = 30
 """Simulations that may look for better terms near those of least squares."""
@@ -96,8 +100,7 @@ def fit_run(
     if fitted_effects:
         raise scenario.refuse("latency.without", f"expected without {fitted_effects[0]}, which is fitted")
     used = setup.gpu.name if scenario.latency.profile == "auto" else scenario.latency.profile
-    given = scenario.latency.host.model_dump(exclude_none=True) if scenario.latency.host else {}
-    before = host_of(given, load_profile(used), scenario.engine.version)
+    before = host_of(given_terms(scenario), load_profile(used), scenario.engine.version, host_engine(scenario))
     runs = _Runs(scenario, _wanted_tokens(scenario, setup.max_model_len), progress)
     first = runs.of(before.terms)
     if first.log is None:
@@ -106,7 +109,7 @@ def fit_run(
         )
     num_cut = _num_cut(first.table)
     # Groups and weights are those of one simulation wherever the fit starts, or its errors could not be compared.
-    grouped = first if before.terms == DEFAULT_HOST.terms else runs.of(DEFAULT_HOST.terms)
+    grouped = first if before.terms == GROUPED_WITH else runs.of(GROUPED_WITH)
     numbers = numbers_of(grouped.table, first.log.ttft_ns, first.log.e2e_ns, stream=setup.stream)
     fit, unsure = _fitted(runs, setup.stream, numbers, before.terms)
     terms = _stored(fit, before.terms)
@@ -226,10 +229,7 @@ def _untold(fit: HostFit, start: HostTerms) -> str | None:
 
 def _stored(fit: HostFit, before: HostTerms) -> HostTerms:
     """Fitted terms as a profile has them, the others as they were."""
-    values = {
-        name: round(getattr(fit.terms, name), DIGITS) if name in fit.fitted else getattr(before, name) for name in TERMS
-    }
-    return HostTerms(**values)
+    return replace(before, **{name: round(getattr(fit.terms, name), DIGITS) for name in fit.fitted})
 
 
 def _check_possible(terms: HostTerms) -> None:

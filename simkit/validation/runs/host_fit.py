@@ -13,14 +13,32 @@ import numpy as np
 from simkit.latency.profile.values import HostTerms
 from simkit.types import Floats
 
-PROBES_US = {"fixed_us": 2000.0, "per_seq_us": 100.0, "first_token_us": 5000.0}
+PROBES_US = {
+    "fixed_us": 2000.0,
+    "per_seq_us": 100.0,
+    "per_request_us": 5000.0,
+    "gap_us": 1000.0,
+    "first_token_us": 5000.0,
+}
 """By how much a term is moved to see what it does. So much that it stands out from what a shift of the schedule does:
 who meets whom in a step changes with every term, by a few permille of what is predicted."""
 
-NUDGES_US = {"fixed_us": 100.0, "per_seq_us": 5.0, "first_token_us": 1000.0}
+NUDGES_US = {
+    "fixed_us": 100.0,
+    "per_seq_us": 5.0,
+    "per_request_us": 1000.0,
+    "gap_us": 100.0,
+    "first_token_us": 1000.0,
+}
 """A move that must still be seen at the end, or the term was not fitted."""
 
-CLOSE_ENOUGH_US = {"fixed_us": 1.0, "per_seq_us": 0.05, "first_token_us": 10.0}
+CLOSE_ENOUGH_US = {
+    "fixed_us": 1.0,
+    "per_seq_us": 0.05,
+    "per_request_us": 10.0,
+    "gap_us": 1.0,
+    "first_token_us": 10.0,
+}
 MAX_MOVES = 16
 SHARES = (1.0, 0.5, 0.25)
 """Of a move that least squares asks for, tried in turn."""
