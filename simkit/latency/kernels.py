@@ -1,7 +1,7 @@
 """The kernels of one forward pass on one GPU: which there are, their times on the roofline, and what all of it moves.
 
 Owns the roofs and floors of single kernels and the FLOPs and bytes of a step; `roofline` and `calibrated` put steps
-together. Owns as well how fast one GPU and its links really go: achievable fractions of peak and launch floors.
+together. Owns as well how fast one GPU really goes: achievable fractions of peak and launch floors.
 
 None of these is fitted to a run. The constants are medians of measured kernels over large shapes (tables of NVIDIA's
 aiconfigurator-core 0.12.0, Apache-2.0: A100-SXM4-80GB, H100-SXM5, H200, in this order), taken against the dense peaks
@@ -17,6 +17,7 @@ import numpy as np
 
 from simkit.errors import InputError
 from simkit.latency.deployment import Deployment
+from simkit.latency.link import Link
 from simkit.latency.shapes import (
     Elementwise,
     Gemm,
@@ -33,7 +34,7 @@ from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
-# --- rates of one GPU and its links
+# --- rates of one GPU
 GEMM_COMPUTE_FRACTION = 0.79
 """16-bit GEMMs with m >= 2048, n >= 4096, k >= 2048: medians 0.87 (A100), 0.79 (H100), 0.78 (H200) of peak FLOP/s."""
 
@@ -50,10 +51,6 @@ DECODE_BANDWIDTH_FRACTION = 0.74
 PREFILL_COMPUTE_FRACTION = 0.54
 """16-bit prefill attention with q_len >= 1024 and 1e11 FLOPs or more: medians 0.52, 0.54, 0.54 of peak FLOP/s."""
 
-LINK_FRACTION = 0.76
-"""All-reduce of 64 MiB or more over NVLink, 2 to 8 GPUs: medians 0.67, 0.76, 0.76 of a ring at the one-way rate.
-Assumed for PCIe, which no table covers, and taken as 1 for host copies."""
-
 GEMM_FLOOR_NS = 3_000.0
 """16-bit GEMMs with m <= 16 and n x k <= 2**18: medians 3.5, 2.9, 2.9 us."""
 
@@ -65,12 +62,6 @@ ELEMENTWISE_FLOOR_NS = 2_500.0
 
 SAMPLER_FLOOR_NS = 25_000.0
 """Sampler of one sequence over 128,256 logits: 24.7 us (same table)."""
-
-NVLINK_FLOOR_NS, NVLINK_HOP_NS = 4_300.0, 30.0
-"""All-reduce of at most 4 KiB: medians 4.4, 4.6, 4.7 us on 2, 4, 8 GPUs; a line over the 2 (n - 1) hops of a ring."""
-
-PCIE_HOP_NS = 2_000.0
-"""Assumed latency a hop where GPUs talk over PCIe."""
 
 
 class Rates:
@@ -87,28 +78,6 @@ class Rates:
 
     def gemm_ns_per_flop(self, quantized: bool) -> float:
         return self._quantized if quantized else self._plain
-
-
-class Link:
-    """All-reduce between the ranks of a replica as a ring: 2 (n - 1) hops, 2 (n - 1)/n of the message a link."""
-
-    def __init__(self, gpu: GpuSpec, ranks: int, interconnect: str) -> None:
-        hops = 2 * (ranks - 1)
-        if interconnect == "nvlink":
-            if not gpu.nvlink_bytes_per_s:
-                raise InputError(
-                    f"{gpu.name} has no NVLink; use hardware.interconnect: pcie", key="hardware.interconnect"
-                )
-            rate, self._latency_ns = gpu.nvlink_bytes_per_s, NVLINK_FLOOR_NS + NVLINK_HOP_NS * hops
-        elif interconnect == "pcie":
-            rate, self._latency_ns = gpu.pcie_bytes_per_s, PCIE_HOP_NS * hops
-        else:
-            raise InputError(f"expected nvlink or pcie, got {interconnect!r}", key="hardware.interconnect")
-        self._ns_per_byte = hops / ranks * NS_PER_S / (rate * LINK_FRACTION)
-
-    def all_reduce_ns(self, num_bytes: Floats, some: Floats) -> Floats:
-        """Time to reduce messages of `num_bytes`; nothing where `some` is 0."""
-        return some * self._latency_ns + num_bytes * self._ns_per_byte
 
 
 def dtype_peak(gpu: GpuSpec, dtype: str) -> float:

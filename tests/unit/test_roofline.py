@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from simkit.errors import InputError
 from simkit.latency import kernels as rates
+from simkit.latency import link as links
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import Origin, Source
 from simkit.latency.host import TERMS, HostCosts
@@ -308,8 +309,8 @@ def test_tensor_parallelism_divides_work_and_adds_all_reduces() -> None:
     assert eight.work(shapes)[0][0] == pytest.approx(one.work(shapes)[0][0], rel=1e-12)
     over_pcie = roofline(tensor_parallel_size=2, interconnect="pcie")
     slower = over_pcie.gpu_ns(shapes)[0] - two.gpu_ns(shapes)[0]
-    message = 8192 * 4096 * 2 * 64 / rates.LINK_FRACTION  # a ring of two sends the message once, 64 times a pass
-    latency = 64 * (2 * rates.PCIE_HOP_NS - rates.NVLINK_FLOOR_NS - 2 * rates.NVLINK_HOP_NS)
+    message = 8192 * 4096 * 2 * 64 / links.LINK_FRACTION  # a ring of two sends the message once, 64 times a pass
+    latency = 64 * (2 * links.PCIE_HOP_NS - links.NVLINK_FLOOR_NS - 2 * links.NVLINK_HOP_NS)
     assert slower == pytest.approx(message * (1 / 32e9 - 1 / 300e9) * 1e9 + latency, abs=2)
 
 
