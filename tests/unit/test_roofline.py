@@ -309,9 +309,10 @@ def test_tensor_parallelism_divides_work_and_adds_all_reduces() -> None:
     assert eight.work(shapes)[0][0] == pytest.approx(one.work(shapes)[0][0], rel=1e-12)
     over_pcie = roofline(tensor_parallel_size=2, interconnect="pcie")
     slower = over_pcie.gpu_ns(shapes)[0] - two.gpu_ns(shapes)[0]
-    message = 8192 * 4096 * 2 * 64 / links.LINK_FRACTION  # a ring of two sends the message once, 64 times a pass
-    latency = 64 * (2 * links.PCIE_HOP_NS - links.NVLINK_FLOOR_NS - 2 * links.NVLINK_HOP_NS)
-    assert slower == pytest.approx(message * (1 / 32e9 - 1 / 300e9) * 1e9 + latency, abs=2)
+    message = 8192 * 4096 * 2 * 64  # a ring of two sends the message once, 64 times a pass
+    latency = 64 * (5300 - links.NVLINK_FLOOR_NS - 2 * links.NVLINK_HOP_NS)
+    per_byte = 1 / (32e9 * 0.592) - 1 / (300e9 * links.NVLINK_FRACTION)
+    assert slower == pytest.approx(message * per_byte * 1e9 + latency, abs=2)
 
 
 def test_repeated_kv_heads_are_read_by_every_rank() -> None:
