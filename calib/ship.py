@@ -1,12 +1,13 @@
 """Makes the profiles that ship from the kernel tables they were imported from: ``python -m calib.ship FOLDER``.
 
-Owns their provenance and licences, and the one table of a form of its own: what decodes of unequal length cost on RTX
-PRO 6000. Needs no torch.
+Owns their provenance and licences, and the tables that come beside: what decodes of unequal length cost on RTX PRO
+6000, in a form of its own, and its all-reduces, of other hands. Needs no torch.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from calib.fit.fit import fit_table
 from calib.fit.launches import Launches
-from calib.table import read_table
+from calib.table import Table, read_table
 from simkit.latency.profile import Heads
 from simkit.specs.hardware import load_gpu
 
@@ -27,8 +28,11 @@ PROVENANCE: dict[str, dict[str, str]] = {
         "measured_by": "KAIST, LLMServingSim 5daddb2",
         "licence": "MIT",
         "software": "vLLM 0.19 kernels, eager, shapes of Llama-3.1-8B",
+        "all_reduce": "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.24 custom all-reduce over PCIe, Apache-2.0",
     },
 }
+"""`all_reduce`: where all-reduces are from that stand in a table of their own, `NAME.comm.csv.gz`."""
+
 SKEW_LAYERS = 3
 """The table of unequal decodes has times of so many layers."""
 
@@ -62,13 +66,22 @@ def _launches(frame: Any) -> Launches:
     )
 
 
+def with_all_reduces(table: Table, collectives: Path) -> Table:
+    """`table` and the all-reduces of a table of collectives, of which nothing else is taken."""
+    key = ("all_reduce", "bfloat16")
+    return replace(table, rows={**table.rows, key: read_table(collectives).rows[key]})
+
+
 def ship(tables: Path, folder: Path = FOLDER) -> list[Path]:
     """Write the profile of every table that ships; the paths written."""
     written = []
     for name, provenance in PROVENANCE.items():
         skew = tables / f"{name}-skew.csv.gz"
         more = read_unequal(skew) if skew.exists() else ()
-        result = fit_table(read_table(tables / f"{name}.csv.gz"), load_gpu(name), name, provenance, more=more)
+        table = read_table(tables / f"{name}.csv.gz")
+        if "all_reduce" in provenance:
+            table = with_all_reduces(table, tables / f"{name}.comm.csv.gz")
+        result = fit_table(table, load_gpu(name), name, provenance, more=more)
         written.append(folder / f"{name}.json")
         written[-1].write_text(result.text, encoding="utf-8")
     return written

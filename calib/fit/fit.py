@@ -139,7 +139,7 @@ def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:
     rates = {
         "memcpy_h2d": gpu.pcie_bytes_per_s,
         "memcpy_d2h": gpu.pcie_bytes_per_s,
-        "all_reduce": gpu.nvlink_bytes_per_s,
+        "all_reduce": gpu.nvlink_bytes_per_s or gpu.pcie_bytes_per_s,
     }
     return Limits(gpu.peak_flops_per_s[dtype], rates.get(op) or gpu.hbm_bytes_per_s)
 

@@ -36,7 +36,7 @@ class TableBuilder:
         self._model = model = deployment.model
         self._kernels, self._profile = kernels, profile
         self._dtype, self._quantization = deployment.dtype, deployment.quantization
-        self._nvlink, self._reduces = deployment.interconnect == "nvlink", deployment.has(ALL_REDUCE)
+        self._reduces, self._links_alike = deployment.has(ALL_REDUCE), _links_alike(deployment, profile)
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._some = np.minimum(self._rows, 1.0)
         self.num_clamped = 0
@@ -126,7 +126,7 @@ class TableBuilder:
         """Where the times of all-reduces come from."""
         if not self._kernels.link:
             return ONE_GPU
-        return KERNEL_TABLE if self._nvlink and self._op("all_reduce") else DATA_SHEET
+        return KERNEL_TABLE if self._links_alike and self._op("all_reduce") else DATA_SHEET
 
     def _op(self, op: str) -> OpFit | None:
         """The fit of an op in the model's format; 16-bit formats stand for each other, and 32 bits for them at need."""
@@ -241,7 +241,7 @@ class TableBuilder:
         """ns of all `calls` together."""
         link, fit = self._kernels.link, self._op("all_reduce")
         assert link is not None
-        if fit is None or not self._nvlink:
+        if fit is None or not self._links_alike:
             ns = link.all_reduce_ns(bytes_per_row * self._rows, self._some)
             tagged.add("all-reduce: roofline", calls * ns)
             return calls * ns
@@ -250,6 +250,13 @@ class TableBuilder:
             "bytes": bytes_per_row * self._rows,
         }
         return calls * self._predicted(fit, "all-reduce", calls, tagged, **sizes)
+
+
+def _links_alike(deployment: Deployment, profile: Profile) -> bool:
+    """Whether the GPUs talk over what the all-reduces of a profile were measured on: NVLink, or a PCIe bus as fast."""
+    if deployment.interconnect != profile.interconnect:
+        return False
+    return profile.interconnect == "nvlink" or profile.gpu.get("pcie_bytes_per_s") == deployment.gpu.pcie_bytes_per_s
 
 
 class _Tags:

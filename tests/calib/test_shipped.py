@@ -13,13 +13,16 @@ import pytest
 
 from calib.fit.fit import FitResult, fit_table
 from calib.fit.score import predict
-from calib.ship import PROVENANCE, read_unequal
+from calib.ship import PROVENANCE, read_unequal, with_all_reduces
 from calib.table import Rows, Table, read_table
 from simkit.latency.profile import MEMORY_BOUND_OPS, load_profile, work_of
 from simkit.specs.hardware import load_gpu
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "data" / "kernels"
-pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason="the imported kernel tables are not here")
+COLLECTIVES = TABLES.with_name("kernels_2")
+pytestmark = pytest.mark.skipif(
+    not (TABLES.is_dir() and COLLECTIVES.is_dir()), reason="the imported kernel tables are not here"
+)
 
 BARS = {("gemm", "bfloat16"): 5.0, ("gemm", "fp8"): 8.0, ("attention_decode", "bfloat16"): 4.5,
         ("attention_prefill", "bfloat16"): 4.5}  # fmt: skip
@@ -27,7 +30,10 @@ BARS = {("gemm", "bfloat16"): 5.0, ("gemm", "fp8"): 8.0, ("attention_decode", "b
 
 @functools.cache
 def table(name: str) -> Table:
-    return read_table(TABLES / f"{name}.csv.gz")
+    found = read_table(TABLES / f"{name}.csv.gz")
+    if "all_reduce" in PROVENANCE[name]:
+        found = with_all_reduces(found, COLLECTIVES / f"{name}.comm.csv.gz")
+    return found
 
 
 @functools.cache
@@ -124,3 +130,14 @@ def test_launches_of_unlike_sequences_are_fitted_where_they_were_measured() -> N
         < 0.3 * found["mixed"]["held_out_of_the_other_rule"]["equal decodes"]["mape_pct"]
     )
     assert found["skew"]["held_out"]["mape_pct"] < 0.7 * found["skew"]["held_out_at_the_mean"]["mape_pct"]
+
+
+def test_all_reduces_over_pcie_are_priced_as_they_were_measured() -> None:
+    """Those of RTX PRO 6000, which has no NVLink: over its bus, at sizes that were measured."""
+    profile = load_profile("rtx-pro-6000")
+    all_reduce = profile.ops["all_reduce", "bfloat16"]
+    assert (profile.interconnect, all_reduce.limits.bytes_per_s) == ("pcie", 64e9)
+    found = predict(all_reduce, table("rtx-pro-6000").rows["all_reduce", "bfloat16"])
+    assert np.abs(found.us / table("rtx-pro-6000").rows["all_reduce", "bfloat16"].us - 1).max() < 2e-3
+    for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb"):
+        assert load_profile(name).interconnect == "nvlink"

@@ -91,6 +91,11 @@ class Profile:
     engine_hosts: Mapping[str, EngineHost]
     content: str
 
+    @property
+    def interconnect(self) -> str:
+        """What its all-reduces went over: NVLink where its GPU has it, else PCIe."""
+        return "nvlink" if self.gpu.get("nvlink_bytes_per_s") else "pcie"
+
     def op(self, op: str, dtype: str) -> OpFit | None:
         """The fit of `op` on `dtype` operands; None when it was not measured."""
         return self.ops.get((op, dtype))

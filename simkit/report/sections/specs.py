@@ -139,6 +139,8 @@ def _origin(profile: Described) -> str:
     origin = profile["provenance"]
     parts = [str(origin[key]) for key in ("measured_by", "software", "licence") if origin.get(key)]
     parts.append(f"{origin.get('table_rows', 0):,} rows")
+    if origin.get("all_reduce"):
+        parts.append(f"and all-reduces: {origin['all_reduce']}")
     return f"measured on {profile['gpu']}: " + ", ".join(parts)
 
 
