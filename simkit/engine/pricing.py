@@ -15,6 +15,7 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
 from simkit.latency.host import host_of
+from simkit.latency.link import StatedLink
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
@@ -88,7 +89,7 @@ def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
 
 
 def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Profile | None) -> Deployment:
-    engine = scenario.engine
+    engine, link = scenario.engine, scenario.hardware.link
     return Deployment(
         model,
         gpu,
@@ -101,6 +102,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Pro
         host=host_of(given_terms(scenario), profile, engine.version, host_engine(scenario)),
         without=tuple(scenario.latency.without),
         graph_sizes=() if profile is None else _graph_sizes(scenario, gpu),
+        link=None if link is None else StatedLink(link.latency_us, link.gb_per_s),
     )
 
 

@@ -27,7 +27,7 @@ def run_as_off(scenario: Scenario) -> tuple[str, ...]:
 
 def without_any_effect(scenario: Scenario) -> tuple[str, ...]:
     """Keys that were set and that other choices leave nothing to do, each with what it needs."""
-    return (*_without_effect(scenario.engine), *_switched_off(scenario))
+    return (*_without_effect(scenario.engine), *_unlinked(scenario), *_switched_off(scenario))
 
 
 def _without_effect(engine: Engine) -> tuple[str, ...]:
@@ -54,6 +54,12 @@ def _without_effect(engine: Engine) -> tuple[str, ...]:
     if swaps and continuous and paged and not engine.host_pool_gib:
         unused.append("engine.preemption (host_pool_gib is 0, so every victim is recomputed)")
     return tuple(unused)
+
+
+def _unlinked(scenario: Scenario) -> list[str]:
+    """A link that is stated and that nothing goes over."""
+    alone = scenario.hardware.tensor_parallel_size == 1
+    return ["hardware.link (needs tensor_parallel_size above 1)"] if scenario.hardware.link and alone else []
 
 
 def _switched_off(scenario: Scenario) -> list[str]:

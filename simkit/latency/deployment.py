@@ -17,6 +17,7 @@ import numpy as np
 
 from simkit.latency.effects import FIRST_TOKEN, GAP, HOST, OFF, OVERLAP, RULES, SAMPLED_ROWS, Source, nothing
 from simkit.latency.host import NO_HOST, HostCosts, Loop
+from simkit.latency.link import StatedLink
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import Ints
@@ -27,7 +28,7 @@ class Deployment:
     """What latency models are made from, under the names of a scenario.
 
     `without` names effects that are switched off. `graph_sizes` are the batches that were captured as CUDA graphs,
-    ascending; none for an engine without.
+    ascending; none for an engine without. A `link` that is stated takes the place of the `interconnect`.
     """
 
     model: ModelSpec
@@ -41,6 +42,7 @@ class Deployment:
     host: HostCosts = NO_HOST
     without: Collection[str] = ()
     graph_sizes: Seq[int] = ()
+    link: StatedLink | None = None
 
     def has(self, effect: str) -> bool:
         """Whether an effect is not switched off."""

@@ -81,6 +81,7 @@ def nothing(why: str) -> Source:
 
 RULES = Source(Origin.RULES, "scheduler rules")
 DATA_SHEET = Source(Origin.DATA_SHEET, "data sheet")
+STATED = Source(Origin.SCENARIO, "stated")
 KERNEL_TABLE = Source(Origin.MEASURED, "kernel table")
 UNMEASURED_RULE = Source(Origin.NOT_MEASURED, "rule not measured on this GPU")
 ONE_GPU = nothing("one GPU")

@@ -101,7 +101,7 @@ class Kernels:
 
     MoE: a step of t tokens reads the weights of the share 1 - (1 - k/E)**t of E experts, the expectation when each
     token picks k experts uniformly. `quantization` fp8 and int8 use that format's peak where the GPU has one;
-    everything else computes in `dtype`. Raises InputError for formats, interconnects and splits the GPU or the model
+    everything else computes in `dtype`. Raises InputError for formats, links and splits the GPU or the model
     cannot do.
     """
 
@@ -122,7 +122,7 @@ class Kernels:
         self.attention = attention_shape(model, ranks, fmt)
         quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
         self.rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
-        self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect)
+        self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect, deployment.link)
         self.reduce_bytes = model.hidden_size * fmt.activation_bytes
         self.gather_bytes = model.vocab_size * fmt.activation_bytes / 2  # an all-gather is half an all-reduce
         self._untouched = _untouched_experts(model)

@@ -1,9 +1,10 @@
 """The link between the GPUs of a replica: how long they take to add up their results.
 
-Owns what an all-reduce costs without a table of it: over NVLink and PCIe by formulas whose constants are medians of
-measured all-reduces (tables of NVIDIA's aiconfigurator-core 0.12.0, Apache-2.0: vLLM's custom all-reduce, replayed in
-CUDA graphs), as are the tables of the profiles that ship. Other engines bring kernels of their own, and none of them
-is priced apart: from NCCL's all-reduces over PCIe, in the same tables, these formulas are 4 to 38 % off in the median.
+Owns what an all-reduce costs without a table of it, as a scenario states it or by the data sheet of the GPU, and how
+many GPUs a node holds. The constants for NVLink and PCIe are medians of measured all-reduces (tables of NVIDIA's
+aiconfigurator-core 0.12.0, Apache-2.0): vLLM's custom all-reduce replayed in CUDA graphs, as in the tables of the
+profiles that ship. Other engines (TensorRT-LLM, or NCCL without custom kernels) are priced alike although they have
+kernels of their own: from NCCL's over PCIe, in the same tables, these formulas are 4 to 38 % off in the median.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.errors import InputError
+from simkit.latency.effects import DATA_SHEET, STATED
 from simkit.specs.hardware import GpuSpec
 from simkit.types import Floats
-from simkit.units import NS_PER_S
+from simkit.units import NS_PER_S, NS_PER_US
+
+NODE_GPUS = 8
+"""GPUs of a node: no data sheet says how more of them are linked."""
 
 NVLINK_FRACTION = 0.76
 """All-reduce of 64 MiB or more over NVLink, 2 to 8 GPUs: medians 0.67 (A100-SXM4-80GB), 0.76 (H100-SXM5), 0.76 (H200)
@@ -54,25 +59,49 @@ GEN5_BYTES_PER_S = 48e9
 """A bus of a higher one-way rate is taken as `GEN5`, any other as `GEN4`."""
 
 
-class Link:
-    """All-reduce between the ranks of a replica as a ring: a latency, and 2 (n - 1)/n of the message over each link."""
+@dataclass(frozen=True, slots=True)
+class StatedLink:
+    """A ring as a scenario states it: the latency of a hop in microseconds, and the GB/s of a GPU in one direction."""
 
-    def __init__(self, gpu: GpuSpec, ranks: int, interconnect: str) -> None:
+    latency_us: float
+    gb_per_s: float
+
+
+class Link:
+    """All-reduce between the ranks of a replica as a ring: a latency, and 2 (n - 1)/n of the message over each link.
+
+    `source` says where it is from. Raises InputError for GPUs that have no such link, and for more than a node has.
+    """
+
+    def __init__(self, gpu: GpuSpec, ranks: int, interconnect: str, stated: StatedLink | None = None) -> None:
         hops = 2 * (ranks - 1)
-        if interconnect == "nvlink":
-            if not gpu.nvlink_bytes_per_s:
-                raise InputError(
-                    f"{gpu.name} has no NVLink; use hardware.interconnect: pcie", key="hardware.interconnect"
-                )
-            rate, share = gpu.nvlink_bytes_per_s, NVLINK_FRACTION
-            self._latency_ns = NVLINK_FLOOR_NS + NVLINK_HOP_NS * hops
-        elif interconnect == "pcie":
-            rate = gpu.pcie_bytes_per_s
-            self._latency_ns, share = (GEN5 if rate > GEN5_BYTES_PER_S else GEN4).at(ranks)
+        if stated is not None:
+            self.source = STATED
+            self._latency_ns, bytes_per_s = hops * stated.latency_us * NS_PER_US, stated.gb_per_s * 1e9
         else:
-            raise InputError(f"expected nvlink or pcie, got {interconnect!r}", key="hardware.interconnect")
-        self._ns_per_byte = hops / ranks * NS_PER_S / (rate * share)
+            self.source = DATA_SHEET
+            self._latency_ns, bytes_per_s = _within_a_node(gpu, ranks, interconnect)
+        self._ns_per_byte = hops / ranks * NS_PER_S / bytes_per_s
 
     def all_reduce_ns(self, num_bytes: Floats, some: Floats) -> Floats:
         """Time to reduce messages of `num_bytes`; nothing where `some` is 0."""
         return some * self._latency_ns + num_bytes * self._ns_per_byte
+
+
+def _within_a_node(gpu: GpuSpec, ranks: int, interconnect: str) -> tuple[float, float]:
+    """(latency, bytes a second of a ring) of `ranks` GPUs of one node."""
+    if ranks > NODE_GPUS:
+        raise InputError(
+            f"missing; a node has {NODE_GPUS} GPUs, not {ranks}: state the link between them, such as "
+            "{latency_us: 10, gb_per_s: 40}",
+            key="hardware.link",
+        )
+    if interconnect == "nvlink":
+        if not gpu.nvlink_bytes_per_s:
+            raise InputError(f"{gpu.name} has no NVLink; use hardware.interconnect: pcie", key="hardware.interconnect")
+        return NVLINK_FLOOR_NS + NVLINK_HOP_NS * 2 * (ranks - 1), gpu.nvlink_bytes_per_s * NVLINK_FRACTION
+    if interconnect == "pcie":
+        rate = gpu.pcie_bytes_per_s
+        latency_ns, share = (GEN5 if rate > GEN5_BYTES_PER_S else GEN4).at(ranks)
+        return latency_ns, rate * share
+    raise InputError(f"expected nvlink or pcie, got {interconnect!r}", key="hardware.interconnect")

@@ -17,7 +17,6 @@ import numpy as np
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import (
     ALL_REDUCE,
-    DATA_SHEET,
     FIRST_TOKEN,
     GAP,
     HOST,
@@ -69,7 +68,7 @@ class Roofline(HardwareLatency):
         super().__init__(deployment, kernels := Kernels(deployment))
         self._swap_ns_per_byte = NS_PER_S / deployment.gpu.pcie_bytes_per_s / deployment.tensor_parallel_size
         self._reduces = kernels.link is not None and deployment.has(ALL_REDUCE)
-        self.effects = deployment.sources({ALL_REDUCE: DATA_SHEET if kernels.link else ONE_GPU})
+        self.effects = deployment.sources({ALL_REDUCE: kernels.link.source if kernels.link else ONE_GPU})
         rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._token_ns: RowNs = self._layers_ns
         self._sample_ns: RowNs = self._head_ns

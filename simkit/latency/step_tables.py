@@ -10,7 +10,7 @@ import numpy as np
 
 from simkit.latency import weight_only
 from simkit.latency.deployment import Deployment
-from simkit.latency.effects import ALL_REDUCE, DATA_SHEET, KERNEL_TABLE, ONE_GPU, Source
+from simkit.latency.effects import ALL_REDUCE, KERNEL_TABLE, ONE_GPU, STATED, Source
 from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
 from simkit.latency.lookup import ChunkLookup, DecodeLookup, RowTable
 from simkit.latency.physics import SIXTEEN_BIT, Heads, Limits
@@ -124,9 +124,10 @@ class TableBuilder:
     @property
     def all_reduce_source(self) -> Source:
         """Where the times of all-reduces come from."""
-        if not self._kernels.link:
+        link = self._kernels.link
+        if not link:
             return ONE_GPU
-        return KERNEL_TABLE if self._links_alike and self._op("all_reduce") else DATA_SHEET
+        return KERNEL_TABLE if self._links_alike and self._op("all_reduce") else link.source
 
     def _op(self, op: str) -> OpFit | None:
         """The fit of an op in the model's format; 16-bit formats stand for each other, and 32 bits for them at need."""
@@ -243,7 +244,7 @@ class TableBuilder:
         assert link is not None
         if fit is None or not self._links_alike:
             ns = link.all_reduce_ns(bytes_per_row * self._rows, self._some)
-            tagged.add("all-reduce: roofline", calls * ns)
+            tagged.add("all-reduce: stated" if link.source == STATED else "all-reduce: roofline", calls * ns)
             return calls * ns
         sizes: dict[str, Floats | float] = {
             "world_size": float(self._kernels.ranks),
@@ -254,7 +255,7 @@ class TableBuilder:
 
 def _links_alike(deployment: Deployment, profile: Profile) -> bool:
     """Whether the GPUs talk over what the all-reduces of a profile were measured on: NVLink, or a PCIe bus as fast."""
-    if deployment.interconnect != profile.interconnect:
+    if deployment.link is not None or deployment.interconnect != profile.interconnect:
         return False
     return profile.interconnect == "nvlink" or profile.gpu.get("pcie_bytes_per_s") == deployment.gpu.pcie_bytes_per_s
 

@@ -17,6 +17,8 @@ from simkit.scenario.types import (
     Count,
     EngineVersion,
     Flag,
+    LinkRate,
+    Microseconds,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -32,12 +34,20 @@ from simkit.scenario.types import (
 from simkit.units import ns_to_s, s_to_ns
 
 
+class LinkKeys(Strict):
+    """A ring between the GPUs of one replica: microseconds a hop, and GB/s of a GPU in one direction."""
+
+    latency_us: Microseconds
+    gb_per_s: LinkRate
+
+
 class Hardware(Strict):
-    """The GPUs of one replica."""
+    """The GPUs of one replica. `link` takes the place of what is known of `interconnect`."""
 
     gpu: Text
     tensor_parallel_size: Annotated[PositiveInt, Field(le=1024)] = 1
     interconnect: Literal["nvlink", "pcie"] = "nvlink"
+    link: LinkKeys | None = None
     price_per_gpu_hour: NonNegativeFloat | None = None
 
 

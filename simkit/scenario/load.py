@@ -81,12 +81,14 @@ class Scenario(Strict):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data in the order of the design page, every default written out.
 
-        `failures` and `drift`, `reuse` and `servegen` of the workload are there only where they are given.
+        `failures`, the `link` of GPUs, and `drift`, `reuse` and `servegen` of the workload are there only where given.
         """
         data = self.model_dump(mode="json")
         for key in ("drift", "reuse", "servegen"):
             if not data["workload"][key]:
                 del data["workload"][key]
+        if self.hardware.link is None:
+            del data["hardware"]["link"]
         if not self.failures:
             del data["failures"]
         if self.slo is not None:

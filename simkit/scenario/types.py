@@ -73,6 +73,8 @@ PositiveFloat = Annotated[float, Field(gt=0.0, le=1e12), expecting("a number > 0
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e12), expecting("a number >= 0 (and <= 1e12)")]
 Rate = Annotated[float, Field(gt=0.0, le=1e9), expecting("a rate per second > 0 (and <= 1e9)")]
 RateOrZero = Annotated[float, Field(ge=0.0, le=1e9), expecting("a rate per second >= 0 (and <= 1e9)")]
+Microseconds = Annotated[float, Field(gt=0.0, le=1e6), expecting("microseconds > 0 (and <= 1e6)")]
+LinkRate = Annotated[float, Field(ge=1e-3, le=1e6), expecting("GB/s > 0 (from 0.001 to 1e6)")]
 Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS), expecting("seconds >= 0 (and <= 1e9)")]
 PositiveSeconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS), expecting("seconds > 0 (and <= 1e9)")]
 Share = Annotated[float, Field(gt=0.0, le=1.0), expecting("a number > 0 and <= 1")]

@@ -103,6 +103,10 @@ _RUNS = {
     "--out {out}",
     "tensor-parallel": f"run scenarios/llama3-8b-a100.yaml {_FEW} --set hardware.tensor_parallel_size=2 --set "
     "replicas=2 --no-report --out {out}",
+    "over-pcie": f"run scenarios/validate-rtx-pro-6000.yaml {_FEW} --set hardware.tensor_parallel_size=2 --set "
+    "hardware.interconnect=pcie --no-report --out {out}",
+    "linked": f"run scenarios/llama3-8b-a100.yaml {_FEW} --set hardware.tensor_parallel_size=16 --set "
+    "'hardware.link={latency_us: 10, gb_per_s: 40}' --no-report --out {out}",
     "doctor": "doctor out/static --jobs 1 --out {out}",
     "doctor-json": "doctor out/static --json --no-proof",
     "doctor-healthy": "doctor out/grows --no-proof",

@@ -71,6 +71,7 @@ _SETS = {
     "batching": "engine.batching=none",
     "allocator": "engine.kv_allocator=contigous",
     "tensor-parallel": "hardware.tensor_parallel_size=3",
+    "link": "'hardware.link={latency_us: 10, gb_per_s: 0}'",
     "latent": "model=deepseek-v3",
     "lengths-nowhere": "'workload.prompt_tokens={dist: empirical, path: nowhere.csv, column: p}'",
     "lengths-column": "'workload.prompt_tokens={dist: empirical, path: lengths.csv, column: q}'",

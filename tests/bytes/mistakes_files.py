@@ -115,6 +115,7 @@ FILE_MISTAKES = (
         "gpu-nowhere": f"{RUN} --set hardware.gpu=./nowhere.yaml --set latency.profile=auto",
         "nvlink": f"{RUN} --set hardware.gpu=l4-24gb --set hardware.tensor_parallel_size=2 --set "
         "hardware.interconnect=nvlink --set latency.profile=roofline",
+        "nodes": f"{RUN} --set hardware.tensor_parallel_size=16 --set latency.profile=auto",
         "host-large": f"{RUN} --set 'latency.host={{fixed_us: 1.0e+9}}' --set latency.profile=auto",
         "without-of-unit": f"{RUN} --set 'latency.without=[host]'",
         "samples": f"{RUN} --set workload.samples=300",

@@ -16,6 +16,7 @@ from simkit.report.sections.runs import provenance
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets, from_dict, loads, parse_axes, template
 from simkit.studies.compare import compare
+from simkit.types import StepShapes
 from simkit.validation.runs.result import arms
 
 PATH_US, PATH_NS = 12_345.678, 12_345_678
@@ -263,6 +264,36 @@ def test_what_the_latency_model_lacks_is_refused(sets: dict[str, Any], message: 
         set_up(scenario(sets))
     assert f": {message}" in str(error.value)
     assert str(error.value).startswith("--set latency.")
+
+
+# A link that is stated.
+
+
+def test_a_stated_link_takes_the_place_of_table_and_data_sheet() -> None:
+    """32 layers x 2 x 2 hops of 250 us, and once more for the logits: 32.5 ms in any step of two GPUs."""
+    link = {"hardware.tensor_parallel_size": 2, "hardware.link": {"latency_us": 250, "gb_per_s": 1e6}}
+    for profile in ("auto", "roofline"):
+        stated = set_up(scenario(link | {"latency.profile": profile}))
+        free = set_up(scenario(link | {"latency.profile": profile, "latency.without": ["all_reduce"]}))
+        assert stated.effects["all_reduce"].text == "stated"
+        step = StepShapes.of(1, decode_seqs=1, decode_context_sum=9, decode_context_max=9, sampled_seqs=1)
+        added = int(stated.latency.gpu_ns(step)[0]) - int(free.latency.gpu_ns(step)[0])
+        assert added == pytest.approx(65 * 2 * 250_000, rel=1e-4)
+
+
+@pytest.mark.parametrize("profile", ["auto", "roofline"])
+def test_more_gpus_than_a_node_has_need_a_link(profile: str) -> None:
+    wide = {"hardware.tensor_parallel_size": 16, "latency.profile": profile}
+    with pytest.raises(InputError, match=r"hardware\.link: missing; a node has 8 GPUs, not 16: state the link"):
+        set_up(scenario(wide))
+    linked = set_up(scenario(wide | {"hardware.link": {"latency_us": 10, "gb_per_s": 40}}))
+    assert linked.effects["all_reduce"].text == "stated"
+
+
+def test_a_link_of_one_gpu_is_told_to_do_nothing() -> None:
+    alone = set_up(scenario({"hardware.link": {"latency_us": 10, "gb_per_s": 40}}))
+    assert alone.without_effect == ("hardware.link (needs tensor_parallel_size above 1)",)
+    assert alone.effects["all_reduce"].text == "none: one GPU"
 
 
 # The arms of an ablation.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simkit.latency.link import Link
+from simkit.errors import InputError
+from simkit.latency.effects import DATA_SHEET, STATED
+from simkit.latency.link import Link, StatedLink
 from simkit.specs.hardware import load_gpu
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def us(gpu: str, ranks: int, num_bytes: float, interconnect: str = "pcie") -> float:
-    """One all-reduce."""
-    link = Link(load_gpu(gpu), ranks, interconnect)
+def us(gpu: str, ranks: int, num_bytes: float, stated: StatedLink | None = None) -> float:
+    """One all-reduce over PCIe, or over the link that is stated."""
+    link = Link(load_gpu(gpu), ranks, "pcie", stated)
     return float(link.all_reduce_ns(np.array([float(num_bytes)]), np.ones(1))[0]) / 1e3
 
 
@@ -55,3 +57,25 @@ def test_an_older_bus_is_as_wasteful_as_gen4_and_a_newer_one_as_gen5() -> None:
         2 * (us("l40s-48gb", 4, MIB) - us("l40s-48gb", 4, 0))
     )
     assert us("h100-pcie-80gb", 4, MIB) == us("rtx-pro-6000", 4, MIB)
+
+
+def test_a_stated_link_is_a_ring() -> None:
+    """2 (n - 1) hops of 10 us, and 2 (n - 1)/n of the message at 40 GB/s; any GPU, any number of them."""
+    ring = StatedLink(latency_us=10.0, gb_per_s=40.0)
+    for gpu in ("l40s-48gb", "h100-sxm5-80gb"):
+        assert us(gpu, 2, 0, ring) == pytest.approx(20)
+        assert us(gpu, 16, 0, ring) == pytest.approx(300)
+        assert us(gpu, 2, 4e6, ring) == pytest.approx(20 + 100)
+        assert us(gpu, 16, 4e6, ring) == pytest.approx(300 + 187.5)
+    assert Link(load_gpu("l4-24gb"), 2, "nvlink", ring).source == STATED  # without NVLink, which it does not go over
+    assert Link(load_gpu("l4-24gb"), 2, "pcie").source == DATA_SHEET
+
+
+@pytest.mark.parametrize("interconnect", ["pcie", "nvlink"])
+def test_more_gpus_than_a_node_has_are_refused_without_a_link(interconnect: str) -> None:
+    assert Link(load_gpu("h100-sxm5-80gb"), 8, interconnect).source == DATA_SHEET
+    with pytest.raises(
+        InputError, match=r"^hardware\.link: missing; a node has 8 GPUs, not 9: state the link"
+    ) as error:
+        Link(load_gpu("h100-sxm5-80gb"), 9, interconnect)
+    assert "\n" not in str(error.value)

@@ -317,11 +317,8 @@ def test_tensor_parallelism_divides_work_and_adds_all_reduces() -> None:
 
 def test_repeated_kv_heads_are_read_by_every_rank() -> None:
     # 16 ranks, 8 KV heads: two ranks hold the same head, so the replica reads each cached token twice.
-    extra = [
-        roofline(tensor_parallel_size=n).work(decode(1, 2000))[1][0]
-        - roofline(tensor_parallel_size=n).work(decode(1, 1000))[1][0]
-        for n in (8, 16)
-    ]
+    models = [roofline(tensor_parallel_size=n, link=links.StatedLink(10.0, 40.0)) for n in (8, 16)]
+    extra = [model.work(decode(1, 2000))[1][0] - model.work(decode(1, 1000))[1][0] for model in models]
     assert extra == [131_072 * 1000, 2 * 131_072 * 1000]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simkit import scenario as schema
 from simkit.errors import InputError
 from simkit.scenario import Scenario
+from simkit.scenario.engine import Hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -71,7 +72,8 @@ def test_the_five_scenarios_are_there() -> None:
 def test_template_loads_and_names_every_key(write: Any) -> None:
     scenario = schema.load(write(schema.template()))
     assert scenario.workload.num_requests == 2000
-    missing = [key for key in schema.Engine.model_fields if f"  {key}:" not in schema.template()]
+    keys = [*schema.Engine.model_fields, *Hardware.model_fields]
+    missing = [key for key in keys if f"  {key}:" not in schema.template()]
     assert missing == []
 
 
@@ -88,6 +90,7 @@ def test_to_dict_keeps_the_order_of_the_design_page_and_writes_defaults(write: A
     assert data["engine"]["block_size"] == 16
     assert data["latency"] == {"profile": "auto", "without": [], "host": None}
     assert data["warmup"] == "auto"
+    assert list(data["hardware"]) == ["gpu", "tensor_parallel_size", "interconnect", "price_per_gpu_hour"]
 
 
 def test_an_integer_is_a_number_but_a_boolean_is_not(write: Any) -> None:
@@ -157,6 +160,7 @@ def test_warmup_forms(value: Any, write: Any) -> None:
         ("workload.tenants", {"count": 2}),
         ("workload.prefix", {"groups": 4, "tokens": 128}),
         ("slo", {"itl_ms": {"mean": 30, "p90": 40}}),
+        ("hardware.link", {"latency_us": 10, "gb_per_s": 40}),
     ],
     ids=str,
 )  # fmt: skip
@@ -284,6 +288,11 @@ def test_a_bomb_of_aliases_is_refused_in_a_short_line(write: Any) -> None:
         ("engine.max_num_seqs=9999", "--set engine.max_num_seqs: engine.max_num_batched_tokens: expected >= max_num_seqs (9999), got 2048"),
         ("workload.arrivals.cv=2", "--set workload.arrivals.cv: unknown key with process: poisson; valid here: process, rate_per_s"),
         ("workload.arrivals={process: poisson}", "--set workload.arrivals: rate_per_s: missing; this key is required"),
+        ("hardware.link={latency_us: 0, gb_per_s: 4}", "--set hardware.link: latency_us: expected microseconds > 0 (and <= 1e6), got 0"),
+        ("hardware.link={latency_us: 1, gb_per_s: 0}", "--set hardware.link: gb_per_s: expected GB/s > 0 (from 0.001 to 1e6), got 0"),
+        ("hardware.link={latency_us: 1, gb_per_s: -4}", "--set hardware.link: gb_per_s: expected GB/s > 0 (from 0.001 to 1e6), got -4"),
+        ("hardware.link={latency_us: 1}", "--set hardware.link: gb_per_s: missing; this key is required"),
+        ("hardware.link=fast", "--set hardware.link: expected a mapping, got 'fast'"),
         ("model.x=3", "--set model.x: unknown key; model has no parts"),
         ("engine", "--set engine: expected KEY=VALUE, e.g. --set engine.max_num_seqs=64"),
         ("engine=[", "--set engine: YAML syntax: expected the node content, but found '<stream end>', got '['"),

@@ -22,7 +22,7 @@ from simkit import api
 from simkit.cli.app import app
 from simkit.engine.build import set_up
 from simkit.errors import InputError
-from simkit.scenario import from_dict
+from simkit.scenario import Scenario, from_dict
 from simkit.validation.rows import study as row_study
 from simkit.validation.rows.fit import START, EngineFit, FitRows, parse_fit
 from simkit.validation.rows.names import Formats, engine_of, formats_of, gpu_of, model_of
@@ -299,10 +299,28 @@ def test_cards_are_linked_as_they_can_be(tmp_path: Path, gpu: str, tp: str, link
     run = run_of(row(tmp_path, gpu=gpu, tp=tp))
     assert run.scenario.hardware.interconnect == link
     assert any("linked by PCIe" in text for text in run.assumed) == (link == "pcie")
-    told = "several nodes: GPUs linked as within one"
-    assert told not in run.assumed
-    there = run_of(row(tmp_path, gpu=gpu, tp=tp, other_config="generated 60; 2 nodes")).assumed
-    assert (told in there) == (tp != "1")
+
+
+@pytest.mark.parametrize("cells", [{"tp": "2", "other_config": "generated 60; 2 nodes"}, {"tp": "14"}])
+def test_a_row_over_several_nodes_needs_their_link(tmp_path: Path, cells: dict[str, str]) -> None:
+    made = row(tmp_path, **cells)
+    with pytest.raises(Unsuitable, match=r"^several nodes, and the link between them is not stated$"):
+        run_of(made)
+    stated = {"latency_us": 10.0, "gb_per_s": 40.0}
+    for linked in (
+        run_of(made, sets=("hardware.link={latency_us: 10.0, gb_per_s: 40.0}",)),
+        run_of(made, sets=("hardware.link.latency_us=10.0", "hardware.link.gb_per_s=40.0")),
+        run_of(made, base_scenario({"gpu": "l4-24gb", "link": stated})),
+    ):
+        link = linked.scenario.hardware.link
+        assert link is not None
+        assert link.model_dump() == stated
+    content = study_rows([made, row(tmp_path, row_id="R2")]).to_json()
+    assert content["skipped_rows"] == {"R1": "several nodes, and the link between them is not stated"}
+
+
+def test_one_gpu_has_no_link_whatever_the_nodes(tmp_path: Path) -> None:
+    assert run_of(row(tmp_path, tp="1", other_config="generated 60; 2 nodes")).scenario.hardware.link is None
 
 
 @pytest.mark.parametrize(
@@ -391,11 +409,12 @@ def test_number_formats_of_weights_and_of_the_kv_cache() -> None:
             formats_of(text)
 
 
-def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> None:
-    base = from_dict(
+def base_scenario(hardware: dict[str, Any]) -> Scenario:
+    """What rows leave open."""
+    return from_dict(
         {
             "model": "llama-3-8b",
-            "hardware": {"gpu": "h100-sxm5-80gb"},
+            "hardware": hardware,
             "engine": {"max_num_seqs": 48, "max_num_batched_tokens": 512},
             "workload": {
                 "arrivals": {"process": "all_at_once"},
@@ -405,6 +424,10 @@ def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> No
             "latency": {"without": ["graph_padding"]},
         }
     )
+
+
+def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> None:
+    base = base_scenario({"gpu": "h100-sxm5-80gb"})
     run = run_of(row(tmp_path, max_num_seqs="32"), base, ("engine.block_size=32",))
     engine = run.scenario.engine
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size) == (32, 512, 32)

@@ -8,7 +8,7 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
   cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
 - TensorRT-LLM and SGLang: 8,192 tokens a step and whole prompts, which are their defaults; SGLang takes prompts
   before decodes. Host terms are those that ship for the engine.
-- GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes as if they were one.
+- GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes need `hardware.link`.
 - fp8: the KV cache is in 16 bits, but in fp8 for NVIDIA's own checkpoints, which TensorRT-LLM takes.
 - Lengths are alike, but where the benchmark draws them: InferenceX from 0.8 of the stated length to it.
 - `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkit.errors import InputError
+from simkit.latency.link import NODE_GPUS
 from simkit.scenario import Scenario, from_labelled
 from simkit.scenario.workload import AllAtOnce, ClosedLoop
 from simkit.scenario.yaml import parse_set, set_label
@@ -54,8 +55,6 @@ BRIDGED = ("a100-pcie-40gb", "a100-pcie-80gb", "h100-pcie-80gb", "rtx-3090", "rt
 
 _RUNNING = re.compile(r"\bmax logged running\s+(\d{1,9})\b", re.IGNORECASE)
 _NODES = re.compile(r"\b(?:[2-9]|\d\d) nodes\b", re.IGNORECASE)
-NODE_GPUS = 8
-"""GPUs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +133,10 @@ def _check_budget(name: EngineName, engine: Section) -> None:
 
 def _check(row: Row, model: ModelSpec, scenario: Scenario) -> None:
     """Raise Unsuitable where the scenario cannot give what was measured."""
+    ranks = scenario.hardware.tensor_parallel_size
+    several = ranks > NODE_GPUS or (ranks > 1 and _NODES.search(row.text("other_config")))
+    if several and scenario.hardware.link is None:
+        raise Unsuitable("several nodes, and the link between them is not stated")
     most = scenario.workload.max_tokens
     if most is not None and most < math.ceil(row.numbers["output_len"]):
         raise Unsuitable("answers longer than workload.max_tokens, which would cut them")
@@ -175,8 +178,6 @@ def _hardware(row: Row, gpu: str, last: Section, assumed: Assumptions) -> Sectio
     if count > 1 and (not load_gpu(gpu).nvlink_bytes_per_s or (count > 2 and gpu in BRIDGED)):
         hardware["interconnect"] = "pcie"
         assumed.add(f"{gpu}: linked by PCIe", "hardware.interconnect")
-    if count > 1 and (count > NODE_GPUS or _NODES.search(row.text("other_config"))):
-        assumed.add("several nodes: GPUs linked as within one")
     return hardware
 
 
@@ -209,9 +210,10 @@ def _take_over(hardware: Section, latency: Section, base: Scenario) -> set[str]:
     """What the base scenario says beside its engine and that holds for all rows; returns its keys."""
     given = base.model_dump(mode="json", exclude_unset=True)
     taken = set[str]()
-    if "interconnect" in given["hardware"]:
-        hardware["interconnect"] = given["hardware"]["interconnect"]
-        taken.add("hardware.interconnect")
+    for key in ("interconnect", "link"):
+        if key in given["hardware"]:
+            hardware[key] = given["hardware"][key]
+            taken.add(f"hardware.{key}")
     for key, value in given.get("latency", {}).items():
         if not (key == "host" and "host" in latency):
             latency[key] = value
