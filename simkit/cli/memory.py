@@ -42,7 +42,7 @@ _WORKLOAD = {
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """vLLM's flags, in place of a scenario; the two that scenarios do not have may stand beside one."""
+    """vLLM's flags, in place of a scenario; stages and eager execution may stand beside one."""
 
     model: str | None = given("--model", "Instead of a file: model name.")
     gpu: str | None = given("--gpu", "Instead of a file: GPU name.")

@@ -191,6 +191,7 @@ def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Memor
         kv_cache_dtype=engine.kv_cache_dtype,
         quantization=engine.quantization,
         engine_version=engine.version,
+        enforce_eager=engine.enforce_eager,
         num_gpu_blocks=engine.num_gpu_blocks,
         num_dummy_blocks=1,
         # Left out, it follows the version: an engine before 0.8 chunks on request only.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -15,6 +16,7 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
 from simkit.latency.host import host_of
+from simkit.latency.launches import ALL_CAPTURED, LaunchCost, launch_cost
 from simkit.latency.link import StatedLink
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
@@ -82,14 +84,26 @@ def _rehits(scenario: Scenario) -> dict[str, Source]:
 def _graph_sizes(scenario: Scenario, gpu: GpuSpec) -> tuple[int, ...]:
     """Batches that the engine captures; those of a resolved scenario."""
     engine = scenario.engine
+    if engine.enforce_eager:
+        return ()
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     version = parse_version(engine.version)
     return capture_sizes(engine.max_num_seqs, engine.max_num_batched_tokens, version, gpu.compute_capability)
 
 
+def _launch(scenario: Scenario, graph_sizes: Seq[int]) -> LaunchCost:
+    """What a launch outside CUDA graphs takes, where there is one."""
+    engine, host = scenario.engine, scenario.latency.host
+    budget = engine.max_num_batched_tokens
+    assert budget is not None
+    if graph_sizes and engine.batching == "continuous" and budget <= graph_sizes[-1]:
+        return ALL_CAPTURED
+    return launch_cost(None if host is None else host.launch_us, eager=engine.enforce_eager)
+
+
 def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Profile | None) -> Deployment:
-    engine, link = scenario.engine, scenario.hardware.link
+    engine, link, graph_sizes = scenario.engine, scenario.hardware.link, _graph_sizes(scenario, gpu)
     return Deployment(
         model,
         gpu,
@@ -101,7 +115,8 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Pro
         async_scheduling=bool(engine.async_scheduling),
         host=host_of(given_terms(scenario), profile, engine.version, host_engine(scenario)),
         without=tuple(scenario.latency.without),
-        graph_sizes=() if profile is None else _graph_sizes(scenario, gpu),
+        graph_sizes=graph_sizes,
+        launch=_launch(scenario, graph_sizes),
         link=None if link is None else StatedLink(link.latency_us, link.gb_per_s),
     )
 
@@ -109,7 +124,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Pro
 def given_terms(scenario: Scenario) -> dict[str, float]:
     """Host terms that the scenario sets."""
     host = scenario.latency.host
-    return {} if host is None else host.model_dump(exclude_none=True, exclude={"engine"})
+    return {} if host is None else host.model_dump(exclude_none=True, exclude={"engine", "launch_us"})
 
 
 def host_engine(scenario: Scenario) -> str | None:
@@ -120,6 +135,8 @@ def host_engine(scenario: Scenario) -> str | None:
 def _refuse_for_unit(scenario: Scenario) -> None:
     """Steps of one unit are made of nothing that could be left out or replaced."""
     check_known(scenario.latency.without, (PREFIX_REHITS,), "latency.profile: unit")
+    if scenario.engine.enforce_eager:
+        raise InputError("has no effect with latency.profile: unit", key="engine.enforce_eager")
     host = scenario.latency.host
     for name in {} if host is None else host.model_dump(exclude_none=True):
         raise InputError("has no effect with latency.profile: unit", key=f"latency.host.{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simkit.batching.policies import POLICIES
-from simkit.latency.effects import FIRST_TOKEN, HOST
+from simkit.latency.effects import FIRST_TOKEN, HOST, LAUNCHES
 from simkit.scenario import Engine, Scenario
 
 
@@ -65,7 +65,7 @@ def _unlinked(scenario: Scenario) -> list[str]:
 def _switched_off(scenario: Scenario) -> list[str]:
     """Host terms that are given although their effect is switched off."""
     given = scenario.latency.host.model_dump(exclude_none=True) if scenario.latency.host else {}
-    effects = {name: FIRST_TOKEN if name == "first_token_us" else HOST for name in given}
+    effects = {name: {"first_token_us": FIRST_TOKEN, "launch_us": LAUNCHES}.get(name, HOST) for name in given}
     return [
         f"latency.host.{name} (latency.without has {effect})"
         for name, effect in effects.items()

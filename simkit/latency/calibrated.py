@@ -78,6 +78,9 @@ class Calibrated(HardwareLatency):
         loop, host = self._loop, self._loop.host_ns(seqs, step.num_sampled)
         run = self._attention.decode_run(seqs, step.decode_context_sum, step.decode_context_max, num_steps)
         gpus = [base + ns for ns in run]
+        least = self._launches.least_ns(seqs)
+        if least:
+            gpus = [max(gpu, least) for gpu in gpus]
         if loop.overlaps:
             gap = loop.gap_ns
             return [max(round(max(gpu + gap, host)), 1) for gpu in gpus]

@@ -16,11 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkit.latency.effects import FIRST_TOKEN, GAP, HOST, OFF, OVERLAP, RULES, SAMPLED_ROWS, Source, nothing
+from simkit.latency.effects import LAUNCHES as LAUNCHING
 from simkit.latency.host import NO_HOST, HostCosts, Loop
+from simkit.latency.launches import NO_LAUNCHES, LaunchCost, Launches
 from simkit.latency.link import StatedLink
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import Ints
+from simkit.units import NS_PER_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Deployment:
     """What latency models are made from, under the names of a scenario.
 
     `without` names effects that are switched off. `graph_sizes` are the batches that were captured as CUDA graphs,
-    ascending; none for an engine without. A `link` that is stated takes the place of the `interconnect`.
+    ascending; none for an engine without. `launch`: what a kernel outside of them takes to launch. A `link` that is
+    stated takes the place of the `interconnect`.
     """
 
     model: ModelSpec
@@ -43,6 +47,7 @@ class Deployment:
     without: Collection[str] = ()
     graph_sizes: Seq[int] = ()
     link: StatedLink | None = None
+    launch: LaunchCost = NO_LAUNCHES
 
     def has(self, effect: str) -> bool:
         """Whether an effect is not switched off."""
@@ -52,6 +57,12 @@ class Deployment:
     def overlaps(self) -> bool:
         """Whether the host works on beside the GPU."""
         return self.async_scheduling and self.has(OVERLAP)
+
+    def launches(self, num_launches: int) -> Launches:
+        """What launching so many kernels a step takes; nothing where it is switched off."""
+        captured = self.graph_sizes[-1] if self.graph_sizes else 0
+        us = self.launch.us if self.has(LAUNCHING) else 0.0
+        return Launches(num_launches * us * NS_PER_US, captured)
 
     @property
     def acting_host(self) -> HostCosts:
@@ -74,6 +85,7 @@ class Deployment:
             HOST: _both(terms["fixed_us"], terms["per_seq_us"]),
             OVERLAP: RULES if self.async_scheduling else synchronous,
             GAP: terms["gap_us"] if self.async_scheduling else synchronous,
+            LAUNCHING: self.launch.source,
             SAMPLED_ROWS: RULES,
             FIRST_TOKEN: terms["first_token_us"],
             **own,

@@ -16,6 +16,7 @@ HOST = "host"
 OVERLAP = "overlap"
 GAP = "gap"
 GRAPH_PADDING = "graph_padding"
+LAUNCHES = "launches"
 SAMPLED_ROWS = "sampled_rows"
 UNEQUAL_DECODES = "unequal_decodes"
 MIXED_LAUNCHES = "mixed_launches"
@@ -29,6 +30,7 @@ EFFECTS: dict[str, str] = {
     OVERLAP: "that work goes on beside the GPU under async scheduling; off: it is added",
     GAP: "the GPU is idle for a moment between steps all the same; off: it is not",
     GRAPH_PADDING: "CUDA graphs run the next larger batch that was captured; off: exactly the tokens of the step",
+    LAUNCHES: "kernels outside CUDA graphs wait for the host to launch them; off: for nothing",
     SAMPLED_ROWS: "the LM head runs on sequences that sample; off: on every token of the step",
     UNEQUAL_DECODES: "decodes of unequal length in one launch wait for the longest; off: priced at their mean",
     MIXED_LAUNCHES: "a prefill chunk slows the decodes in its launch; off: the parts one after the other",
@@ -49,6 +51,7 @@ class Origin(Enum):
     NOT_MEASURED = auto()
     FITTED = auto()
     SHIPPED = auto()
+    DEFAULT = auto()
     SCENARIO = auto()
     OTHER_VERSIONS = auto()
     NOTHING = auto()

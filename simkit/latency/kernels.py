@@ -133,6 +133,13 @@ class Kernels:
         self._token_work = self._row_work(self._layer_kernels, rows)
         self._sample_work = self._row_work([self.head, self.sampler], rows)
 
+    @property
+    def launches(self) -> int:
+        """Kernels of a step: those of the layers with their attention and all-reduces, and embedding, last norm, LM
+        head, gathering of the logits and sampler."""
+        in_layers = self.layers + sum(kernel.layers for kernel in self._layer_kernels)
+        return in_layers + 4 if self.link is None else in_layers + 2 * self.layers + 5
+
     def gemm_ns(self, gemm: Gemm, rows: Floats, some: Floats) -> Floats:
         """Time of one call on the roofline; `some` is 0 where there are no rows, else 1."""
         moved = gemm.weight_bytes * self._share_read(gemm, rows) + gemm.row_bytes * rows

@@ -20,6 +20,7 @@ from simkit.latency.effects import (
     FIRST_TOKEN,
     GAP,
     HOST,
+    LAUNCHES,
     ONE_GPU,
     OVERLAP,
     PREFIX_REHITS,
@@ -41,7 +42,7 @@ from simkit.latency.step import SCALAR_STEPS, HardwareLatency, to_ns
 from simkit.types import Basis, Floats, Ints, StepShapes
 from simkit.units import NS_PER_S
 
-KNOWN = (HOST, OVERLAP, GAP, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
+KNOWN = (HOST, OVERLAP, GAP, LAUNCHES, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PREFIX_REHITS)
 """Effects that the roofline has."""
 
 RowNs = Callable[[Floats], Floats]
@@ -84,7 +85,7 @@ class Roofline(HardwareLatency):
     def decode_ns(self, step: OneStep, num_steps: int) -> list[int] | Ints:
         """`step_ns` of `step.shapes(num_steps)`; short runs without arrays."""
         costs, seqs, context = self._attention_costs, step.num_decode, step.decode_context_sum
-        if not costs.is_line or max(seqs, step.num_sampled) > TABLE_ROWS:
+        if not costs.is_line or max(seqs, step.num_sampled) > TABLE_ROWS or self._launches.least_ns(seqs):
             return self.step_ns(step.shapes(num_steps))
         base = self._token_list[seqs] + self._sample_list[step.num_sampled]
         loop, host = self._loop, self._loop.host_ns(seqs, step.num_sampled)

@@ -28,20 +28,25 @@ class HardwareLatency:
         self.peak_flops_per_s: float | None = kernels.peak_flops_per_s
         self.peak_bytes_per_s: float | None = kernels.peak_bytes_per_s
         self.host, self._loop = deployment.acting_host, deployment.loop
+        self._launches = deployment.launches(kernels.launches)
 
     def step_ns(self, shapes: StepShapes) -> Ints:
-        """Duration of each step, int64[k] >= 1: GPU and host as `Loop` puts them together, and swaps."""
+        """Duration of each step, int64[k] >= 1: GPU and host as `Loop` puts them together, and swaps.
+
+        The GPU's part is no shorter than the launches of its kernels."""
+        gpu = self._launches.steps_ns(self._gpu_float_ns(shapes), shapes.decode_seqs + shapes.prefill_tokens)
         host = self._loop.hosts_ns(shapes.decode_seqs, shapes.sampled_seqs)
-        return to_ns(self._with_swaps(self._loop.steps_ns(self._gpu_float_ns(shapes), host), shapes))
+        return to_ns(self._with_swaps(self._loop.steps_ns(gpu, host), shapes))
 
     def one_ns(self, step: OneStep) -> int:
         """`step_ns` of one step without arrays."""
+        gpu = self._launches.step_ns(self._one_gpu_ns(step), step.num_decode + step.prefill_tokens)
         host = self._loop.host_ns(step.num_decode, step.num_sampled)
-        total: float = self._with_swaps(self._loop.step_ns(self._one_gpu_ns(step), host), step)
+        total: float = self._with_swaps(self._loop.step_ns(gpu, host), step)
         return max(round(total), 1)
 
     def gpu_ns(self, shapes: StepShapes) -> Ints:
-        """Time in which the GPU computes, int64[k] >= 1; copies over PCIe do not count."""
+        """Time in which the GPU computes, int64[k] >= 1; copies over PCIe and waits for launches do not count."""
         return to_ns(self._gpu_float_ns(shapes))
 
     def work(self, shapes: StepShapes) -> tuple[Floats, Floats]:

@@ -61,6 +61,7 @@ class Engine(Strict):
     enable_chunked_prefill: Flag = True
     policy: Literal["fcfs", "priority", "sjf", "fair"] = "fcfs"
     async_scheduling: Flag | None = None
+    enforce_eager: Flag = False
     version: EngineVersion = "0.33"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: Literal["fp8", "int8", "awq", "gptq", "mxfp4"] | None = None
@@ -120,6 +121,7 @@ Effect = Literal[
     "overlap",
     "gap",
     "graph_padding",
+    "launches",
     "sampled_rows",
     "unequal_decodes",
     "mixed_launches",
@@ -131,11 +133,15 @@ Effect = Literal[
 """What a step time and a latency are made of, as `simkit.latency.effects` lists it."""
 
 
+LaunchMicroseconds = Annotated[NonNegativeFloat, Field(le=1e6)]
+
+
 class HostKeys(Strict):
     """What an engine adds to its kernels, in microseconds. None: as the profile has it, or as it ships for `engine`.
 
     To a step: fixed, for each sequence, for each request whose prompt ends in it, for each doubling of the GPUs (`tp`);
-    `gap`: what the GPU waits between steps although the host works ahead; `first_token`: to a request.
+    `gap`: what the GPU waits between steps although the host works ahead; `first_token`: to a request;
+    `launch`: to a kernel outside CUDA graphs.
     """
 
     engine: Text | None = None
@@ -145,6 +151,7 @@ class HostKeys(Strict):
     gap_us: NonNegativeFloat | None = None
     tp_us: NonNegativeFloat | None = None
     first_token_us: NonNegativeFloat | None = None
+    launch_us: LaunchMicroseconds | None = None
 
 
 class Latency(Strict):

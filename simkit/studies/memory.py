@@ -31,16 +31,17 @@ def scenario_account(
 ) -> MemoryAccount:
     """The account of a scenario's memory; see `simkit.memory.account`.
 
-    The first three are settings that runs do not have. `lengths` (name to tokens of a request) replaces those of the
-    scenario's requests. Unless `simulated`, the dummy block follows the engine version. Raises InputError, with the
-    place that is to blame, for wrong input; a start-up that would be refused is part of the result.
+    `pipeline_parallel_size` and `activation_gib` are settings that runs do not have; `enforce_eager` holds beside that
+    of the scenario. `lengths` (name to tokens of a request) replaces those of the scenario's requests. Unless
+    `simulated`, the dummy block follows the engine version. Raises InputError, with the place that is to blame, for
+    wrong input; a start-up that would be refused is part of the result.
     """
     try:
         resolved, model, gpu = resolve(scenario)
         settings = replace(
             memory_settings(resolved, model, gpu),
             pipeline_parallel_size=pipeline_parallel_size,
-            enforce_eager=enforce_eager,
+            enforce_eager=enforce_eager or resolved.engine.enforce_eager,
             activation_gib=activation_gib,
         )
         if not simulated:

@@ -69,6 +69,7 @@ _RUNS = {
     "json": f"run scenarios/llama3-8b-a100.yaml {_FEW} --json --no-report --out {{out}}",
     "quiet": f"run scenarios/llama3-8b-a100.yaml {_FEW} --quiet --no-report --out {{out}}",
     "replicated": f"run scenarios/long-prompt-stall.yaml {_FEW} --set replications=3 --jobs 1 --out {{out}}",
+    "eager": f"run scenarios/llama3-8b-a100.yaml {_FEW} --set engine.enforce_eager=true --out {{out}}",
     "flags": "run --model llama-3-8b --gpu l4-24gb --rate 2 --prompt 100 --output 20 --set workload.num_requests=30 "
     "--set workload.finite=true --no-report --out {out}",
     "workload-of-another": "run tiny.yaml --workload part.yaml --no-report --resume --out {out}",

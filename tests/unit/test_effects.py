@@ -23,6 +23,7 @@ from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import EFFECTS, OFF, Origin, Source, nothing
 from simkit.latency.host import ENGINES, TERMS, HostCosts, Loop, host_of, shipped
 from simkit.latency.kernels import Kernels
+from simkit.latency.launches import launch_cost
 from simkit.latency.lookup import RowTable
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
 from simkit.latency.profile.values import transferred
@@ -387,7 +388,7 @@ def test_a_format_that_the_other_gpu_lacks_runs_at_its_16_bit_peak() -> None:
 
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> None:
-    known = ("host", "overlap", "sampled_rows", "all_reduce", "first_token", "prefix_rehits")
+    known = ("host", "overlap", "launches", "sampled_rows", "all_reduce", "first_token", "prefix_rehits")
     if effect not in known:
         with pytest.raises(InputError) as error:
             roofline(without=(effect,))
@@ -396,12 +397,19 @@ def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> No
         )
         return
     timed, without = (
-        roofline(gpu=H100, tensor_parallel_size=2, host=SLOW_HOST, async_scheduling=effect == "overlap", without=off)
+        roofline(
+            gpu=H100,
+            tensor_parallel_size=2,
+            host=SLOW_HOST,
+            async_scheduling=effect == "overlap",
+            without=off,
+            launch=launch_cost(200.0 if effect == "launches" else 0.0, eager=True),
+        )
         for off in ((), (effect,))
     )
     shapes = prefill(2048)
     change = int(without.step_ns(shapes)[0]) - int(timed.step_ns(shapes)[0])
-    signs: dict[str, Any] = {"host": -1, "overlap": 1, "sampled_rows": 1, "all_reduce": -1}
+    signs: dict[str, Any] = {"host": -1, "launches": -1, "overlap": 1, "sampled_rows": 1, "all_reduce": -1}
     assert np.sign(change) == signs.get(effect, 0)
     if effect != "prefix_rehits":
         assert without.effects == timed.effects | {effect: OFF}
@@ -409,7 +417,7 @@ def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> No
 
 def test_a_model_of_hardware_says_where_each_of_its_effects_comes_from() -> None:
     assert set(model().effects) == set(EFFECTS) - {"prefix_rehits"}
-    assert set(roofline().effects) == {"host", "overlap", "sampled_rows", "all_reduce", "first_token"}
+    assert set(roofline().effects) == {"host", "overlap", "launches", "sampled_rows", "all_reduce", "first_token"}
     assert model().effects | {"host": TEST, "first_token": TEST, "overlap": nothing("synchronous scheduling")} == (
         model().effects
     )

@@ -304,9 +304,9 @@ def test_a_link_of_one_gpu_is_told_to_do_nothing() -> None:
     [
         ({}, [name for name in EFFECTS if name != "all_reduce"]),
         ({"hardware.gpu": "h100-sxm5-80gb", "engine.enable_prefix_caching": False, "engine.async_scheduling": False},
-         ["host", "graph_padding", "sampled_rows", "mixed_launches", "chunk_context", "first_token"]),
+         ["host", "graph_padding", "launches", "sampled_rows", "mixed_launches", "chunk_context", "first_token"]),
         ({"hardware.tensor_parallel_size": 2, "latency.profile": "roofline"},
-         ["host", "overlap", "gap", "sampled_rows", "all_reduce", "first_token", "prefix_rehits"]),
+         ["host", "overlap", "gap", "launches", "sampled_rows", "all_reduce", "first_token", "prefix_rehits"]),
         ({"latency.profile": "unit"}, ["prefix_rehits"]),
         ({"latency.profile": "unit", "engine.batching": "static"}, []),
     ],

@@ -21,6 +21,7 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment
 from simkit.latency.host import host_of
 from simkit.latency.kernels import TABLE_ROWS
+from simkit.latency.launches import NO_LAUNCHES, LaunchCost, launch_cost
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
@@ -41,6 +42,8 @@ TINY = replace(
 )  # fmt: skip
 WIDE_WINDOW = replace(SLIDING, name="wide-window", sliding_window=100_000, num_sliding_layers=32)
 
+EAGER = launch_cost(None, eager=True)
+
 # Host times below, about and above what the GPU takes, fixed and growing with the batch.
 HOSTS: list[dict[str, Any]] = [
     {},
@@ -60,6 +63,7 @@ BUILDERS: dict[str, Callable[[], Roofline | Calibrated]] = {
         ("sliding", SLIDING, A100, {}),
         ("window", WIDE_WINDOW, A100, {}),
         ("tiny", TINY, A100, {}),
+        ("eager", LLAMA, A100, {"launch": EAGER}),
     )
     for asynchronous in (False, True)
     for number, host in enumerate(HOSTS)
@@ -67,13 +71,20 @@ BUILDERS: dict[str, Callable[[], Roofline | Calibrated]] = {
 
 
 def from_profile(
-    model: ModelSpec, gpu: str, ranks: int, quantization: str | None, kv: str, host: Host | None, asynchronous: bool
+    model: ModelSpec,
+    gpu: str,
+    ranks: int,
+    quantization: str | None,
+    kv: str,
+    host: Host | None,
+    asynchronous: bool,
+    launch: LaunchCost = NO_LAUNCHES,
 ) -> Calibrated:
     profile = profile_of(gpu, host)
     deployment = Deployment(
         model, load_gpu(gpu), interconnect="nvlink", dtype="bfloat16", kv_cache_dtype=kv,
         tensor_parallel_size=ranks, quantization=quantization, async_scheduling=asynchronous,
-        host=host_of({}, profile, "0.33"),
+        host=host_of({}, profile, "0.33"), launch=launch,
     )  # fmt: skip
     return Calibrated(deployment, profile)
 
@@ -86,6 +97,13 @@ BUILDERS |= {
         ("rtx", LLAMA, "rtx-pro-6000", 1, None, "auto", Host(100.0, 0.0)),
         ("moe", MIXTRAL, "h200-sxm-141gb", 2, None, "auto", None),
         ("sliding", SLIDING, "a100-sxm4-80gb", 1, None, "auto", None),
+    )
+    for asynchronous in (False, True)
+}
+
+BUILDERS |= {
+    f"calibrated-eager-{'async' if asynchronous else 'sync'}": partial(
+        from_profile, LLAMA, "h100-sxm5-80gb", 1, None, "auto", None, asynchronous, EAGER
     )
     for asynchronous in (False, True)
 }

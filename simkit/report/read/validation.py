@@ -21,6 +21,7 @@ EFFECTS = {
     "host": "host work of a step",
     "overlap": "host work beside the GPU",
     "graph_padding": "CUDA-graph padding",
+    "launches": "launching of kernels",
     "sampled_rows": "LM head on sampled rows",
     "unequal_decodes": "decodes of unequal length",
     "mixed_launches": "prefill and decodes in one launch",
