@@ -23,7 +23,7 @@ MANY = 12
 """Rows from which those that are not judged are folded away."""
 
 FOLDS = {
-    "All public rows": (4, "groups of rows, each of one set, engine and GPU"),
+    "All public rows": (6, "groups of rows, each of one set, engine and GPU"),
     "Ablation": (0, "lines, each of a set without one effect"),
 }
 """A section where nothing is judged: how many of its first lines sum it up and stay open, and what the rest is."""

@@ -253,7 +253,7 @@ def _told(found: Found) -> list[str]:
 def fitted_text(found: Found) -> str:
     """Which host terms were fitted, to what value, on which rows."""
     if not found.fits:
-        return "none (host terms 0)"
+        return f"the host terms that ship, {found.spec['ships']}" if "ships" in found.spec else "none on these rows"
     if "terms_of" in found.spec:
         engine, what = found.fits[0]["engine"], _terms(found.fits[0]["terms"])
         return f"none on these rows; the host terms of {engine} ({what}) fitted for other rows of it"
@@ -274,11 +274,13 @@ def fitted_text(found: Found) -> str:
 def rests_on(found: Found) -> str:
     """Whether host terms were fitted on rows of a set."""
     own = "terms_of" not in found.spec and any(fit["terms"] for fit in found.fits)
-    return FITS if own else NO_FIT
+    return FITS if own or "ships" in found.spec else NO_FIT
 
 
 def _terms(terms: Mapping[str, float]) -> str:
-    return f"{terms['fixed_us']:,.0f} us a step and {terms['per_seq_us']:.1f} us a sequence"
+    named = {"per_request_us": "a new request", "gap_us": "between steps"}
+    more = [f"{terms[name]:,.0f} us {what}" for name, what in named.items() if terms.get(name)]
+    return ", ".join([f"{terms['fixed_us']:,.0f} us a step", f"{terms['per_seq_us']:.1f} us a sequence", *more])
 
 
 def _running(found: Found) -> Line:

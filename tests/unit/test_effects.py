@@ -113,8 +113,10 @@ def test_host_work_is_added_to_a_step_or_goes_on_beside_it(profile: str) -> None
     assert step(model(profile), shapes) == busy + work
     assert step(model(profile, ("host",)), shapes) == busy
     # Beside it, it only shows when nobody waits for it: without the overlap it is added again.
-    assert step(model(profile, asynchronous=True), shapes) == busy
-    assert step(model(profile, ("host",), asynchronous=True), shapes) == busy
+    gap = 40_000
+    assert step(model(profile, asynchronous=True), shapes) == busy + gap
+    assert step(model(profile, ("host",), asynchronous=True), shapes) == busy + gap
+    assert step(model(profile, ("gap",), asynchronous=True), shapes) == busy
     assert step(model(profile, ("overlap",), asynchronous=True), shapes) == busy + work
     assert step(model(profile, ("overlap",)), shapes) == busy + work
 
@@ -388,7 +390,7 @@ def test_a_format_that_the_other_gpu_lacks_runs_at_its_16_bit_peak() -> None:
 
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> None:
-    known = ("host", "overlap", "launches", "sampled_rows", "all_reduce", "first_token", "prefix_rehits")
+    known = ("host", "overlap", "gap", "launches", "sampled_rows", "all_reduce", "first_token", "prefix_rehits")
     if effect not in known:
         with pytest.raises(InputError) as error:
             roofline(without=(effect,))
@@ -401,7 +403,7 @@ def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> No
             gpu=H100,
             tensor_parallel_size=2,
             host=SLOW_HOST,
-            async_scheduling=effect == "overlap",
+            async_scheduling=effect in ("overlap", "gap"),
             without=off,
             launch=launch_cost(200.0 if effect == "launches" else 0.0, eager=True),
         )
@@ -409,7 +411,7 @@ def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> No
     )
     shapes = prefill(2048)
     change = int(without.step_ns(shapes)[0]) - int(timed.step_ns(shapes)[0])
-    signs: dict[str, Any] = {"host": -1, "launches": -1, "overlap": 1, "sampled_rows": 1, "all_reduce": -1}
+    signs: dict[str, Any] = {"host": -1, "launches": -1, "overlap": 1, "gap": -1, "sampled_rows": 1, "all_reduce": -1}
     assert np.sign(change) == signs.get(effect, 0)
     if effect != "prefix_rehits":
         assert without.effects == timed.effects | {effect: OFF}
@@ -417,7 +419,8 @@ def test_the_roofline_has_some_effects_and_refuses_the_others(effect: str) -> No
 
 def test_a_model_of_hardware_says_where_each_of_its_effects_comes_from() -> None:
     assert set(model().effects) == set(EFFECTS) - {"prefix_rehits"}
-    assert set(roofline().effects) == {"host", "overlap", "launches", "sampled_rows", "all_reduce", "first_token"}
-    assert model().effects | {"host": TEST, "first_token": TEST, "overlap": nothing("synchronous scheduling")} == (
-        model().effects
-    )
+    assert set(roofline().effects) == {
+        "host", "overlap", "gap", "launches", "sampled_rows", "all_reduce", "first_token",
+    }  # fmt: skip
+    synchronous = dict.fromkeys(("overlap", "gap"), nothing("synchronous scheduling"))
+    assert model().effects | {"host": TEST, "first_token": TEST, **synchronous} == model().effects

@@ -112,7 +112,7 @@ def test_launches_hide_behind_kernels_that_take_longer() -> None:
 
 def test_an_eager_engine_says_so_and_captures_nothing() -> None:
     plain, eager = set_up(scenario()), set_up(scenario(engine={"enforce_eager": True}))
-    assert plain.effects["launches"].text == "assumed, 20 us each beyond the largest graph"
+    assert plain.effects["launches"].text == "assumed, 5 us each beyond the largest graph"
     assert eager.effects["launches"].text == "assumed, 70 us each without CUDA graphs"
     assert plain.effects["graph_padding"].text == "scheduler rules"
     assert eager.effects["graph_padding"].text == "none: no CUDA graphs"
@@ -141,11 +141,13 @@ def test_a_batch_that_runs_to_completion_may_be_eager_too() -> None:
 
 def test_the_cost_of_a_launch_is_the_scenarios_where_it_has_one() -> None:
     eager = {"enforce_eager": True}
-    quick, slow = (set_up(scenario(engine=eager, latency={"host": {"launch_us": us}})) for us in (5.0, 100.0))
+    quick, slow = (
+        set_up(scenario(engine=eager, latency={"host": {"launch_us": us, "gap_us": 0.0}})) for us in (5.0, 100.0)
+    )
     assert quick.effects["launches"].text == "scenario"
     few = decodes(4, 100)
     assert timed(slow).step_ns(few)[0] == 284 * 100_000 > timed(quick).step_ns(few)[0]
-    off = set_up(scenario(engine=eager, latency={"without": ["launches"], "host": {"launch_us": 100.0}}))
+    off = set_up(scenario(engine=eager, latency={"without": ["launches"], "host": {"launch_us": 100.0, "gap_us": 0.0}}))
     assert off.effects["launches"] == OFF
     assert off.without_effect == ("latency.host.launch_us (latency.without has launches)",)
     assert timed(off).step_ns(few) == timed(quick).step_ns(few)

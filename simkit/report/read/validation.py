@@ -20,6 +20,7 @@ SERIES = {"running": "running [requests]", "waiting": "waiting [requests]", "kv_
 EFFECTS = {
     "host": "host work of a step",
     "overlap": "host work beside the GPU",
+    "gap": "idle between steps",
     "graph_padding": "CUDA-graph padding",
     "launches": "launching of kernels",
     "sampled_rows": "LM head on sampled rows",
