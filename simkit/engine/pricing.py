@@ -15,8 +15,7 @@ from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
-from simkit.latency.host import host_of
-from simkit.latency.launches import ALL_CAPTURED, LaunchCost, launch_cost
+from simkit.latency.host import ALL_CAPTURED, LaunchCost, host_of, launch_cost
 from simkit.latency.link import StatedLink
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit

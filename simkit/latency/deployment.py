@@ -17,8 +17,7 @@ import numpy as np
 
 from simkit.latency.effects import FIRST_TOKEN, GAP, HOST, OFF, OVERLAP, RULES, SAMPLED_ROWS, Source, nothing
 from simkit.latency.effects import LAUNCHES as LAUNCHING
-from simkit.latency.host import NO_HOST, HostCosts, Loop
-from simkit.latency.launches import NO_LAUNCHES, LaunchCost, Launches
+from simkit.latency.host import NO_HOST, NO_LAUNCHES, HostCosts, LaunchCost, Launches, Loop
 from simkit.latency.link import StatedLink
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec

@@ -21,9 +21,8 @@ from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import EFFECTS, OFF, Origin, Source, nothing
-from simkit.latency.host import ENGINES, TERMS, HostCosts, Loop, host_of, shipped
+from simkit.latency.host import ENGINES, TERMS, HostCosts, Loop, host_of, launch_cost, shipped
 from simkit.latency.kernels import Kernels
-from simkit.latency.launches import launch_cost
 from simkit.latency.lookup import RowTable
 from simkit.latency.profile import EngineHost, Host, HostTerms, load_profile
 from simkit.latency.profile.values import transferred

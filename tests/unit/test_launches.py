@@ -13,7 +13,7 @@ import simkit
 from simkit.engine.build import Setup, set_up
 from simkit.errors import InputError
 from simkit.latency.effects import OFF
-from simkit.latency.launches import ALL_CAPTURED, EAGER_US, Launches, launch_cost
+from simkit.latency.host import ALL_CAPTURED, EAGER_US, Launches, launch_cost
 from simkit.latency.step import HardwareLatency
 from simkit.scenario import Scenario, from_dict
 from simkit.studies.memory import scenario_account

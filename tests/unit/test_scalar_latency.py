@@ -19,9 +19,8 @@ from simkit.engine.pricing import Pricer
 from simkit.latency import kernels as rates
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment
-from simkit.latency.host import host_of
+from simkit.latency.host import NO_LAUNCHES, LaunchCost, host_of, launch_cost
 from simkit.latency.kernels import TABLE_ROWS
-from simkit.latency.launches import NO_LAUNCHES, LaunchCost, launch_cost
 from simkit.latency.profile import Host, Profile, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
