@@ -145,7 +145,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[Any, ...],
 
 def gpu_ops(cpu: Any) -> GpuOps:
     """The GPU's ops with their operands on the CPU."""
-    return GpuOps(replace(cpu, software={"simkit": "0.1.0", "torch": "2.13.0+cu130", "triton": "3.7.0"}), SMALL_MODEL)
+    return GpuOps(replace(cpu, software={"simkit": "0.2.0", "torch": "2.13.0+cu130", "triton": "3.7.0"}), SMALL_MODEL)
 
 
 SMALL_MODEL = replace(
@@ -229,6 +229,6 @@ def test_a_step_launches_the_kernels_of_all_layers(cpu: Any, kernels: dict[str, 
 
 def test_rows_say_who_computed_them(cpu: Any, kernels: dict[str, Any]) -> None:
     ops = gpu_ops(cpu)
-    assert ops.source("gemm") == "simkit 0.1.0 torch 2.13.0 cublas"
-    assert ops.source("gemm_triton") == ops.source("attention_decode") == "simkit 0.1.0 triton 3.7.0"
-    assert ops.source("sampler") == ops.source("memcpy_h2d") == "simkit 0.1.0 torch 2.13.0"
+    assert ops.source("gemm") == "simkit 0.2.0 torch 2.13.0 cublas"
+    assert ops.source("gemm_triton") == ops.source("attention_decode") == "simkit 0.2.0 triton 3.7.0"
+    assert ops.source("sampler") == ops.source("memcpy_h2d") == "simkit 0.2.0 torch 2.13.0"
