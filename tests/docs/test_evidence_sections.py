@@ -162,5 +162,5 @@ def test_a_line_that_is_met_names_the_assumption_that_would_miss_it() -> None:
 def test_terms_that_move_when_fitted_alone_are_called_poorly_determined() -> None:
     joint = {"fixed_us": 1000.0, "per_seq_us": 50.0}
     near, far = {"fixed_us": 1200.0, "per_seq_us": 45.0}, {"fixed_us": 0.0, "per_seq_us": 55.0}
-    assert rows.apart(joint, near) == f"{rows.ALONE}: 1,200 us a step and 45.0 us a sequence"
-    assert rows.apart(joint, far).endswith("0 us a step and 55.0 us a sequence, so that the pair is poorly determined")
+    assert rows.apart(joint, near) == f"{rows.ALONE}: 1,200 us a step, 45.0 us a sequence"
+    assert rows.apart(joint, far).endswith("0 us a step, 55.0 us a sequence, so that the pair is poorly determined")
