@@ -20,7 +20,9 @@ from calib.fit.fit import to_text
 from simkit.cli import app, host_fit
 from simkit.cli.output import Stopped
 from simkit.errors import InputError
-from simkit.latency.deployment import host_of
+from simkit.latency import host
+from simkit.latency.effects import Origin, Source
+from simkit.latency.host import host_of
 from simkit.latency.profile import HostTerms, ProfileError, load_profile, parse_profile, profile_text
 from simkit.metrics import record as rec
 from simkit.scenario import Scenario, for_replay, load, loads
@@ -43,6 +45,20 @@ workload:
   output_tokens: {dist: lognormal, mean: 100, cv: 0.8, min: 2, max: 600}
 """
 HOSTS = "engine_hosts"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ships() -> Iterator[None]:
+    """What ships is 500 us a step and nothing else, so that fits do not depend on what is fitted elsewhere."""
+    terms = HostTerms(500.0, 0.0, 0.0)
+    own, other = Source(Origin.SHIPPED, "default"), Source(Origin.OTHER_VERSIONS, "those shipped, the nearest")
+
+    def found(engine: str, version: tuple[int, ...]) -> tuple[HostTerms, Source]:
+        return terms, own if version == (0, 19) else other
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "terms_of", found)
+        yield
 
 
 def scenario(**host: float) -> Scenario:
@@ -127,11 +143,11 @@ def test_a_run_with_the_profile_uses_the_terms_of_its_version_and_no_other(fitte
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert summary["measured"][metric]["mean"]["predicted"] == told[metric]["mean"]["after"]
     manifests = {name: json.loads((folder / name / "manifest.json").read_bytes()) for name in "ab"}
-    note = "latency: host terms are the default, the profile has those of vLLM 0.19, not of 0.20"
+    note = "latency: host terms are the those shipped, the nearest, not of 0.20"
     assert [note in manifests[name]["notes"] for name in "ab"] == [False, True]
     effects = {name: manifest["latency_effects"] for name, manifest in manifests.items()}
     assert effects["a"]["host"] == effects["a"]["first_token"] == "profile, fitted to a run of vLLM 0.19"
-    assert effects["b"]["host"] == effects["b"]["first_token"] == "default, the profile has those of vLLM 0.19"
+    assert effects["b"]["host"] == effects["b"]["first_token"] == "those shipped, the nearest"
 
 
 def test_profiles_show_the_hosts_of_engines(fitted: tuple[Path, Result]) -> None:
@@ -401,14 +417,11 @@ def test_the_terms_of_a_profile_hold_for_its_version_and_give_way_to_the_scenari
     assert host_of({}, profile, "0.19.1").terms.fixed_us == 900
     given = host_of({"fixed_us": 5.0}, profile, "0.19")
     assert (given.terms.fixed_us, given.terms.per_seq_us) == (5, 4)
-    assert {name: source.text for name, source in given.sources.items()} == {
-        "fixed_us": "scenario",
-        "per_seq_us": "profile, fitted to a run of vLLM 0.19",
-        "first_token_us": "profile, fitted to a run of vLLM 0.19",
-    }
+    fitted = dict.fromkeys(given.sources, "profile, fitted to a run of vLLM 0.19")
+    assert {name: source.text for name, source in given.sources.items()} == fitted | {"fixed_us": "scenario"}
     other = host_of({}, profile, "0.1")
     assert other.terms.fixed_us == 500
-    assert other.sources["per_seq_us"].text == "default, the profile has those of vLLM 0.19"
+    assert other.sources["per_seq_us"].text == "those shipped, the nearest"
     assert host_of({}, load_profile("rtx-pro-6000"), "0.19").sources["fixed_us"].text == "default"
 
 
