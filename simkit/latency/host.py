@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -31,12 +32,14 @@ ENGINES = {VLLM: "vLLM", TRTLLM: "TRT-LLM", SGLANG: "SGLang"}
 TERMS = tuple(field.name for field in fields(HostTerms))
 
 GIVEN = Source(Origin.SCENARIO, "scenario")
-LAUNCHES = Source(Origin.MEASURED, "profile, launches measured")
+MEASURED_LAUNCHES = Source(Origin.MEASURED, "profile, launches measured")
 
 MAX_HOST_US = 1e6
 """Largest value of a term, as in profiles: a second."""
 
 Version = tuple[int, ...]
+
+_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +153,22 @@ def parse_engine(text: str) -> tuple[str, Version | None]:
             f"{nearest(name.lower(), ENGINES)}",
             key="latency.host.engine",
         )
-    if not version.strip():
+    version = version.strip()
+    if not version:
         return name.lower(), None
     try:
         return name.lower(), parse_short(version)
     except ValueError:
         raise InputError(
-            f"expected a version behind {name}, such as 1.0, got {version.strip()!r}", key="latency.host.engine"
+            f"expected a version behind {name}, such as 1.0, got {version!r}", key="latency.host.engine"
         ) from None
 
 
 def parse_short(version: str) -> Version:
-    """(major, minor) of a version. Raises ValueError."""
-    return tuple(int(part) for part in short_version(version.strip()).split("."))
+    """(major, minor) of a version of two to four numbers. Raises ValueError."""
+    if not _VERSION.fullmatch(version):
+        raise ValueError(version)
+    return tuple(int(part) for part in short_version(version).split("."))
 
 
 def short_version(version: str) -> str:
@@ -231,7 +237,7 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str, e
     elif profile is not None and profile.host is not None:
         for term, measured in (("fixed_us", profile.host.fixed_us), ("per_seq_us", profile.host.per_seq_us)):
             if measured > terms[term]:
-                terms[term], sources[term] = measured, LAUNCHES
+                terms[term], sources[term] = measured, MEASURED_LAUNCHES
     for term, value in given.items():
         if value > MAX_HOST_US:
             raise InputError(

@@ -304,8 +304,9 @@ def test_an_engine_takes_the_terms_of_its_version_or_of_the_nearest_and_says_so(
 def test_terms_for_an_engine_that_does_not_exist_are_refused() -> None:
     with pytest.raises(InputError, match=r"^latency\.host\.engine: expected an engine \(vllm, trt-llm, sglang\)"):
         host_of({}, None, "0.33", "vlm 0.12")
-    with pytest.raises(InputError, match=r"^latency\.host\.engine: expected a version behind sglang, such as 1.0"):
-        host_of({}, None, "0.33", "sglang newest")
+    for version in ("newest", "1", "0.-5", "1.0rc3"):
+        with pytest.raises(InputError, match=r"^latency\.host\.engine: expected a version behind sglang, such as 1\.0"):
+            host_of({}, None, "0.33", f"sglang {version}")
 
 
 def test_what_ships_says_what_it_was_fitted_to() -> None:
