@@ -40,6 +40,9 @@ class RowOptions:
         "--fit-metric", "What is fitted to rows (default: TPOT, throughput or duration).", "METRIC"
     )
     max_rows: int | None = given("--max-rows", "Simulate so many.", "N", min=1)
+    draws: int | None = given(
+        "--draws", "Also simulate each row N times with step times in error, for its 90 % interval.", "N", min=2
+    )
 
 
 def run_rows(
@@ -76,15 +79,15 @@ def run_rows(
     with target.stoppable(), console.progress(printing.quiet) as progress:
         study = study_rows(
             rows, fit=fit, base=base, sets=change.settings, max_rows=options.max_rows, name=name, source=summary.name,
-            progress=progress, **how,
+            draws=options.draws or 0, progress=progress, **how,
         )  # fmt: skip
     content = {**study.to_json(), "assumptions": [*study.assumptions, *_unused(table, summary)]}
     judged = results.judge(bands, study.errors) if bands else []
     content |= {"bands": plain(judged), "version": __version__}
     facts = {
         "name": name, "summary": summary.name, "sha256": sha256_of(summary), "select": options.select or [],
-        "fit": options.fit, "fit_metric": options.fit_metric, "max_rows": options.max_rows, "set": change.sets or [],
-        "seed": change.seed, "scenario": None if scenario is None else scenario.name,
+        "fit": options.fit, "fit_metric": options.fit_metric, "max_rows": options.max_rows, "draws": options.draws,
+        "set": change.sets or [], "seed": change.seed, "scenario": None if scenario is None else scenario.name,
     }  # fmt: skip
     with target.writing() as path:
         written = api.write_rows(content, study.to_csv(), facts, path, overwrite=True, report=not printing.no_report)
@@ -156,6 +159,10 @@ def _notes(study: RowStudy, scenario: Path | None, replaced: str | None) -> Iter
         yield f"note: {found.engine}: {what}, fitted to {found.metric} of {len(found.rows)} rows"
         for text in found.limits:
             yield f"note: {found.engine}: {text}"
+    for metric, errors in study.errors["all"].get("all", {}).items():
+        if errors.outside_90_pct is not None:
+            share = f"{errors.outside_90_pct:.0f} % of {errors.n} rows"
+            yield f"note: {metric}: {share} were measured outside their 90 % interval"
     if replaced is not None:
         yield f"note: replaced the earlier run {replaced!r}"
 

@@ -6,7 +6,7 @@ Owns what the real engine does at start-up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simkit.batching.continuous import ContinuousBatcher
@@ -118,6 +118,11 @@ class Setup:
         return tuple(name for name, source in self.effects.items() if source.is_fitted)
 
     @property
+    def errs(self) -> bool:
+        """Whether step times are a model's, whose error is drawn as well."""
+        return self.scenario.latency.error == "drawn" and self.profile != "unit"
+
+    @property
     def swaps(self) -> bool:
         """Whether a victim's memory can go to the host."""
         engine = self.scenario.engine
@@ -145,7 +150,8 @@ def _set_up(scenario: Scenario) -> Setup:
     memory = memory_budget(memory_settings(scenario, model, gpu))
     num_gpu_blocks = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
     check_placement(scenario.engine, num_gpu_blocks)
-    times = step_times(scenario, model, gpu, _from_scenario_folder(scenario, scenario.latency.profile))
+    path, error = _from_scenario_folder(scenario, scenario.latency.profile), scenario.latency.error
+    times = step_times(scenario, model, gpu, path, error if isinstance(error, int) else None)
     return Setup(
         scenario=scenario,
         model=model,
@@ -160,6 +166,13 @@ def _set_up(scenario: Scenario) -> Setup:
         first_token_ns=times.first_token_ns,
         effects=times.effects,
     )
+
+
+def erring(setup: Setup, replication: int) -> Setup:
+    """The set-up with step times that are wrong by the error which `replication` draws (`simkit.latency.error`)."""
+    path = _from_scenario_folder(setup.scenario, setup.scenario.latency.profile)
+    times = step_times(setup.scenario, setup.model, setup.gpu, path, replication)
+    return replace(setup, latency=times.latency, first_token_ns=times.first_token_ns)
 
 
 def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:

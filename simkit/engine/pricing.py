@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -12,9 +12,11 @@ import numpy as np
 from simkit.batching.plan import StepPlan
 from simkit.engine.step_log import StepRun
 from simkit.errors import InputError
+from simkit.latency import error
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
+from simkit.latency.error import Errors
 from simkit.latency.host import ALL_CAPTURED, LaunchCost, host_of, launch_cost
 from simkit.latency.link import StatedLink
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
@@ -24,6 +26,7 @@ from simkit.memory.rules import parse_version
 from simkit.scenario import Scenario
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.model_spec import ModelSpec
+from simkit.streams import Streams
 from simkit.types import Ints
 
 MAX_RUN_STEPS = 4096
@@ -42,8 +45,11 @@ class StepTimes:
     """Effect to where it comes from (`simkit.latency.effects`)."""
 
 
-def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path: str) -> StepTimes:
-    """The latency model of a scenario; `profile_path` is its profile as seen from here, where it is a file.
+def step_times(
+    scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path: str, erring: int | None = None
+) -> StepTimes:
+    """The latency model of a scenario; `profile_path` is its profile as seen from here, where it is a file. `erring`:
+    the replication whose error it has.
 
     `auto` is the shipped profile of the GPU if it has what the model needs, else the roofline, which says so.
     Raises InputError.
@@ -53,21 +59,23 @@ def step_times(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile_path:
         _refuse_for_unit(scenario)
         return StepTimes(Unit(), name, Unit.source, effects=_rehits(scenario))
     if name == "roofline" or (name == "auto" and not is_shipped(scenario.hardware.gpu)):
-        return _on_roofline(scenario, model, gpu)
+        return _on_roofline(scenario, model, gpu, erring)
     profile = load_profile(gpu.name if name == "auto" else profile_path)
     try:
-        calibrated = Calibrated(_deployment(scenario, model, gpu, profile), profile)
-    except NotMeasured as error:
+        calibrated = Calibrated(_deployment(scenario, model, gpu, profile, erring), profile)
+    except NotMeasured as lacking:
         if name != "auto":
             raise
-        return _on_roofline(scenario, model, gpu, error.lacks)
+        return _on_roofline(scenario, model, gpu, erring, lacking.lacks)
     effects = {**calibrated.effects, **_rehits(scenario)}
     return StepTimes(calibrated, profile.name, profile.content, calibrated.host.first_token_ns, effects)
 
 
-def _on_roofline(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, why_not: str = "") -> StepTimes:
+def _on_roofline(
+    scenario: Scenario, model: ModelSpec, gpu: GpuSpec, erring: int | None, why_not: str = ""
+) -> StepTimes:
     """By the data sheet; `why_not`: why a shipped profile cannot be used."""
-    roofline = Roofline(_deployment(scenario, model, gpu, None), why_not)
+    roofline = Roofline(_deployment(scenario, model, gpu, None, erring), why_not)
     effects = {**roofline.effects, **_rehits(scenario)}
     return StepTimes(roofline, "roofline", roofline.source, roofline.host.first_token_ns, effects)
 
@@ -101,9 +109,11 @@ def _launch(scenario: Scenario, graph_sizes: Seq[int]) -> LaunchCost:
     return launch_cost(None if host is None else host.launch_us, eager=engine.enforce_eager)
 
 
-def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Profile | None) -> Deployment:
+def _deployment(
+    scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Profile | None, erring: int | None
+) -> Deployment:
     engine, link, graph_sizes = scenario.engine, scenario.hardware.link, _graph_sizes(scenario, gpu)
-    return Deployment(
+    deployment = Deployment(
         model,
         gpu,
         tensor_parallel_size=scenario.hardware.tensor_parallel_size,
@@ -118,6 +128,24 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: GpuSpec, profile: Pro
         launch=_launch(scenario, graph_sizes),
         link=None if link is None else StatedLink(link.latency_us, link.gb_per_s),
     )
+    if erring is None:
+        return deployment
+    return replace(deployment, errors=error.draw(_error_sizes(deployment, profile), coins(scenario.seed, erring)))
+
+
+def coins(seed: int, replication: int) -> list[bool]:
+    """What a replication tosses for its error: the opposite of the one before it where its number is odd."""
+    pair, second = divmod(replication, 2)
+    tossed = Streams(seed, pair)("error of step times").uniforms(len(error.CLASSES))
+    return [(value < 0.5) != bool(second) for value in tossed.tolist()]
+
+
+def _error_sizes(deployment: Deployment, profile: Profile | None) -> Errors:
+    """How wrong the step times may be."""
+    host = deployment.host.error
+    if profile is None:
+        return error.of_data_sheet(host=host)
+    return error.of_profile(profile, deployment.gpu, deployment.dtype, deployment.quantization, host=host)
 
 
 def given_terms(scenario: Scenario) -> dict[str, float]:

@@ -16,6 +16,7 @@ import numpy as np
 from simkit.latency.attention import Attention
 from simkit.latency.deployment import Deployment, graph_rows
 from simkit.latency.effects import ALL_REDUCE, EFFECTS, GRAPH_PADDING, RULES, SAMPLED_ROWS, check_known, nothing
+from simkit.latency.error import erring
 from simkit.latency.kernels import TABLE_ROWS, Kernels
 from simkit.latency.lookup import RowLookup
 from simkit.latency.profile import Profile
@@ -44,7 +45,7 @@ class Calibrated(HardwareLatency):
     def __init__(self, deployment: Deployment, profile: Profile) -> None:
         gpu, has = deployment.gpu, deployment.has
         check_known(deployment.without, EFFECTS, f"profile {profile.name}")
-        profile = transferred(profile, gpu)
+        profile = erring(transferred(profile, gpu), deployment.errors)
         super().__init__(deployment, kernels := Kernels(deployment))
         tables = TableBuilder(deployment, kernels, profile)
         tokens, samples = tables.token_table(), tables.sample_table()

@@ -17,6 +17,7 @@ import numpy as np
 
 from simkit.latency.effects import FIRST_TOKEN, GAP, HOST, OFF, OVERLAP, RULES, SAMPLED_ROWS, Source, nothing
 from simkit.latency.effects import LAUNCHES as LAUNCHING
+from simkit.latency.error import EXACT, Errors
 from simkit.latency.host import NO_HOST, NO_LAUNCHES, HostCosts, LaunchCost, Launches, Loop
 from simkit.latency.link import StatedLink
 from simkit.specs.hardware import GpuSpec
@@ -31,7 +32,7 @@ class Deployment:
 
     `without` names effects that are switched off. `graph_sizes` are the batches that were captured as CUDA graphs,
     ascending; none for an engine without. `launch`: what a kernel outside of them takes to launch. A `link` that is
-    stated takes the place of the `interconnect`.
+    stated takes the place of the `interconnect`. `errors` are factors by which times are wrong (`latency.error`).
     """
 
     model: ModelSpec
@@ -47,6 +48,7 @@ class Deployment:
     graph_sizes: Seq[int] = ()
     link: StatedLink | None = None
     launch: LaunchCost = NO_LAUNCHES
+    errors: Errors = EXACT
 
     def has(self, effect: str) -> bool:
         """Whether an effect is not switched off."""
@@ -67,7 +69,8 @@ class Deployment:
     def acting_host(self) -> HostCosts:
         """The host with what is switched off at 0."""
         off = {effect: not self.has(effect) for effect in (HOST, GAP, FIRST_TOKEN)}
-        return self.host.without(step=off[HOST], gap=off[GAP], first_token=off[FIRST_TOKEN])
+        host = self.host if self.errors == EXACT else self.host.times(self.errors.host, self.errors.gap)
+        return host.without(step=off[HOST], gap=off[GAP], first_token=off[FIRST_TOKEN])
 
     @property
     def loop(self) -> Loop:

@@ -37,6 +37,13 @@ MEASURED_LAUNCHES = Source(Origin.MEASURED, "profile, launches measured")
 MAX_HOST_US = 1e6
 """Largest value of a term, as in profiles: a second."""
 
+BETWEEN_VERSIONS = 0.5
+"""How far the terms of one version of an engine are from another's: standard deviation of the logarithm of what a step
+of 32 sequences takes by the six rows of vLLM in data/engine_hosts.yaml."""
+
+FITTED_ERROR = 0.1
+"""Of terms that were fitted to a real run of this engine on this GPU. *Assumed*."""
+
 Version = tuple[int, ...]
 
 _VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)
@@ -47,7 +54,8 @@ class EngineTerms:
     """Terms that ship for an engine: from version `since` on, seen in versions up to `seen`.
 
     `rows`, `n` and `range` say what they were fitted to, `select` which rows of the collection of public measurements
-    these are (conditions COLUMN=GLOB; none for a report), `about` how well and what they do not tell.
+    these are (conditions COLUMN=GLOB; none for a report), `about` how well and what they do not tell. `error`: standard
+    deviation of the logarithm of all terms together, so that it would explain what they miss of those rows.
     """
 
     engine: str
@@ -59,6 +67,7 @@ class EngineTerms:
     range: str
     about: str = ""
     select: tuple[str, ...] = ()
+    error: float = 0.0
 
     @property
     def label(self) -> str:
@@ -72,13 +81,19 @@ class EngineTerms:
             return Source(Origin.SHIPPED, f"{self.label}, shipped")
         return Source(Origin.OTHER_VERSIONS, f"those shipped for {self.label}, the nearest")
 
+    def error_for(self, version: Version) -> float:
+        """How far off the terms may be for an engine of `version`."""
+        return self.error if self.since <= version <= self.seen else math.hypot(self.error, BETWEEN_VERSIONS)
+
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """The terms of a run and where each comes from (by name of the term)."""
+    """The terms of a run and where each comes from (by name of the term). `error`: standard deviation of the logarithm
+    of those that the scenario does not state."""
 
     terms: HostTerms
     sources: Mapping[str, Source]
+    error: float = 0.0
 
     @property
     def first_token_ns(self) -> int:
@@ -91,6 +106,12 @@ class HostCosts:
         off |= {"gap_us"} if gap else set()
         off |= {"fixed_us", "per_seq_us", "per_request_us", "tp_us"} if step else set()
         return replace(self, terms=replace(self.terms, **dict.fromkeys(off, 0.0)))
+
+    def times(self, host: float, gap: float) -> HostCosts:
+        """The same with the gap and the other terms, but for those that are stated, times a factor."""
+        free = [term for term in TERMS if self.sources[term] != GIVEN]
+        found = {term: getattr(self.terms, term) * (gap if term == "gap_us" else host) for term in free}
+        return replace(self, terms=replace(self.terms, **found))
 
     def loop(self, ranks: int, *, overlaps: bool) -> Loop:
         """The work of a step where `ranks` GPUs share a model."""
@@ -203,19 +224,20 @@ def _read(engine: str, row: dict[str, Any]) -> EngineTerms:
         range=row["range"],
         about=row.get("about", ""),
         select=tuple(row.get("select", ())),
+        error=float(row["error"]),
     )
 
 
-def terms_of(engine: str, version: Version | None) -> tuple[HostTerms, Source]:
-    """The terms that ship for a version, the newest for None, and how outputs say so.
+def terms_of(engine: str, version: Version | None) -> tuple[HostTerms, Source, float]:
+    """The terms that ship for a version, the newest for None, how outputs say so, and how far off they may be.
 
     A version that no terms were seen for takes those of the nearest before it, else the first.
     """
     rows = [row for row in shipped() if row.engine == engine]
     if version is None:
-        return rows[-1].terms, Source(Origin.SHIPPED, f"{rows[-1].label}, shipped")
+        return rows[-1].terms, Source(Origin.SHIPPED, f"{rows[-1].label}, shipped"), rows[-1].error
     row = next((row for row in reversed(rows) if row.since <= version), rows[0])
-    return row.terms, row.source_for(version)
+    return row.terms, row.source_for(version), row.error_for(version)
 
 
 def host_of(given: Mapping[str, float], profile: Profile | None, version: str, engine: str | None = None) -> HostCosts:
@@ -226,7 +248,7 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str, e
     of vLLM `version`. Raises InputError for an engine without terms and a term beyond what a host can take.
     """
     name, wanted = (VLLM, parse_short(version)) if engine is None else parse_engine(engine)
-    found, source = terms_of(name, wanted)
+    found, source, error = terms_of(name, wanted)
     terms = {term: getattr(found, term) for term in TERMS}
     sources = dict.fromkeys(TERMS, source)
     short = "" if wanted is None else version_text(wanted)
@@ -234,6 +256,7 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str, e
         fitted = profile.engine_hosts[short].terms
         terms = {term: getattr(fitted, term) for term in TERMS}
         sources = dict.fromkeys(TERMS, Source(Origin.FITTED, f"profile, fitted to a run of vLLM {short}"))
+        error = FITTED_ERROR
     elif profile is not None and profile.host is not None:
         for term, measured in (("fixed_us", profile.host.fixed_us), ("per_seq_us", profile.host.per_seq_us)):
             if measured > terms[term]:
@@ -244,7 +267,7 @@ def host_of(given: Mapping[str, float], profile: Profile | None, version: str, e
                 f"expected at most {MAX_HOST_US:,.10g} microseconds, got {value:,.10g}", key=f"latency.host.{term}"
             )
         terms[term], sources[term] = value, GIVEN
-    return HostCosts(HostTerms(**terms), sources)
+    return HostCosts(HostTerms(**terms), sources, error)
 
 
 NO_HOST = HostCosts(HostTerms(0.0, 0.0, 0.0), dict.fromkeys(TERMS, Source(Origin.NOTHING, "none")))

@@ -122,7 +122,8 @@ class Kernels:
         self.attention = attention_shape(model, ranks, fmt)
         quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
         self.rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
-        self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect, deployment.link)
+        by = deployment.errors.all_reduce
+        self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect, deployment.link, by=by)
         self.reduce_bytes = model.hidden_size * fmt.activation_bytes
         self.gather_bytes = model.vocab_size * fmt.activation_bytes / 2  # an all-gather is half an all-reduce
         self._untouched = _untouched_experts(model)

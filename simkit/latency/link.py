@@ -70,17 +70,21 @@ class StatedLink:
 class Link:
     """All-reduce between the ranks of a replica as a ring: a latency, and 2 (n - 1)/n of the message over each link.
 
+    Where no link is stated it takes `by` times as long as the data sheet has it.
     `source` says where it is from. Raises InputError for GPUs that have no such link, and for more than a node has.
     """
 
-    def __init__(self, gpu: GpuSpec, ranks: int, interconnect: str, stated: StatedLink | None = None) -> None:
+    def __init__(
+        self, gpu: GpuSpec, ranks: int, interconnect: str, stated: StatedLink | None = None, *, by: float = 1.0
+    ) -> None:
         hops = 2 * (ranks - 1)
         if stated is not None:
             self.source = STATED
             self._latency_ns, bytes_per_s = hops * stated.latency_us * NS_PER_US, stated.gb_per_s * 1e9
         else:
             self.source = DATA_SHEET
-            self._latency_ns, bytes_per_s = _within_a_node(gpu, ranks, interconnect)
+            latency_ns, rate = _within_a_node(gpu, ranks, interconnect)
+            self._latency_ns, bytes_per_s = latency_ns * by, rate / by
         self._ns_per_byte = hops / ranks * NS_PER_S / bytes_per_s
 
     def all_reduce_ns(self, num_bytes: Floats, some: Floats) -> Floats:

@@ -10,6 +10,7 @@ All arithmetic is elementwise, so k steps at once give the same bytes as k singl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,13 @@ KNOWN = (HOST, OVERLAP, GAP, LAUNCHES, SAMPLED_ROWS, ALL_REDUCE, FIRST_TOKEN, PR
 RowNs = Callable[[Floats], Floats]
 
 
+def erring_data_sheet(deployment: Deployment) -> Deployment:
+    """A GPU whose rates are those of kernels that take so much longer; the error of products stands for all of them."""
+    gpu, by = deployment.gpu, deployment.errors.products
+    peaks = {name: flops / by for name, flops in gpu.peak_flops_per_s.items()}
+    return replace(deployment, gpu=replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s / by, peak_flops_per_s=peaks))
+
+
 class Roofline(HardwareLatency):
     """Uncalibrated latency model of one replica. Implements `simkit.latency.protocol.LatencyModel`.
 
@@ -66,7 +74,10 @@ class Roofline(HardwareLatency):
         """`why_not`: why a profile cannot be used in its place."""
         self.source = Basis.DATA_SHEET.text(f": {why_not}" if why_not else "")
         check_known(deployment.without, KNOWN, Basis.DATA_SHEET.text())
+        deployment, by = erring_data_sheet(deployment), deployment.errors.products
         super().__init__(deployment, kernels := Kernels(deployment))
+        # What the GPU can do at most does not change with the time that its kernels take.
+        self.peak_flops_per_s, self.peak_bytes_per_s = kernels.peak_flops_per_s * by, kernels.peak_bytes_per_s * by
         self._swap_ns_per_byte = NS_PER_S / deployment.gpu.pcie_bytes_per_s / deployment.tensor_parallel_size
         self._reduces = kernels.link is not None and deployment.has(ALL_REDUCE)
         self.effects = deployment.sources({ALL_REDUCE: kernels.link.source if kernels.link else ONE_GPU})

@@ -36,6 +36,7 @@ class TableBuilder:
         self._model = model = deployment.model
         self._kernels, self._profile = kernels, profile
         self._dtype, self._quantization = deployment.dtype, deployment.quantization
+        self._errors = deployment.errors
         self._reduces, self._links_alike = deployment.has(ALL_REDUCE), _links_alike(deployment, profile)
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._some = np.minimum(self._rows, 1.0)
@@ -185,7 +186,7 @@ class TableBuilder:
 
     def _gemm_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
         if gemm.routed:
-            ns = self._kernels.gemm_ns(gemm, self._rows, self._some)
+            ns = self._kernels.gemm_ns(gemm, self._rows, self._some) * self._errors.products
             tagged.add("experts: roofline", calls * ns)
             return ns
         if gemm.quantized:
@@ -226,6 +227,7 @@ class TableBuilder:
         if kernel.name in ("activation", "expert_activation") and silu is not None and gated:
             return self._predicted(silu, "activation", kernel.layers, tagged, m=self._rows, n=float(kernel.width))
         ns = self._kernels.elementwise_ns(kernel, self._rows, self._some, ELEMENTWISE_FLOOR_NS)
+        ns = ns * self._errors.small_kernels
         tagged.add("elementwise kernels: roofline", kernel.layers * ns)
         return ns
 

@@ -98,6 +98,13 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "over replications.",
     ),
     (
+        "Error of step times",
+        "How wrong the times of kernels and of the engine's loop may be: the sizes come from kernels that a profile's "
+        "fit did not see and from what the terms of an engine miss of the runs behind them. Each replication serves "
+        "its customers once more with times that err by a draw; the wider interval holds that too. Settings that are "
+        "compared err alike. latency.error: none leaves it out.",
+    ),
+    (
         "Saturated",
         "The queue grows for as long as requests arrive. Latencies of such a run depend on how long it was observed, "
         "so only its throughput is a property of the system.",

@@ -64,12 +64,50 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
+NORMAL_95 = 1.96
+"""The quantile of an error whose size is known."""
+
+RANGED = ("_ms", "_s", "cost_per_million_output_tokens")
+"""Endings of keys of times, rates and costs, which have a range."""
+
+
+def range_95(values: Sequence[float], erring: Sequence[float], half_width: float | None) -> tuple[float, float]:
+    """The 95 % interval that holds the error of step times, of the mean of `values`, one a replication.
+
+    `erring` are those of the same replications with step times that err by a draw, `half_width` is that of the mean.
+    What step times err by is the same in all replications of reality, so it does not become less with their number: the
+    variance of its effect, the mean square of the paired differences, is added to that of the mean. Where all values
+    are positive it is the logarithm that is taken as normal.
+    """
+    if min(*values, *erring) > 0:
+        mean = math.fsum(values) / len(values)
+        logs = [math.log(value) for value in values], [math.log(value) for value in erring]
+        squares = math.fsum((wrong - right) ** 2 for right, wrong in zip(*logs, strict=True))
+        width = math.hypot((half_width or 0.0) / mean, NORMAL_95 * math.sqrt(squares / len(values)))
+        return mean * math.exp(-width), mean * math.exp(width)
+    return differences_range_95(values, erring, half_width)
+
+
+def differences_range_95(
+    values: Sequence[float], erring: Sequence[float], half_width: float | None
+) -> tuple[float, float]:
+    """`range_95` of what may be of any sign."""
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((wrong - right) ** 2 for right, wrong in zip(values, erring, strict=True))
+    width = math.hypot(half_width or 0.0, NORMAL_95 * math.sqrt(squares / len(values)))
+    return mean - width, mean + width
+
+
 SETTINGS = ("capacity_tokens", "num_gpu_blocks", "target_ms", "index")
 """Keys of a summary that are settings, not results: no interval."""
 
 
-def combine(summaries: Sequence[Json]) -> Json:
+def combine(summaries: Sequence[Json], erring: Sequence[Json] = (), *, ranged: bool = False) -> Json:
     """Means over replications, each number with a sibling ``KEY_ci95`` (half width, None for one replication).
+
+    `erring` are the summaries of the same replications with step times that err: times, rates and costs then have a
+    sibling ``KEY_range95`` as well, [low, high], which is `range_95` (None where a value is missing). `ranged`: whether
+    all numbers are such.
 
     Integers stay integers for a single replication. A value that is None in some replication is None in the mean:
     an average over the replications that happen to have it would be of another population. Texts and flags are taken
@@ -80,8 +118,10 @@ def combine(summaries: Sequence[Json]) -> Json:
     combined: dict[str, Any] = {}
     for key, value in first.items():
         values = [summary[key] for summary in summaries]
+        wrong = [summary.get(key) for summary in erring]
+        has_range = ranged or key.endswith(RANGED)
         if isinstance(value, dict):
-            combined[key] = combine([v if isinstance(v, dict) else {} for v in values])
+            combined[key] = combine(_dicts(values), _dicts(wrong), ranged=has_range)
         elif key == "replicas":
             combined[key] = [combine(alike) for alike in zip(*values, strict=True)]
         elif key == "met":
@@ -92,13 +132,25 @@ def combine(summaries: Sequence[Json]) -> Json:
             combined[key] = value
         elif all(isinstance(v, int | float) for v in values) or _sometimes_number(values):
             combined[key], combined[f"{key}_ci95"] = _mean(values)
+            if erring and has_range:
+                combined[f"{key}_range95"] = _range(values, wrong, combined[f"{key}_ci95"])
         else:
             combined[key] = next((v for v in values if v is not None), None)
     return combined
 
 
+def _dicts(values: Sequence[Any]) -> list[Json]:
+    return [value if isinstance(value, dict) else {} for value in values]
+
+
 def _sometimes_number(values: Sequence[Any]) -> bool:
     return any(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _range(values: Sequence[Any], erring: Sequence[Any], half_width: float | None) -> list[float] | None:
+    if any(value is None for value in (*values, *erring)):
+        return None
+    return list(range_95(values, erring, half_width))
 
 
 def _mean(values: Sequence[Any]) -> tuple[float | int | None, float | None]:

@@ -95,7 +95,10 @@ def _interval(found: Capacity) -> str:
     if found.interval == "none":
         return "no interval: every replication is the same run"
     of = f", from {len(found.without_per_s)} parts of the run" if found.interval == "parts" else ""
-    return f"95 % interval {_rate_down(found.low_per_s)} to {rate_text(found.high_per_s)}{of}"
+    alone, wide = f"{_rate_down(found.low_per_s)} to {rate_text(found.high_per_s)}{of}", found.range_per_s
+    if wide is None:
+        return f"95 % interval {alone}"
+    return f"95 % interval {_rate_down(wide[0])} to {rate_text(wide[1])}; simulation alone {alone}"
 
 
 def _how_long(item: PointResult) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from simkit.metrics.intervals import jackknife_error, mean_and_deviation, normal_quantile_95, student_t_95
+from simkit.metrics.intervals import NORMAL_95, jackknife_error, mean_and_deviation, normal_quantile_95, student_t_95
 from simkit.planner.trial import SloTerm, Trial
 
 SOFT_SPREAD = 1.2
@@ -39,7 +39,8 @@ class Capacity:
 
     `interval` says what the interval rests on: how replications differ, how parts of one run do where all replications
     would be that run (`without_per_s`: its crossing with each part left out), or nothing, where it is no interval but
-    the grid of rates.
+    the grid of rates. `error`: the standard deviation of the logarithm of the estimate by the error of step times, None
+    where that was not looked at.
     """
 
     estimate_per_s: float
@@ -53,6 +54,18 @@ class Capacity:
     spread: float
     interval: Literal["replications", "parts", "none"] = "replications"
     without_per_s: tuple[float, ...] = ()
+    error: float | None = None
+
+    @property
+    def range_per_s(self) -> tuple[float, float] | None:
+        """The 95 % interval that holds the error of step times too: both are taken as normal in the logarithm, and
+        their variances are added."""
+        if self.error is None:
+            return None
+        by, estimate = NORMAL_95 * self.error, self.estimate_per_s
+        below = math.hypot(math.log(estimate / self.low_per_s), by)
+        above = math.hypot(math.log(self.high_per_s / estimate), by)
+        return estimate * math.exp(-below), estimate * math.exp(above)
 
     @property
     def replications(self) -> int:
@@ -273,10 +286,19 @@ def ratio(one: Capacity, other: Capacity, resolution: float) -> Ratio:
     return Ratio(estimate, estimate * math.exp(-half), estimate * math.exp(half))
 
 
+def error_of_step_times(right: Sequence[float], wrong: Sequence[float]) -> float | None:
+    """`Capacity.error` from the crossings of the same replications with step times as they are, and `wrong` by a draw;
+    None where no replication has both."""
+    pairs = [pair for pair in zip(right, wrong, strict=False) if all(0 < rate < math.inf for rate in pair)]
+    squares = [math.log(err / own) ** 2 for own, err in pairs]
+    return math.sqrt(math.fsum(squares) / len(squares)) if squares else None
+
+
 def to_json(found: Capacity) -> Mapping[str, object]:
     """What plan.json says of a capacity."""
     names = ("estimate_per_s", "low_per_s", "high_per_s", "pooled_per_s", "term", "replications", "soft",
-             "likely_per_s", "unlikely_per_s", "crossings_per_s", "interval", "without_per_s")  # fmt: skip
+             "likely_per_s", "unlikely_per_s", "crossings_per_s", "interval", "without_per_s", "error",
+             "range_per_s")  # fmt: skip
     return {name: getattr(found, name) for name in names}
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from simkit.engine.build import Setup, set_up
+from simkit.engine.build import Setup, erring, set_up
 from simkit.engine.run import Progress
 from simkit.errors import InputError, Interrupted
 from simkit.plain import canonical_json, plain, typed
@@ -48,7 +48,8 @@ class CapacityJob:
     `scenario` is as `offered_load.for_trials` makes it, `base_per_s` is its rate as it stands. `guesses_per_s` are as
     in `Search.run`; without any the worker makes one from `lengths`. `known` holds trials that need not be made
     again, of runs `factor` times as long as the scenario's. Where it `grows` runs are made longer until the system
-    has had time to fill. `first` is the first of the replications at `rates_per_s`: others are other customers.
+    has had time to fill. `first` is the first of the replications at `rates_per_s`: others are other customers. Where
+    `erring` is a number step times err by what a replication draws, counted on from there.
     """
 
     name: str
@@ -63,6 +64,7 @@ class CapacityJob:
     factor: float = 1.0
     grows: bool = False
     first: int = 0
+    erring: int | None = None
     version: str = __version__
     cwd: str = "."
 
@@ -98,8 +100,12 @@ def _search(job: CapacityJob, setup: Setup, factor: float) -> Search:
     if factor > 1:
         long = replace(setup, scenario=run_length.longer(setup.scenario, factor))
 
+    set_ups: dict[int, Setup] = {}
+
     def attempt(rate_per_s: float, replication: int) -> Trial:
-        return run_trial(long, rate_per_s, job.base_per_s, replication)
+        if job.erring is not None and replication not in set_ups:
+            set_ups[replication] = erring(long, job.erring + replication)
+        return run_trial(set_ups.get(replication, long), rate_per_s, job.base_per_s, replication)
 
     return Search(attempt, terms(setup.scenario), job.known if factor == job.factor else ())
 
@@ -201,7 +207,7 @@ def _key(job: CapacityJob) -> Key | None:
     except InputError:
         return None
     asked = (job.base_per_s, job.guesses_per_s, job.lengths, job.effort, job.rates_per_s)
-    more = (job.replications, job.known, job.factor, job.grows, job.first)
+    more = (job.replications, job.known, job.factor, job.grows, job.first, job.erring)
     content = {"simulation": plain(checkpoint.keys([setup])[0]), "asked": plain(asked), "more": plain(more)}
     return Key(hashlib.sha256(canonical_json(content)).hexdigest())
 

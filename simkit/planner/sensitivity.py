@@ -6,12 +6,14 @@ Owns which of them are looked at. What they mean is told by `plan_json`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from simkit.errors import InputError
 from simkit.plain import Json
-from simkit.planner.jobs import CapacityJob, JobRunner
+from simkit.planner.capacity import crossing, curves, error_of_step_times
+from simkit.planner.jobs import Answer, CapacityJob, JobRunner
 from simkit.planner.points import PlanPoint, make_point
 from simkit.planner.result import FleetSize, PlanResult, PointResult, result_of_point
 from simkit.planner.search import COARSE
@@ -47,6 +49,9 @@ def num_replicas(rate_per_s: float, chosen: PointResult) -> int:
     return max(1, math.ceil(rate_per_s * chosen.point.scenario.replicas / chosen.capacity.low_per_s))
 
 
+ERRORS_OF_ONE_RUN = 4
+"""Draws of the error of step times where every replication would be the same run."""
+
 MAX_FLEET = 8
 """Replicas up to which a fleet is simulated rather than counted."""
 
@@ -78,6 +83,8 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
               replications=replications)
         for size, fleet in fleets.items()
     ]  # fmt: skip
+    num_before = len(jobs)
+    jobs += _erring(chosen, runner, guesses, factor)
     answers = runner.run(jobs, 0.25, "around the best")
     other_rates = [
         trial for answer in answers[:num_rates] if not isinstance(answer, Failure) for trial in answer.trials
@@ -89,15 +96,47 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
         else:
             variations[point.name] = result_of_point(point, answer, COARSE)
     seen_fleets = {}
-    for size, answer in zip(fleets, answers[num_rates + 1 + len(varied) :], strict=True):
+    for size, answer in zip(fleets, answers[num_rates + 1 + len(varied) : num_before], strict=True):
         if isinstance(answer, Failure):
             failed[f"{size.replicas} replicas"] = answer
         else:
             seen_fleets[size] = answer.trials
+    result = _with_error(result, chosen, variations.get(chosen.point.name), answers[num_before:])
     return replace(
         result, other_rates=tuple(other_rates), variations=variations, failed=failed, fleets=seen_fleets,
         doctor=_diagnosed(chosen, runner),
     )  # fmt: skip
+
+
+# --- the error of step times
+def _erring(chosen: PointResult, runner: JobRunner, guesses: tuple[float, ...], factor: float) -> list[CapacityJob]:
+    """The capacity of the point once more, each replication with step times that err by a draw."""
+    point = chosen.point
+    if not point.setup.errs:
+        return []
+    draws = range(ERRORS_OF_ONE_RUN if run_length.is_same_every_time(point.scenario) else 1)
+    return [
+        CapacityJob(
+            f"{point.name}, step times in error {draw + 1}", point.scenario, runner.base_per_s, guesses, effort=COARSE,
+            factor=factor, erring=draw,
+        )
+        for draw in draws
+    ]  # fmt: skip
+
+
+def _with_error(
+    result: PlanResult, chosen: PointResult, right: PointResult | None, answers: Sequence[Answer | Failure]
+) -> PlanResult:
+    """The plan with what the error of step times does to the capacity of its best point."""
+    if right is None or right.capacity is None or chosen.capacity is None:
+        return result
+    own, wrong = right.capacity.crossings_per_s, []
+    for answer in answers:
+        if not isinstance(answer, Failure):
+            wrong += [crossing(curve, result.terms) for curve in curves(answer.trials)]
+    own = own * len(wrong) if len(own) == 1 else own
+    best = replace(chosen, capacity=replace(chosen.capacity, error=error_of_step_times(own, wrong)))
+    return replace(result, recommended=best, points={**result.points, chosen.point.name: best})
 
 
 def _least_factor(chosen: PointResult) -> float:

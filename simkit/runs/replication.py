@@ -8,10 +8,10 @@ they were made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from simkit.engine.build import Setup
+from simkit.engine.build import Setup, erring
 from simkit.engine.run import Progress, RunFacts, log_sha256, simulate
 from simkit.metrics.inputs import SummaryInputs
 from simkit.metrics.intervals import combine
@@ -32,7 +32,8 @@ class ReplicationResult:
     """What one replication leaves behind. `slots` is kept for replication 0 alone.
 
     `turned_away` counts requests by the reason for which they were rejected or refused; `counters` hold what the
-    workload cut or clipped, by name. `measured` sets what a log measured beside this run (`metrics.measured`).
+    workload cut or clipped, by name. `measured` sets what a log measured beside this run (`metrics.measured`). `erring`
+    is the summary of the same customers with step times that err by a draw, where there are other replications.
     """
 
     replication: int
@@ -45,6 +46,7 @@ class ReplicationResult:
     counters: dict[str, int]
     turned_away: dict[str, int]
     measured: ComparedLatencies | None = None
+    erring: Summary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Result:
     """What a run gives. `summary` and `manifest` are the content of the JSON files, `tables` of the parquet files.
 
     `replications` holds the summary of each replication; `summary` is their mean with ``*_ci95`` siblings. `measured`
-    sets what a log measured beside the first replication, None where there is no such log.
+    sets what a log measured beside the first replication, None where there is no such log. `erring` are the summaries
+    of replications with step times that err, empty where none were made.
     """
 
     summary: Json
@@ -60,6 +63,7 @@ class Result:
     tables: dict[str, pa.Table]
     replications: list[Json]
     measured: Json | None = None
+    erring: list[Json] = field(default_factory=list)
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -90,7 +94,30 @@ def replicate(
     setup: Setup, replication: int, progress: Progress | None = None, *, single_step: bool = False
 ) -> ReplicationResult:
     """Simulate one replication. Raises InputError, and CheckError for a livelock or a broken invariant."""
-    return replication_result(setup, replication, simulate(setup, replication, progress, single_step=single_step))
+    half = _half(progress) if errs(setup) else progress
+    facts = simulate(setup, replication, half, single_step=single_step)
+    return with_error(setup, replication_result(setup, replication, facts), progress, single_step=single_step)
+
+
+def errs(setup: Setup) -> bool:
+    """Whether each replication is made once more with step times that err: where there are several, for intervals."""
+    return setup.errs and setup.scenario.replications > 1
+
+
+def with_error(
+    setup: Setup, part: ReplicationResult, progress: Progress | None = None, *, single_step: bool = False
+) -> ReplicationResult:
+    """The part with the summary of its customers under step times that err, where such are made."""
+    if not errs(setup):
+        return part
+    wrong = erring(setup, part.replication)
+    facts = simulate(wrong, part.replication, _half(progress, 0.5), single_step=single_step)
+    return replace(part, erring=metrics_of(wrong, facts).summary)
+
+
+def _half(progress: Progress | None, begins: float = 0.0) -> Progress | None:
+    """Progress of one of two simulations."""
+    return None if progress is None else lambda done, label: progress(begins + done / 2, label)
 
 
 def replication_result(
@@ -130,7 +157,9 @@ def assemble(setup: Setup, parts: Sequence[ReplicationResult]) -> Result:
         "slots": parts[0].slots,
     }
     summaries = [plain(part.summary) for part in parts]
-    return Result(combine(summaries), _manifest(setup, parts), tables, summaries, plain(parts[0].measured))
+    wrong = [plain(part.erring) for part in parts if part.erring is not None]
+    summary = combine(summaries, wrong if len(wrong) == len(parts) else ())
+    return Result(summary, _manifest(setup, parts), tables, summaries, plain(parts[0].measured), wrong)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

@@ -154,15 +154,23 @@ class HostKeys(Strict):
     launch_us: LaunchMicroseconds | None = None
 
 
+ErrorOfTimes = Annotated[
+    Literal["drawn", "none"] | Annotated[int, Field(ge=0, le=999_999)],
+    expecting("drawn, none or the number of a draw from 0 to 999999"),
+]
+
+
 class Latency(Strict):
     """Where step times come from: auto | roofline | unit | a shipped profile's name | a path.
 
-    `without` switches effects off, `host` replaces host terms.
+    `without` switches effects off, `host` replaces host terms. `error`: whether replications draw the error of the step
+    times too, for intervals that hold it, or none; a number: all of them err by the draw of this number.
     """
 
     profile: Text = "auto"
     without: list[Effect] = Field(default_factory=list)
     host: HostKeys | None = None
+    error: ErrorOfTimes = "drawn"
 
 
 Stat = Literal["mean", "p50", "p90", "p95", "p99"]

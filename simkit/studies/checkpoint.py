@@ -176,6 +176,7 @@ def _part_files(part: ReplicationResult, inputs: str) -> Files:
         "counters": part.counters,
         "turned_away": part.turned_away,
         "measured": part.measured,
+        "erring": part.erring,
     }
     tables = {f"{name}.parquet": getattr(part, name) for name in TABLES}
     return {
@@ -194,6 +195,7 @@ def _part_of(files: Files, inputs: str) -> ReplicationResult | None:
         "warmup": typed(Warmup, facts["warmup"]),
         "notes": tuple(facts["notes"]),
         "measured": _measured(facts["measured"]),
+        "erring": None if facts["erring"] is None else typed(Summary, facts["erring"]),
     }
     return ReplicationResult(**{**facts, **tables, **values})
 

@@ -17,7 +17,7 @@ from simkit.engine.run import Progress
 from simkit.errors import InputError
 from simkit.metrics import catalogue
 from simkit.metrics.catalogue import PAIRED, SWEEP_CSV, number, shown
-from simkit.metrics.intervals import half_width_95
+from simkit.metrics.intervals import differences_range_95, half_width_95
 from simkit.plain import Json
 from simkit.runs.replication import Result
 from simkit.scenario import Scenario, apply_sets
@@ -38,7 +38,7 @@ class Comparison:
     name: str
     baseline: str
     arms: dict[str, Result]
-    paired: dict[str, dict[str, dict[str, float | None]]]
+    paired: dict[str, dict[str, Json]]
     failed: dict[str, Failure] = field(default_factory=dict)
 
     def to_json(self) -> Json:
@@ -114,25 +114,34 @@ def _arms(scenario: Scenario, axes: Mapping[str, Sequence[Any]]) -> dict[str, Se
     return arms
 
 
-def _paired(arms: Mapping[str, Result], baseline: str) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Arm minus baseline, replication by replication; the interval needs at least two replications."""
+def _paired(arms: Mapping[str, Result], baseline: str) -> dict[str, dict[str, Json]]:
+    """Arm minus baseline, replication by replication; the intervals need at least two replications. Both err alike, so
+    that what step times have wrong in both is not in the difference."""
     if baseline not in arms:
         return {}
-    base = arms[baseline].replications
+    base = arms[baseline]
     return {
-        name: {metric.key: _difference(result.replications, base, metric.key) for metric in shown(PAIRED)}
+        name: {metric.key: _difference(result, base, metric.key) for metric in shown(PAIRED)}
         for name, result in arms.items()
         if name != baseline
     }
 
 
-def _difference(arm: Sequence[Json], base: Sequence[Json], metric: str) -> dict[str, float | None]:
-    pairs = [(number(a, metric), number(b, metric)) for a, b in zip(arm, base, strict=True)]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if len(known) < len(pairs):
+def _difference(arm: Result, base: Result, metric: str) -> Json:
+    found = _differences(arm.replications, base.replications, metric)
+    if found is None:
         return {"difference": None, "ci95": None}
-    differences = [a - b for a, b in known]
-    return {"difference": sum(differences) / len(differences), "ci95": half_width_95(differences)}
+    half = half_width_95(found)
+    told: Json = {"difference": sum(found) / len(found), "ci95": half}
+    wrong = _differences(arm.erring, base.erring, metric) if arm.erring and base.erring else None
+    return told if wrong is None else {**told, "range95": list(differences_range_95(found, wrong, half))}
+
+
+def _differences(arm: Sequence[Json], base: Sequence[Json], metric: str) -> list[float] | None:
+    """Of each replication; None where one lacks the metric."""
+    pairs = [(number(a, metric), number(b, metric)) for a, b in zip(arm, base, strict=True)]
+    known = [a - b for a, b in pairs if a is not None and b is not None]
+    return known if len(known) == len(pairs) else None
 
 
 # --- sweep ------------------------------------------------------------------------------------------------------------

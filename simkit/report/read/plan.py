@@ -89,7 +89,10 @@ def rates_text(found: Json | None) -> str:
         why = "every replication is the same run" if same else "that takes two replications"
         return f"{text} (no interval: {why})"
     of = ", from parts of the run" if found.get("interval") == "parts" else ""
-    return f"{text} (95 % interval {plain_down(low)} to {plain(high)}{of})"
+    alone, wide = f"{plain_down(low)} to {plain(high)}{of}", found.get("range_per_s")
+    if not wide:
+        return f"{text} (95 % interval {alone})"
+    return f"{text} (95 % interval {plain_down(wide[0])} to {plain(wide[1])}; simulation alone {alone})"
 
 
 def ends(found: Json | None) -> tuple[float | None, float | None]:

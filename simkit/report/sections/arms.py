@@ -59,7 +59,9 @@ def _cell(run: Run, metric: Metric, marks: dict[str, str]) -> Cell:
     found, half = run.value(metric.key), run.value(f"{metric.key}_ci95")
     if found is None:
         return Cell(words.MISSING, mark=marks.setdefault(reason(run, metric.key), _mark(len(marks))))
-    return Cell(show(found), "" if half is None else f"± {show(half)}")
+    wide = run.value(f"{metric.key}_range95")
+    text = "" if half is None else f"± {show(half)}"
+    return Cell(show(found), f"{text}; {show(wide[0])} to {show(wide[1])}" if wide else text)
 
 
 def _mark(position: int) -> str:

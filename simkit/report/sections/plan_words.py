@@ -27,7 +27,9 @@ PLAN_DEFINITIONS: tuple[tuple[str, str], ...] = (
         "Interval",
         "The 95 % interval of a capacity, from how the replications differ. With other customers the capacity would "
         "lie in such an interval 95 times in 100. A log is the same in every replication: its interval is that of the "
-        "jackknife over consecutive parts of it, or there is none.",
+        "jackknife over consecutive parts of it, or there is none. The wider one, of the recommended point, holds the "
+        "error of step times too: the point is searched once more with times that err by a draw in each replication, "
+        "and what that does to its capacity is added. It is no reason to choose another point, for all err alike.",
     ),
     (
         "Accepted, refused, undecided",

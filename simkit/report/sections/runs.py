@@ -49,7 +49,9 @@ def _numbers(runs: Sequence[Run], comparison: Json | None) -> Section:
     """Every metric, and the paired differences where arms were compared."""
     title = "Numbers" if len(runs) == 1 else "The arms side by side"
     replications = max(int(run.manifest.get("replications") or 1) for run in runs)
-    caption = f"Means over {replications} replications, ± half a 95 % interval."
+    caption = f"Means over {replications} replications, ± half a 95 % interval of the simulation alone"
+    erring = any(run.value("e2e_ms.mean_range95") or run.value("makespan_s_range95") for run in runs)
+    caption += "; then the interval that holds the error of step times." if erring else "."
     if replications == 1:
         caption = "Numbers of summary.json. Latencies over finished, measured requests."
     grids = (arms.grid(runs, caption),)

@@ -28,13 +28,21 @@ NO_ROW = "expected a metric of the rows that are judged, none has it"
 @dataclass(frozen=True, slots=True)
 class MetricResult:
     """A measured number and what is predicted, with the host terms that hold and with those at 0; errors in percent,
-    predicted over measured less 1."""
+    predicted over measured less 1. `low` and `high`: the 90 % interval of what is predicted, None where none was asked
+    for."""
 
     measured: float
     predicted: float | None
     error_pct: float | None
     predicted_zero: float | None
     error_zero_pct: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def outside(self) -> bool | None:
+        """Whether the measured number lies outside the interval; None without one."""
+        return None if self.low is None or self.high is None else not self.low <= self.measured <= self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +50,9 @@ class RunningResult(MetricResult):
     """The largest count of running sequences that was logged, beside the simulated one; it belongs between the mean
     over time and the peak (`within`)."""
 
-    predicted_mean: float
-    predicted_peak: int
-    within: bool
+    predicted_mean: float = 0.0
+    predicted_peak: int = 0
+    within: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +76,15 @@ class RowResult:
 @dataclass(frozen=True, slots=True)
 class RowErrors:
     """Errors of `n` rows in percent; `worst_pct` has the largest absolute value, sign kept, and `mape_zero_pct` is the
-    mean absolute error with the host terms at 0."""
+    mean absolute error with the host terms at 0. `outside_90_pct`: the share of rows outside their 90 % interval, None
+    without intervals."""
 
     n: int
     mape_pct: float
     bias_pct: float
     worst_pct: float
     mape_zero_pct: float
+    outside_90_pct: float | None = None
 
 
 Errors = dict[str, dict[str, dict[str, RowErrors]]]
@@ -174,23 +184,24 @@ def statistics(rows: Sequence[RowResult]) -> Errors:
 
 
 def _by_metric(rows: Sequence[RowResult]) -> dict[str, RowErrors]:
-    errors: dict[str, list[tuple[float, float]]] = {}
+    errors: dict[str, list[tuple[float, float, bool | None]]] = {}
     for row in rows:
         for metric, values in row.metrics.items():
             error, zero = values.error_pct, values.error_zero_pct
             if metric != RUNNING and error is not None:
-                errors.setdefault(metric, []).append((error, error if zero is None else zero))
-    return {metric: _errors(pairs) for metric, pairs in errors.items()}
+                errors.setdefault(metric, []).append((error, error if zero is None else zero, values.outside))
+    return {metric: _errors(found) for metric, found in errors.items()}
 
 
-def _errors(pairs: Sequence[tuple[float, float]]) -> RowErrors:
-    values = [value for value, _ in pairs]
+def _errors(found: Sequence[tuple[float, float, bool | None]]) -> RowErrors:
+    values, outside = [value for value, _, _ in found], [out for _, _, out in found if out is not None]
     return RowErrors(
         n=len(values),
         mape_pct=sum(map(abs, values)) / len(values),
         bias_pct=sum(values) / len(values),
         worst_pct=max(values, key=abs),
-        mape_zero_pct=sum(abs(zero) for _, zero in pairs) / len(values),
+        mape_zero_pct=sum(abs(zero) for _, zero, _ in found) / len(values),
+        outside_90_pct=100.0 * sum(outside) / len(outside) if outside else None,
     )
 
 

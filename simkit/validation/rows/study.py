@@ -9,9 +9,10 @@ Owns which simulations are made, many at a time through one study, and what each
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Unpack
 
 import numpy as np
@@ -30,6 +31,9 @@ from simkit.validation.rows.read import METRICS, Row
 from simkit.validation.rows.refusals import Unsuitable, refusals
 from simkit.validation.rows.results import RUNNING, MetricResult, RowResult, RowStudy, RunningResult
 from simkit.validation.rows.scenario import RowRun, places, run_of
+
+NORMAL_90 = 1.645
+"""Standard deviations that hold 90 % of a normal distribution."""
 
 ZERO = HostTerms(0.0, 0.0, 0.0)
 BEYOND = "beyond --max-rows"
@@ -65,13 +69,15 @@ def study_rows(
     base: Scenario | None = None,
     sets: Sequence[str] = (),
     max_rows: int | None = None,
+    draws: int = 0,
     name: str = "rows",
     source: str = "",
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> RowStudy:
     """Simulate the rows. `base` gives engine settings that rows leave open, `sets` (``KEY=VALUE``) hold for all rows,
-    `max_rows` of those that can be simulated are taken, `fit` says which of them fit the host terms.
+    `max_rows` of those that can be simulated are taken, `fit` says which of them fit the host terms. Each row is
+    simulated `draws` times more with step times that err by a draw, for its 90 % interval.
 
     Raises InputError when nothing can be simulated, or fitted as asked, and CheckError when a simulation goes wrong.
     """
@@ -89,13 +95,20 @@ def study_rows(
     # How many rounds a fit takes is not known.
     fits = [] if fit is None else fit_engines(runs, fit, simulator.part(0.4, 0.4).numbers)
     terms = {fitted.engine: fitted.host.terms for fitted in fits if fitted.host.fitted}
-    final, more = simulator.part(0.6, 1.0).final(runs, terms)
+    final, more = simulator.part(0.6, 0.7 if draws else 1.0).final(runs, terms)
     failed |= more
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
         raise _none_can_be(source, failed)
     skipped |= refusals(failed)
-    shown = tuple(_row(run, zero[run.row.id], final[run.row.id], _role(run, fits)) for run in runs)
+    erring = [
+        simulator.part(0.7 + 0.3 * draw / draws, 0.7 + 0.3 * (draw + 1) / draws).erring(runs, terms, draw)
+        for draw in range(draws)
+    ]
+    shown = tuple(
+        _row(run, zero[run.row.id], final[run.row.id], _role(run, fits), [found.get(run.row.id) for found in erring])
+        for run in runs
+    )
     lines = {row.id: row.line for row in rows if row.id in skipped}
     assumed = Counter(text for run in runs for text in run.assumed)
     steps = Counter(final[run.row.id].latency_source for run in runs)
@@ -153,6 +166,13 @@ class _Simulator:
         """With the terms that hold."""
         return self.run(runs, terms, None)
 
+    def erring(self, runs: Sequence[RowRun], terms: Mapping[str, HostTerms], draw: int) -> dict[str, Predicted]:
+        """With the terms that hold, and step times that err; without the rows in which a simulation then fails."""
+        wrong = [
+            replace(run, scenario=apply_sets(run.scenario, {"latency.error": draw}, label="error")) for run in runs
+        ]
+        return self.run(wrong, terms, None)[0]
+
     def numbers(self, runs: Sequence[RowRun], terms: HostTerms, metric: str) -> Floats:
         """One number of each row. Raises InputError where one has none."""
         found, failed = self.run(runs, {}, terms)
@@ -165,11 +185,15 @@ class _Simulator:
         return np.array([found[run.row.id].metrics[metric] for run in runs], dtype=np.float64)
 
 
-def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> RowResult:
+def _row(
+    run: RowRun, zero: Predicted, found: Predicted, role: str, erring: Sequence[Predicted | None] = ()
+) -> RowResult:
     """A row of rows.json."""
     row, hardware = run.row, run.scenario.hardware
     metrics = {
-        name: MetricResult(*_compared(measured, found.metrics.get(name), zero.metrics.get(name)))
+        name: MetricResult(
+            *_compared(measured, found.metrics.get(name), zero.metrics.get(name)), *_interval_90(name, found, erring)
+        )
         for name, measured in row.measured.items()
     }
     logged = run.logged_running
@@ -188,6 +212,20 @@ def _row(run: RowRun, zero: Predicted, found: Predicted, role: str) -> RowResult
         role=role,
         metrics=metrics,
     )
+
+
+def _interval_90(
+    name: str, found: Predicted, erring: Sequence[Predicted | None]
+) -> tuple[float, float] | tuple[None, None]:
+    """Of a predicted number, by how those of step times in error differ from it; none where they were not made."""
+    right = found.metrics.get(name)
+    wrong = [None if each is None else each.metrics.get(name) for each in erring]
+    known = [value for value in wrong if value is not None and value > 0]
+    if not known or right is None or right <= 0 or len(known) < len(wrong):
+        return None, None
+    squares = math.fsum(math.log(value / right) ** 2 for value in known)
+    by = math.exp(NORMAL_90 * math.sqrt(squares / len(known)))
+    return right / by, right * by
 
 
 def _running(logged: int, found: Predicted, zero: Predicted) -> RunningResult:
