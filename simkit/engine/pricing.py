@@ -18,7 +18,7 @@ from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
 from simkit.latency.error import Errors
 from simkit.latency.host import ALL_CAPTURED, LaunchCost, host_of, launch_cost
-from simkit.latency.link import StatedLink
+from simkit.latency.link import StatedLink, spread
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
@@ -142,10 +142,11 @@ def coins(seed: int, replication: int) -> list[bool]:
 
 def _error_sizes(deployment: Deployment, profile: Profile | None) -> Errors:
     """How wrong the step times may be."""
-    host = deployment.host.error
+    host, links = deployment.host.error, spread(deployment.interconnect, deployment.tensor_parallel_size)
     if profile is None:
-        return error.of_data_sheet(host=host)
-    return error.of_profile(profile, deployment.gpu, deployment.dtype, deployment.quantization, host=host)
+        return error.of_data_sheet(link=links, host=host)
+    gpu, dtype, quantization = deployment.gpu, deployment.dtype, deployment.quantization
+    return error.of_profile(profile, gpu, dtype, quantization, link=links, host=host)
 
 
 def given_terms(scenario: Scenario) -> dict[str, float]:

@@ -35,9 +35,6 @@ FORMULA = 0.12
 UNTIMED = 0.4
 """Small kernels that no table holds: on A100 and H100 the roofline is up to 50 % too fast for few tokens."""
 
-UNTIMED_LINK = 0.3
-"""All-reduces by a formula: 4 to 38 % off in the median from other libraries' (`latency.link`)."""
-
 NORMAL = math.sqrt(math.pi / 2.0)
 """Standard deviation over mean absolute value of a normal distribution."""
 
@@ -66,10 +63,12 @@ def draw(sizes: Errors, coins: Iterable[bool]) -> Errors:
 
 
 # --- sizes
-def of_profile(profile: Profile, gpu: GpuSpec, dtype: str, quantization: str | None, *, host: float) -> Errors:
+def of_profile(
+    profile: Profile, gpu: GpuSpec, dtype: str, quantization: str | None, *, link: float, host: float
+) -> Errors:
     """Sizes where kernels are those of a profile: what its fit misses of kernels that it did not see, and how far labs
-    are apart; of another GPU, how far profiles that are scaled are from those measured. `host` is as `HostCosts` has
-    it."""
+    are apart; of another GPU, how far profiles that are scaled are from those measured. `link` is how far links without
+    a table are apart, `host` the error of `HostCosts`."""
     dtypes = (dtype, *SIXTEEN_BIT, "float32")
     beside = ELSEWHERE if is_scaled(profile, gpu) else LAB
     formula = FORMULA if quantization is not None and profile.op("gemm", quantization) is None else 0.0
@@ -81,15 +80,15 @@ def of_profile(profile: Profile, gpu: GpuSpec, dtype: str, quantization: str | N
         products=math.hypot(products or 0.0, beside, formula),
         attention=math.hypot(attention or 0.0, beside),
         small_kernels=UNTIMED if small is None else math.hypot(small, beside),
-        all_reduce=UNTIMED_LINK if reduced is None else math.hypot(reduced, beside),
+        all_reduce=link if reduced is None else math.hypot(reduced, beside),
         host=host,
         gap=host,
     )
 
 
-def of_data_sheet(*, host: float) -> Errors:
-    """Sizes on the roofline."""
-    return Errors(DATA_SHEET, DATA_SHEET, DATA_SHEET, UNTIMED_LINK, host, host)
+def of_data_sheet(*, link: float, host: float) -> Errors:
+    """Sizes on the roofline; `link` and `host` as in `of_profile`."""
+    return Errors(DATA_SHEET, DATA_SHEET, DATA_SHEET, link, host, host)
 
 
 def _held_out(profile: Profile, op: str, dtypes: Iterable[str]) -> float | None:

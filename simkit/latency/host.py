@@ -38,8 +38,8 @@ MAX_HOST_US = 1e6
 """Largest value of a term, as in profiles: a second."""
 
 BETWEEN_VERSIONS = 0.5
-"""How far the terms of one version of an engine are from another's: standard deviation of the logarithm of what a step
-of 32 sequences takes by the six rows of vLLM in data/engine_hosts.yaml."""
+"""How far the terms of one version of an engine, on the machine of one lab, are from another's: standard deviation of
+the logarithm of what a step of 32 sequences takes by the six rows of vLLM in data/engine_hosts.yaml."""
 
 FITTED_ERROR = 0.1
 """Of terms that were fitted to a real run of this engine on this GPU. *Assumed*."""
@@ -54,8 +54,8 @@ class EngineTerms:
     """Terms that ship for an engine: from version `since` on, seen in versions up to `seen`.
 
     `rows`, `n` and `range` say what they were fitted to, `select` which rows of the collection of public measurements
-    these are (conditions COLUMN=GLOB; none for a report), `about` how well and what they do not tell. `error`: standard
-    deviation of the logarithm of all terms together, so that it would explain what they miss of those rows.
+    these are (conditions COLUMN=GLOB; none for a report), `about` how well and what they do not tell. `error`: how far
+    the terms of another machine may be from these, as standard deviation of the logarithm of all together.
     """
 
     engine: str

@@ -9,6 +9,7 @@ kernels of their own: from NCCL's over PCIe, in the same tables, these formulas 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,19 @@ off by 1, 3, 12 % in the median on 2, 4, 8 GPUs, at most by 11, 21, 66 % (on 8: 
 GEN5 = PcieBus((4_200.0, 12_700.0, 25_000.0), (0.564, 0.444, 0.364))
 """RTX PRO 6000, vLLM 0.24, likewise: off by 4, 5, 4 % in the median, at most by 14, 54, 59 % (on 4 and 8: too fast
 from 256 to 512 KiB)."""
+
+NVLINK_SPREAD, LEAST_SPREAD = 0.1, 0.1
+"""How far links of one kind are apart: standard deviation of the logarithm, over NVLink that of the three medians."""
+
+
+def spread(interconnect: str, ranks: int) -> float:
+    """How far the link of a server may be from the formula for its kind: over PCIe as far as the two servers that were
+    measured, whose buses carry 4 and 8 GPUs in very different ways, are from each other."""
+    if interconnect != "pcie" or ranks == 1:
+        return NVLINK_SPREAD
+    one, other = GEN4.at(ranks)[1], GEN5.at(ranks)[1]
+    return max(LEAST_SPREAD, abs(math.log(one / other)) / math.sqrt(2.0))
+
 
 GEN5_BYTES_PER_S = 48e9
 """A bus of a higher one-way rate is taken as `GEN5`, any other as `GEN4`."""

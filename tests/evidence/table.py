@@ -30,6 +30,9 @@ METRICS = {
 
 FITTED = "the host terms that ship for engines, on some of these rows (data/engine_hosts.yaml names them)"
 WITHIN_PCT = 20.0
+COVERED, DRAWS = 4, 4
+"""Every so many-th row is given an interval, from so many draws of the error of step times."""
+
 _HINT = re.compile(r"; did you mean ('[^']*'|\"[^\"]*\")\?")
 
 
@@ -50,6 +53,7 @@ def _lines(shared: Path) -> list[Line]:
     return [
         *_whole(groups, "every row that can be simulated"),
         *_whole(grouped(row for row in study.rows if row.id not in used), "those that no host term was fitted on"),
+        *_coverage(shared / inputs.table(), frozenset(row.id for row in study.rows) - used),
         _left_out(study),
         _left_open(study),
         *(_line(group.name, group.metric, group.values) for group in groups),
@@ -117,6 +121,33 @@ def _line(evidence: str, metric: str, values: Iterable[tuple[str, float, float]]
         error_pct=mape(error for _, error in errors),
         note=f"worst: {worst} {largest:+.0f} %",
     )
+
+
+def _coverage(path: Path, ids: frozenset[str]) -> Iterator[Line]:
+    """How often a measured number lies outside the 90 % interval of what is predicted, which holds the error of step
+    times and nothing of what a row leaves open."""
+    rows = [row for row in read_rows(path).rows if row.id in ids][::COVERED]
+    study = study_rows(rows, name="covered", source=path.name, draws=DRAWS, jobs=None)
+    found: dict[str, list[tuple[str, bool, float]]] = {}
+    for row in study.rows:
+        metric = next((name for name in METRICS if name in row.metrics), None)
+        if metric is not None and (outside := row.metrics[metric].outside) is not None:
+            values = row.metrics[metric]
+            assert values.high is not None
+            assert values.low is not None
+            found.setdefault(METRICS[metric][0], []).append((row.id, outside, values.high / values.low))
+    for kind, each in found.items():
+        out = [row for row, outside, _ in each if outside]
+        widths = sorted(width for _, _, width in each)
+        yield _shown(
+            f"every {COVERED}th of those that no host term was fitted on, held against {kind}",
+            len(each),
+            "rows outside their 90 % interval",
+            f"{len(out)} of {len(each)}; upper over lower end {widths[len(widths) // 2]:.2f} in the median, "
+            f"{widths[-1]:.2f} at most",
+            error_pct=100.0 * len(out) / len(each),
+            note="" if not out else f"outside: {', '.join(out[:8])}{' and others' if len(out) > 8 else ''}",
+        )
 
 
 def _left_out(study: RowStudy) -> Line:

@@ -25,6 +25,7 @@ from simkit.latency import error
 from simkit.latency.deployment import Deployment
 from simkit.latency.error import CLASSES, EXACT, LAB, UNTIMED, Errors, draw, of_profile
 from simkit.latency.host import BETWEEN_VERSIONS, TERMS, host_of, shipped
+from simkit.latency.link import spread
 from simkit.latency.profile import load_profile
 from simkit.latency.roofline import Roofline
 from simkit.metrics.intervals import NORMAL_95, combine, range_95
@@ -90,7 +91,7 @@ def test_no_size_is_no_error() -> None:
 # --- sizes
 def test_sizes_are_what_the_fit_of_a_profile_misses_and_how_far_labs_are_apart() -> None:
     profile, gpu = load_profile("h100-sxm5-80gb"), load_gpu("h100-sxm5-80gb")
-    sizes = of_profile(profile, gpu, "bfloat16", None, host=0.2)
+    sizes = of_profile(profile, gpu, "bfloat16", None, link=0.1, host=0.2)
     missed = profile.report["gemm", "bfloat16"]["errors"]["held_out_inside"]["mape_pct"] / 100  # type: ignore[index]
     assert sizes.products == pytest.approx(math.hypot(math.sqrt(math.pi / 2) * missed, LAB))
     assert sizes.small_kernels == UNTIMED
@@ -99,9 +100,9 @@ def test_sizes_are_what_the_fit_of_a_profile_misses_and_how_far_labs_are_apart()
 
 def test_a_profile_of_another_gpu_and_a_formula_err_more() -> None:
     profile = load_profile("h100-sxm5-80gb")
-    own = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", None, host=0.0)
-    elsewhere = of_profile(profile, load_gpu("b200-sxm-180gb"), "bfloat16", None, host=0.0)
-    four_bits = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", "awq", host=0.0)
+    own = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", None, link=0.1, host=0.0)
+    elsewhere = of_profile(profile, load_gpu("b200-sxm-180gb"), "bfloat16", None, link=0.1, host=0.0)
+    four_bits = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", "awq", link=0.1, host=0.0)
     assert elsewhere.products > error.ELSEWHERE > own.products
     assert four_bits.products > error.FORMULA > own.products
     assert four_bits.attention == own.attention
@@ -125,6 +126,11 @@ def test_stated_terms_do_not_err() -> None:
     assert host.terms.fixed_us == 500.0
     assert host.terms.per_seq_us == 2.0 * before.terms.per_seq_us
     assert set(TERMS) == set(before.sources)
+
+
+def test_links_over_pcie_differ_more_the_more_gpus_share_them() -> None:
+    assert spread("pcie", 2) == spread("nvlink", 8) == 0.1
+    assert 0.5 < spread("pcie", 4) < spread("pcie", 8) < 1.5
 
 
 # --- what it does to a step

@@ -231,7 +231,9 @@ def _interval_90(
 def _running(logged: int, found: Predicted, zero: Predicted) -> RunningResult:
     low, high = (1 - RUNNING_SLACK) * found.running_mean, found.running_peak
     peaks = _compared(logged, found.running_peak, zero.running_peak)
-    return RunningResult(*peaks, found.running_mean, found.running_peak, low <= logged <= high)
+    return RunningResult(
+        *peaks, predicted_mean=found.running_mean, predicted_peak=found.running_peak, within=low <= logged <= high
+    )
 
 
 def _compared(
