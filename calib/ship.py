@@ -1,7 +1,7 @@
 """Makes the profiles that ship from the kernel tables they were imported from: ``python -m calib.ship FOLDER``.
 
-Owns their provenance and licences, and the tables that come beside: what decodes of unequal length cost on RTX PRO
-6000, in a form of its own, and its all-reduces, of other hands. Needs no torch.
+Owns their provenance and licences, and which tables come beside: what decodes of unequal length cost on RTX PRO 6000,
+and its all-reduces, of other hands. Needs no torch.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from calib.fit.fit import fit_table
-from calib.fit.launches import Launches
 from calib.table import Table, read_table
-from simkit.latency.profile import Heads
+from calib.tables import read_tables
 from simkit.specs.hardware import load_gpu
 
 AICONFIGURATOR = {"measured_by": "NVIDIA, aiconfigurator-core 0.12.0", "licence": "Apache-2.0"}
@@ -33,37 +29,7 @@ PROVENANCE: dict[str, dict[str, str]] = {
 }
 """`all_reduce`: where all-reduces are from that stand in a table of their own, `NAME.comm.csv.gz`."""
 
-SKEW_LAYERS = 3
-"""The table of unequal decodes has times of so many layers."""
-
 FOLDER = Path(__file__).parent / "profiles"
-
-
-def read_unequal(path: Path) -> tuple[Launches, Launches]:
-    """(launches with a chunk, decodes alone) of the table of unequal decodes; its heads are those of Llama-3.1-8B."""
-    import pandas as pd
-
-    frame = pd.read_csv(path)
-    both = frame["regime"] == "mixed"
-    return _launches(frame[both]), _launches(frame[~both])
-
-
-def _launches(frame: Any) -> Launches:
-    column = {name: frame[name].to_numpy(np.float64) for name in frame.columns if name != "regime"}
-    return Launches(
-        heads=Heads(32, 8, 128, 2.0),
-        q=column["pc"],
-        before=column["kp"],
-        seqs=column["n"],
-        context=column["nb"] * column["kv_big"] + (column["n"] - column["nb"]) * column["kvs"],
-        longest=column["kv_big"],
-        us=column["t_skew_us"] / SKEW_LAYERS,
-        # Lengths are multiples of 128, so that a decode has just begun a block.
-        decode_edge=np.ones(len(frame)),
-        unequal=True,
-        mean_us=column["t_mean_us"] / SKEW_LAYERS,
-        longest_us=column["t_max_us"] / SKEW_LAYERS,
-    )
 
 
 def with_all_reduces(table: Table, collectives: Path) -> Table:
@@ -77,11 +43,11 @@ def ship(tables: Path, folder: Path = FOLDER) -> list[Path]:
     written = []
     for name, provenance in PROVENANCE.items():
         skew = tables / f"{name}-skew.csv.gz"
-        more = read_unequal(skew) if skew.exists() else ()
-        table = read_table(tables / f"{name}.csv.gz")
+        found = read_tables([tables / f"{name}.csv.gz", *([skew] if skew.exists() else [])])
+        table = found.table
         if "all_reduce" in provenance:
             table = with_all_reduces(table, tables / f"{name}.comm.csv.gz")
-        result = fit_table(table, load_gpu(name), name, provenance, more=more)
+        result = fit_table(table, load_gpu(name), name, provenance, more=found.launches)
         written.append(folder / f"{name}.json")
         written[-1].write_text(result.text, encoding="utf-8")
     return written

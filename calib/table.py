@@ -105,9 +105,16 @@ def read_table(path: Path) -> Table:
 
     Raises CalibrationError for a file that cannot be read, missing columns, or no usable row at all.
     """
+    return table_of(path, *frame_of(path))
+
+
+def table_of(path: Path, content: bytes, frame: Any) -> Table:
+    """The same of the bytes of a file and its cells."""
     import pandas as pd
 
-    content, frame = _frame(path)
+    missing = [name for name in ("op", "dtype", "latency_us") if name not in frame.columns]
+    if missing:
+        raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
     absent = set(COLUMNS) - set(frame.columns)
     frame = frame.reindex(columns=[*COLUMNS])
     for name in frame.columns.difference(["op", "dtype", "source"]):
@@ -132,8 +139,8 @@ def read_table(path: Path) -> Table:
     return Table(rows, tuple(unusable), sources, hashlib.sha256(content).hexdigest(), len(frame))
 
 
-def _frame(path: Path) -> tuple[bytes, Any]:
-    """The file and its cells. Raises CalibrationError for one that cannot be read or lacks what every row needs."""
+def frame_of(path: Path) -> tuple[bytes, Any]:
+    """The bytes of a CSV (or .csv.gz) and its cells. Raises CalibrationError for one that cannot be read."""
     import pandas as pd
 
     try:
@@ -143,9 +150,6 @@ def _frame(path: Path) -> tuple[bytes, Any]:
         raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, EOFError, zlib.error) as error:
         raise CalibrationError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
-    missing = [name for name in ("op", "dtype", "latency_us") if name not in frame.columns]
-    if missing:
-        raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
     return content, frame
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from calib import CalibrationError
 from calib.fit.fit_op import fit_op, spikes
-from calib.fit.launches import Json, Launches, fit_mixed, fit_skew, launches_of
+from calib.fit.launches import Json, Launches, check_equal_times, fit_mixed, fit_skew, launches_of
 from calib.fit.score import Score, predict, score
 from calib.table import UNITS_FACTOR, Rows, Table, check_units, merge_equal, split_by_limit
 from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, grid_keys, parse_profile, to_nested
@@ -95,6 +95,7 @@ def fit_table(
     report(len(plain) / (len(plain) + 1), "fitting launches of unlike sequences")
     fits = {found.fit.op: found.fit for found in fitted}
     mixed, unequal = _launches(table, more)
+    check_equal_times(unequal, fits["attention_decode"])
     varlen, rule = fit_mixed(mixed, fits["attention_prefill"], fits["attention_decode"], gpu)
     data = {
         "schema": SCHEMA,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calib import CalibrationError
 from calib.fit.score import errors_of
 from calib.table import Floats, Rows
 from simkit.latency.profile import (
@@ -59,6 +60,10 @@ L2_MB = {"a100-sxm4-40gb": 40, "a100-sxm4-80gb": 40, "a100-pcie-40gb": 40, "a100
 
 UNSPLIT_CTAS_PER_SM = 1.6
 """FlashAttention-2 gives up splitting contexts when sequences times KV heads fill this many times the SMs."""
+
+
+FAR_TIMES = 1.5
+"""Equal decodes of two tables whose median differs by more are not of the same launches."""
 
 
 Json = dict[str, object]
@@ -303,6 +308,17 @@ def _with_equal_times(part: Launches, decode: OpFit) -> Launches:
         mean_us, longest_us = _decodes(part, decode), decode.predict(sizes).us
     part = replace(part, mean_us=mean_us, longest_us=longest_us)
     return part.take((longest_us - mean_us) > LEAST_GAP * mean_us)
+
+
+def check_equal_times(parts: Seq[Launches], decode: OpFit) -> None:
+    """Raise CalibrationError where equal decodes that came with unequal ones are far from those of the kernel table."""
+    ratios = [part.mean_us / _decodes(part, decode) for part in parts if part.mean_us is not None and len(part)]
+    ratio = float(np.median(np.concatenate(ratios))) if ratios else 1.0
+    if not 1 / FAR_TIMES < ratio < FAR_TIMES:
+        raise CalibrationError(
+            f"t_mean_us: the median launch of equal decodes takes {ratio:.3g} x what attention_decode of the kernel "
+            "table says: expected microseconds, and the same layers, heads and GPU"
+        )
 
 
 def _fit_skew(parts: Seq[Launches], limit: float) -> Json:

@@ -19,6 +19,7 @@ from simkit.files import new_file
 if TYPE_CHECKING:
     from calib.fit.fit import FitResult
     from calib.table import Table
+    from calib.tables import Tables
     from simkit.specs.hardware import GpuSpec
 
 SUSPICIOUS_SHARE = 0.05
@@ -31,13 +32,17 @@ class ProfileSource:
 
     gpu: int | None = given("--gpu", "Measure this CUDA device.", "N", min=0)
     device: str | None = given("--device", "Measure torch on the CPU, to try everything out.", "cpu")
-    from_csv: Path | None = given("--from-csv", "Fit a kernel table (.csv or .csv.gz), measure nothing.", "FILE")
+    from_csv: list[Path] | None = given(
+        "--from-csv",
+        "Fit a kernel table (.csv or .csv.gz), measure nothing; repeatable: parts of one, a table of unequal decodes.",
+        "FILE",
+    )
     from_run: Path | None = given("--from-run", "Fit the host terms of an engine to this log of a real run.", "LOG")
 
     def chosen(self) -> str:
         """The option that was given. Raises InputError for several and for none."""
         flags = {flag_of(name): value for name, value in values_of(self).items()}
-        given = [flag for flag, value in flags.items() if value is not None]
+        given = [flag for flag, value in flags.items() if value not in (None, [])]
         if len(given) != 1:
             raise InputError(f"calibrate: expected one of {', '.join(flags)}, got {' and '.join(given) or 'none'}")
         return given[0]
@@ -105,7 +110,7 @@ def calibrate(
     """Measure the kernels of a GPU and fit a profile of step times, or fit one from a kernel table or to a real run."""
     chosen = source.chosen()
     profile.check(out)
-    if source.from_csv is not None or source.from_run is not None:
+    if source.from_csv or source.from_run is not None:
         for flag in (f"--{name}" for name, value in values_of(sweep).items() if value):
             raise InputError(f"{flag}: nothing is measured with {chosen}")
     trace = trace_keys(log)
@@ -124,7 +129,7 @@ def calibrate(
     }
     for flag in (flag for flag, value in run_only.items() if value is not None):
         raise InputError(f"{flag}: expected with --from-run only")
-    if source.from_csv is not None:
+    if source.from_csv:
         _from_csv(source.from_csv, profile, out, printing)
         return
     if source.device not in (None, "cpu"):
@@ -144,27 +149,28 @@ def _calibrating() -> Iterator[None]:
 
 
 # --- measured, or from a table ----------------------------------------------------------------------------------------
-def _from_csv(path: Path, profile: ProfileOptions, out: Path | None, printing: Printing) -> None:
+def _from_csv(paths: list[Path], profile: ProfileOptions, out: Path | None, printing: Printing) -> None:
     from simkit.specs.hardware import list_gpus, load_gpu
 
     with _calibrating():
         from calib.measure.outcome import info_beside, provenance_of, spec_of
-        from calib.table import read_table
+        from calib.tables import read_tables
 
-        name, info = profile.name, info_beside(path)
+        name, info = profile.name, next(filter(None, map(info_beside, paths)), None)
         if info is not None and profile.gpu_spec is None:
             chosen = name or ("cpu" if info["kind"] == "cpu" else f"{info['identity']['gpu']}-measured")
-            _fit(read_table(path), spec_of(info, None), chosen, provenance_of(info), out, printing)
+            _fit(read_tables(paths), spec_of(info, None), chosen, provenance_of(info), out, printing)
             return
         registered = {spec.name for spec in list_gpus()}
-        named = (text for text in (name, path.name.partition(".")[0]) if text in registered)
-        known = profile.gpu_spec or next(named, None)
+        stems = (path.name.partition(".")[0] for path in paths)
+        known = profile.gpu_spec or next((text for text in (name, *stems) if text in registered), None)
         if known is None:
             raise InputError(
-                f"--gpu-spec: {name or path.name!r} is no registered GPU: say which the table is of (list: simkit gpus)"
+                f"--gpu-spec: {name or paths[0].name!r} is no registered GPU: say which the table is of (list: simkit "
+                "gpus)"
             )
         spec = load_gpu(known)
-        _fit(read_table(path), spec, name or spec.name, {}, out, printing)
+        _fit(read_tables(paths), spec, name or spec.name, {}, out, printing)
 
 
 def _measure(device: str, sweep: SweepOptions, profile: ProfileOptions, out: Path | None, printing: Printing) -> None:
@@ -175,7 +181,7 @@ def _measure(device: str, sweep: SweepOptions, profile: ProfileOptions, out: Pat
         from calib.measure.device import find_device
         from calib.measure.outcome import provenance_of, read_info, spec_of
         from calib.measure.sweep import SweepSettings, measure
-        from calib.table import read_table
+        from calib.tables import read_tables
 
         folder = Path("calibration") / device.replace("cuda:", "gpu") if out is None else out.parent
         settings = SweepSettings(
@@ -195,7 +201,7 @@ def _measure(device: str, sweep: SweepOptions, profile: ProfileOptions, out: Pat
         chosen = profile.name or ("cpu" if device == "cpu" else f"{spec.name}-measured")
         path = out or folder / f"{chosen}.json"
         try:
-            _fit(read_table(measured.table_path), spec, chosen, provenance_of(info), path, printing)
+            _fit(read_tables([measured.table_path]), spec, chosen, provenance_of(info), path, printing)
         except KeyboardInterrupt:
             again = f"simkit calibrate --from-csv {measured.table_path} --name {chosen}"
             raise output.Stopped(f"interrupted; the measurements are in {measured.table_path}: {again}") from None
@@ -216,7 +222,7 @@ class _Announced:
 
 
 def _fit(
-    table: Table, spec: GpuSpec, name: str, provenance: Mapping[str, Any], out: Path | None, printing: Printing
+    tables: Tables, spec: GpuSpec, name: str, provenance: Mapping[str, Any], out: Path | None, printing: Printing
 ) -> None:
     from calib.fit.fit import fit_table
     from simkit.latency.profile import describe
@@ -224,8 +230,10 @@ def _fit(
 
     dropped = _hosts_of(host_fit.path_of(name, out))
     with console.progress(printing.quiet) as progress:
-        result = fit_table(table, spec, name, provenance, progress=progress)
-        written = _write(table, result, out, progress)
+        if len(tables.files) > 1:
+            provenance = {**provenance, "tables": [{"file": file, "sha256": sha256} for file, sha256 in tables.files]}
+        result = fit_table(tables.table, spec, name, provenance, more=tables.launches, progress=progress)
+        written = _write(tables.table, result, out, progress)
     described: dict[str, Any] = describe(result.profile)
     # The profile keeps the first of each kind; here all are told.
     full = {(report.op, report.dtype): report.as_json(listed=None) for report in result.reports}
@@ -236,12 +244,14 @@ def _fit(
         lambda: profile_tables(described, console.width()),
         described,
         lines=listing(described),
-        after=_told(result, str(described["gpu"]), written, dropped),
+        after=_told(tables, result, str(described["gpu"]), written, dropped),
     )
 
 
-def _told(result: FitResult, gpu: str, written: Path, dropped: list[str]) -> Iterator[str]:
+def _told(tables: Tables, result: FitResult, gpu: str, written: Path, dropped: list[str]) -> Iterator[str]:
     """What is said of a fit beside its tables."""
+    if tables.unequal is not None:
+        yield f"note: {tables.unequal.text}"
     yield from (f"note: {line}" for line in result.unusable[:20])
     if len(result.unusable) > 20:
         yield f"note: and {len(result.unusable) - 20} more rows that could not be used"

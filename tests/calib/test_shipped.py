@@ -13,8 +13,9 @@ import pytest
 
 from calib.fit.fit import FitResult, fit_table
 from calib.fit.score import predict
-from calib.ship import PROVENANCE, read_unequal, with_all_reduces
-from calib.table import Rows, Table, read_table
+from calib.ship import PROVENANCE, with_all_reduces
+from calib.table import Rows, Table
+from calib.tables import Tables, read_tables
 from simkit.latency.profile import MEMORY_BOUND_OPS, load_profile, work_of
 from simkit.specs.hardware import load_gpu
 
@@ -29,8 +30,14 @@ BARS = {("gemm", "bfloat16"): 5.0, ("gemm", "fp8"): 8.0, ("attention_decode", "b
 
 
 @functools.cache
+def tables(name: str) -> Tables:
+    unequal = TABLES / f"{name}-skew.csv.gz"
+    return read_tables([TABLES / f"{name}.csv.gz", *([unequal] if unequal.exists() else [])])
+
+
+@functools.cache
 def table(name: str) -> Table:
-    found = read_table(TABLES / f"{name}.csv.gz")
+    found = tables(name).table
     if "all_reduce" in PROVENANCE[name]:
         found = with_all_reduces(found, COLLECTIVES / f"{name}.comm.csv.gz")
     return found
@@ -38,9 +45,7 @@ def table(name: str) -> Table:
 
 @functools.cache
 def fit(name: str) -> FitResult:
-    unequal = TABLES / f"{name}-skew.csv.gz"
-    more = read_unequal(unequal) if unequal.exists() else ()
-    return fit_table(table(name), load_gpu(name), name, PROVENANCE[name], more=more)
+    return fit_table(table(name), load_gpu(name), name, PROVENANCE[name], more=tables(name).launches)
 
 
 def report(name: str, op: str, dtype: str = "bfloat16") -> Any:
