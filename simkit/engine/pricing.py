@@ -17,7 +17,7 @@ from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
 from simkit.latency.error import Errors
-from simkit.latency.host import ALL_CAPTURED, LaunchCost, host_of, launch_cost
+from simkit.latency.host import ALL_CAPTURED, VLLM, LaunchCost, Version, host_of, launch_cost, parse_engine
 from simkit.latency.link import StatedLink, spread
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
@@ -127,6 +127,7 @@ def _deployment(
         graph_sizes=graph_sizes,
         launch=_launch(scenario, graph_sizes),
         link=None if link is None else StatedLink(link.latency_us, link.gb_per_s),
+        engine=_engine(scenario),
     )
     if erring is None:
         return deployment
@@ -158,6 +159,12 @@ def given_terms(scenario: Scenario) -> dict[str, float]:
 def host_engine(scenario: Scenario) -> str | None:
     """The engine whose host terms hold, where the scenario names one."""
     return None if scenario.latency.host is None else scenario.latency.host.engine
+
+
+def _engine(scenario: Scenario) -> tuple[str, Version | None]:
+    """Whose kernels run."""
+    named = host_engine(scenario)
+    return (VLLM, None) if named is None else parse_engine(named)
 
 
 def _refuse_for_unit(scenario: Scenario) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from simkit.latency.effects import FIRST_TOKEN, GAP, HOST, OFF, OVERLAP, RULES, SAMPLED_ROWS, Source, nothing
 from simkit.latency.effects import LAUNCHES as LAUNCHING
 from simkit.latency.error import EXACT, Errors
-from simkit.latency.host import NO_HOST, NO_LAUNCHES, HostCosts, LaunchCost, Launches, Loop
+from simkit.latency.host import NO_HOST, NO_LAUNCHES, VLLM, HostCosts, LaunchCost, Launches, Loop, Version
 from simkit.latency.link import StatedLink
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
@@ -32,7 +32,8 @@ class Deployment:
 
     `without` names effects that are switched off. `graph_sizes` are the batches that were captured as CUDA graphs,
     ascending; none for an engine without. `launch`: what a kernel outside of them takes to launch. A `link` that is
-    stated takes the place of the `interconnect`. `errors` are factors by which times are wrong (`latency.error`).
+    stated takes the place of the `interconnect`. `engine`: whose kernels run (`host.ENGINES`), and of which version,
+    None for the newest. `errors` are factors by which times are wrong (`latency.error`).
     """
 
     model: ModelSpec
@@ -48,6 +49,7 @@ class Deployment:
     graph_sizes: Seq[int] = ()
     link: StatedLink | None = None
     launch: LaunchCost = NO_LAUNCHES
+    engine: tuple[str, Version | None] = (VLLM, None)
     errors: Errors = EXACT
 
     def has(self, effect: str) -> bool:

@@ -30,6 +30,10 @@ of a ring at the one-way rate; their median."""
 NVLINK_FLOOR_NS, NVLINK_HOP_NS = 4_300.0, 30.0
 """All-reduce of at most 4 KiB: medians 4.4, 4.6, 4.7 us on 2, 4, 8 GPUs; a line over the 2 (n - 1) hops of a ring."""
 
+ONE_SHOT_FRACTION = 0.58
+"""All-reduce in which each GPU reads the whole message of every other one, against the one-way rate: on 2 GPUs, where
+vLLM's kernel always does that, a further byte between 1 and 4 MiB gets 0.59 (H100-SXM5) and 0.58 (H200)."""
+
 RANKS = (2, 4, 8)
 """GPUs between which all-reduces over PCIe were measured."""
 
@@ -85,7 +89,9 @@ class Link:
     """All-reduce between the ranks of a replica as a ring: a latency, and 2 (n - 1)/n of the message over each link.
 
     Where no link is stated it takes `by` times as long as the data sheet has it.
-    `source` says where it is from. Raises InputError for GPUs that have no such link, and for more than a node has.
+
+    `source` says where it is from, `reads_others` whether it is NVLink within a node. Raises InputError for GPUs
+    that have no such link, and for more than a node has.
     """
 
     def __init__(
@@ -100,10 +106,17 @@ class Link:
             latency_ns, rate = _within_a_node(gpu, ranks, interconnect)
             self._latency_ns, bytes_per_s = latency_ns * by, rate / by
         self._ns_per_byte = hops / ranks * NS_PER_S / bytes_per_s
+        read_bytes_per_s = gpu.nvlink_bytes_per_s * ONE_SHOT_FRACTION
+        self.reads_others = stated is None and interconnect == "nvlink"
+        self._one_shot_ns_per_byte = (ranks - 1) * NS_PER_S / read_bytes_per_s * by if self.reads_others else 0.0
 
     def all_reduce_ns(self, num_bytes: Floats, some: Floats) -> Floats:
         """Time to reduce messages of `num_bytes`; nothing where `some` is 0."""
         return some * self._latency_ns + num_bytes * self._ns_per_byte
+
+    def one_shot_ns(self, num_bytes: Floats, some: Floats) -> Floats:
+        """The same where each GPU reads all messages whole, which only NVLink is fast enough for (`reads_others`)."""
+        return some * self._latency_ns + num_bytes * self._one_shot_ns_per_byte
 
 
 def _within_a_node(gpu: GpuSpec, ranks: int, interconnect: str) -> tuple[float, float]:

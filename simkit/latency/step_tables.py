@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simkit.latency import weight_only
+from simkit.latency import fused_fp8, weight_only
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, KERNEL_TABLE, ONE_GPU, STATED, Source
 from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
@@ -41,6 +41,7 @@ class TableBuilder:
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._some = np.minimum(self._rows, 1.0)
         self.num_clamped = 0
+        self._fused = fused_fp8.fused(deployment, kernels.link if self._reduces else None)
         shape = kernels.attention
         self.heads = Heads(
             -(-model.num_attention_heads // kernels.ranks),
@@ -59,7 +60,7 @@ class TableBuilder:
             total = total + kernel.layers * self._elementwise_ns(kernel, tagged)
         total = total + self._once_ns(tagged)
         if kernels.link and self._reduces:
-            total = total + self._all_reduce_ns(kernels.reduce_bytes, 2 * kernels.layers, tagged)
+            total = total + self._layer_reduces_ns(2 * kernels.layers, tagged)
         return RowTable(_rounded(total), tagged.rounded())
 
     def sample_table(self) -> RowTable:
@@ -194,6 +195,8 @@ class TableBuilder:
             if self._quantization in weight_only.FORMATS:
                 return self._four_bit_ns(gemm, calls, tagged)
             fit = self._needed("gemm", self._profile.op("gemm", self._quantization), self._quantization)
+            if self._fused.products:
+                return self._fused_ns(fit, gemm, calls, tagged)
         else:
             fit = self._needed("gemm", self._op("gemm"), self._dtype)
         return self._predicted(fit, gemm.name, calls, tagged, m=self._rows, n=float(gemm.n), k=float(gemm.k))
@@ -210,8 +213,20 @@ class TableBuilder:
         tagged.add("4-bit weights: formula", calls * ns)
         return ns
 
+    def _fused_ns(self, fit: OpFit, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
+        """Of an engine whose kernels quantise for the product behind them."""
+        sixteen_bit, floor_us = self._needed("gemm", self._op("gemm"), self._dtype), ELEMENTWISE_FLOOR_NS / NS_PER_US
+        rows, quantised = np.maximum(self._rows, 1.0), self._fused.quantises(gemm)
+        found = fused_fp8.predict(fit, sixteen_bit, floor_us, rows, float(gemm.n), float(gemm.k), quantised=quantised)
+        self.num_clamped += int(found.clamped[1:].sum())
+        ns: Floats = found.us * NS_PER_US * self._some
+        tagged.add("fp8 products of another engine: formula", calls * ns)
+        return ns
+
     def _elementwise_ns(self, kernel: Elementwise, tagged: _Tags) -> Floats:
         """By the measured kernel of the same work; else on the roofline."""
+        if kernel.name == "norms" and self._fused.reduces:
+            return np.zeros(TABLE_ROWS + 1)
         heads: dict[str, Floats | float] = {"n": float(self.heads.head_dim), "num_heads": float(self.heads.num_heads),
                  "num_kv_heads": float(self.heads.num_kv_heads)}  # fmt: skip
         writes, gated = self._op("rotary_kv_write"), self._model.gated_mlp
@@ -239,6 +254,19 @@ class TableBuilder:
             if fit is not None:
                 total = total + self._predicted(fit, op, 1, tagged, m=self._rows, n=width)
         return total
+
+    def _layer_reduces_ns(self, calls: int, tagged: _Tags) -> Floats:
+        """ns of all `calls` together; where an engine lets each GPU read the others' messages, no less than that."""
+        bytes_per_row, link = self._kernels.reduce_bytes, self._kernels.link
+        ns = self._all_reduce_ns(bytes_per_row, calls, tagged)
+        if not self._fused.reduces:
+            return ns
+        assert link is not None
+        one_shot = calls * link.one_shot_ns(bytes_per_row * self._rows, self._some)
+        slower = (one_shot > ns) & (self._rows <= fused_fp8.ONE_SHOT_TOKENS)
+        tagged.add("all-reduce of another engine: formula", (one_shot - ns) * slower)
+        found: Floats = np.where(slower, one_shot, ns)
+        return found
 
     def _all_reduce_ns(self, bytes_per_row: float, calls: int, tagged: _Tags) -> Floats:
         """ns of all `calls` together."""

@@ -180,6 +180,7 @@ class _Reader:
             tie_word_embeddings=self._flag("tie_word_embeddings", tied),
             source=f"{self._file} (model_type {self._type}{known})",
             embedding_size=0 if embedding == hidden else embedding,
+            family=_FAMILY_OF.get(self._type, ""),
         )
 
     def _with_experts(self, spec: ModelSpec) -> ModelSpec:

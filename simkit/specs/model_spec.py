@@ -19,7 +19,7 @@ class ModelSpec:
     `head_dim` is the width of the latent cached per token and `num_kv_heads` is 1. `embedding_size` differs from
     `hidden_size` only where the embeddings are projected (opt-350m). `image_tower_params` are weights of a multimodal
     model that text does not use and memory must hold; `num_params` leaves them out. `not_modelled` says why a run must
-    refuse the model, None when it may run.
+    refuse the model, None when it may run. `family` is a name of `FAMILIES`, empty where it is none of them.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ModelSpec:
     not_modelled: str | None = None
     embedding_size: int = 0
     image_tower_params: int = 0
+    family: str = ""
 
     def splits(self, ranks: int) -> bool:
         """Whether that many TP ranks can share the heads evenly."""

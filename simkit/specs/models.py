@@ -75,6 +75,6 @@ def _registry() -> dict[str, ModelSpec]:
 
 
 def _build(name: str, row: dict[str, Any]) -> ModelSpec:
-    family = FAMILIES[row.pop("family")]
+    family = FAMILIES[row["family"]]
     values = {"gated_mlp": family.gated_mlp, "tie_word_embeddings": False, "num_params": 0} | row
     return complete(ModelSpec(name=name, **values), family)
