@@ -18,7 +18,17 @@ from calib.fit.fit_op import fit_op, spikes
 from calib.fit.launches import Json, Launches, check_equal_times, fit_mixed, fit_skew, launches_of
 from calib.fit.score import Score, predict, score
 from calib.table import UNITS_FACTOR, Rows, Table, check_units, merge_equal, split_by_limit
-from simkit.latency.profile import AXES, SCHEMA, Limits, OpFit, Profile, grid_keys, parse_profile, to_nested
+from simkit.latency.profile import (
+    AXES,
+    BLOCK_SCALED,
+    SCHEMA,
+    Limits,
+    OpFit,
+    Profile,
+    grid_keys,
+    parse_profile,
+    to_nested,
+)
 from simkit.specs.hardware import GpuSpec
 
 Progress = Callable[[float, str], None]
@@ -135,14 +145,15 @@ def limits_of(op: str, dtype: str, gpu: GpuSpec) -> Limits:
 
     Raises CalibrationError for a format that the GPU does not compute in.
     """
-    if dtype not in gpu.peak_flops_per_s:
+    peak = gpu.peak_flops_per_s.get(BLOCK_SCALED.get(dtype, dtype))
+    if peak is None:
         raise CalibrationError(f"{op}: {gpu.name} has no {dtype}; it computes in {', '.join(gpu.peak_flops_per_s)}")
     rates = {
         "memcpy_h2d": gpu.pcie_bytes_per_s,
         "memcpy_d2h": gpu.pcie_bytes_per_s,
         "all_reduce": gpu.nvlink_bytes_per_s or gpu.pcie_bytes_per_s,
     }
-    return Limits(gpu.peak_flops_per_s[dtype], rates.get(op) or gpu.hbm_bytes_per_s)
+    return Limits(peak, rates.get(op) or gpu.hbm_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

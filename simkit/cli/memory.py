@@ -59,7 +59,9 @@ class EngineFlags:
     block_size: int | None = given("--block-size", "Tokens of a KV block (default 16).")
     dtype: str | None = given("--dtype", "auto (bfloat16), bfloat16, float16, half, float32.")
     kv_cache_dtype: str | None = given("--kv-cache-dtype", "auto, fp8, ... (default auto).")
-    quantization: str | None = given("--quantization", "fp8, int8, awq, gptq (also w4a16), mxfp4 (default none).")
+    quantization: str | None = given(
+        "--quantization", "fp8, fp8_block, int8, awq, gptq (also w4a16), mxfp4 (default none)."
+    )
     engine_version: str | None = given("--engine-version", "vLLM's (default 0.33).")
     enforce_eager: bool = given("--enforce-eager", "Capture no CUDA graphs.", default=False)
 

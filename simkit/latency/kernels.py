@@ -29,6 +29,7 @@ from simkit.latency.shapes import (
     layer_gemms,
     sampler,
 )
+from simkit.specs.dtypes import computed_in
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import Floats, Ints, StepShapes
@@ -120,7 +121,7 @@ class Kernels:
         self._layer_kernels: list[Gemm | Elementwise] = [*self.gemms, *self.elementwise]
         self.head, self.sampler = head_gemm(model, ranks, fmt), sampler(model, fmt)
         self.attention = attention_shape(model, ranks, fmt)
-        quantized_peak = gpu.peak_flops_per_s.get(quantization or "")
+        quantized_peak = gpu.peak_flops_per_s.get(computed_in(quantization) or "")
         self.rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
         by = deployment.errors.all_reduce
         self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect, deployment.link, by=by)

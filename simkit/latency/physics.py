@@ -37,7 +37,7 @@ from simkit.units import US_PER_S
 Sizes = Mapping[str, Floats]
 """Sizes of calls by column name of the kernel table (`m`, `kv_len`, ...), arrays of one length or scalars."""
 
-ELEMENT_BYTES = {name: element_bytes(name) for name in (*MODEL_DTYPES, "fp8", "int8")}
+ELEMENT_BYTES = {name: element_bytes(name) for name in (*MODEL_DTYPES, "fp8", "int8")} | {"fp8_block": 1.0}
 SIXTEEN_BIT = ("bfloat16", "float16")
 """Formats that stand for each other: the same operand size, and where a GPU has both the same peak."""
 

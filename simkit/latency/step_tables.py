@@ -17,6 +17,7 @@ from simkit.latency.physics import SIXTEEN_BIT, Heads, Limits
 from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.residuals import OpFit, Prediction
 from simkit.latency.shapes import Elementwise, Gemm
+from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.types import Floats
 from simkit.units import NS_PER_S, NS_PER_US
 
@@ -194,12 +195,24 @@ class TableBuilder:
             assert self._quantization is not None
             if self._quantization in weight_only.FORMATS:
                 return self._four_bit_ns(gemm, calls, tagged)
-            fit = self._needed("gemm", self._profile.op("gemm", self._quantization), self._quantization)
+            fit = self._profile.op("gemm", self._quantization)
+            if fit is None and self._quantization in BLOCK_SCALED:
+                return self._by_tensor_ns(gemm, calls, tagged)
+            fit = self._needed("gemm", fit, self._quantization)
             if self._fused.products:
                 return self._fused_ns(fit, gemm, calls, tagged)
         else:
             fit = self._needed("gemm", self._op("gemm"), self._dtype)
         return self._predicted(fit, gemm.name, calls, tagged, m=self._rows, n=float(gemm.n), k=float(gemm.k))
+
+    def _by_tensor_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
+        """Of scales by block on a profile without such products: by those of one scale."""
+        assert self._quantization is not None
+        fit = self._needed("gemm", self._profile.op("gemm", BLOCK_SCALED[self._quantization]), self._quantization)
+        own = _Tags()
+        ns = self._predicted(fit, gemm.name, calls, own, m=self._rows, n=float(gemm.n), k=float(gemm.k))
+        tagged.add("scales by block: priced as one scale", calls * ns)
+        return ns
 
     def _four_bit_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
         """By a formula on the fit of the 16-bit GEMM."""

@@ -12,12 +12,14 @@ from typing import Any
 from simkit.memory.budget import Refusal, Way, refusal_of
 from simkit.memory.rules import Rule, block_sizes, newest_engine, parse_version, quantizations, sureness
 from simkit.memory.sizing import MemorySettings, Sizing, StageSizing, size
+from simkit.specs.dtypes import computed_in
 from simkit.units import bytes_to_gib
 
 # Start-up logs whose weights agree with the counted ones, and how well.
 _WEIGHT_ROWS: dict[str | None, tuple[str, str]] = {
     None: ("A042 to A055, A059 to A080, A086 to A089", "counted from shapes; within 1 % of the logs"),
     "fp8": ("A045, A058, A102, A103", "GEMMs of the layers at 1 byte; within 0.5 % of 4 logs"),
+    "fp8_block": ("A045, A058, A102, A103", "as fp8, and a scale for each block; no log of its own"),
     "int8": ("A010", "GEMMs of the layers at 1 byte; few rows: 1 log, within 0.5 %"),
     "awq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
     "gptq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
@@ -238,7 +240,7 @@ def _notes_of_engine(settings: MemorySettings) -> list[str]:
         notes.append(
             f"engine {settings.engine_version}: no rule is that new; those of the newest, {newest_engine()}, are used"
         )
-    if settings.quantization not in (None, *quantizations(gpu.compute_capability)):
+    if computed_in(settings.quantization) not in (None, *quantizations(gpu.compute_capability)):
         notes.append(
             f"the engine documents no {settings.quantization} weights for {gpu.name} ({gpu.compute_capability})"
         )

@@ -12,6 +12,7 @@ from typing import Any
 from simkit.errors import InputError
 from simkit.memory.rules import FIRST_V1, LONGEST_WHOLE_PROMPT, parse_version, quantizations
 from simkit.memory.sizing import MemorySettings, Sizing, size
+from simkit.specs.dtypes import computed_in
 from simkit.specs.hardware import GpuSpec, list_gpus
 from simkit.units import bytes_to_gib
 
@@ -280,7 +281,7 @@ def _larger_gpu(settings: MemorySettings) -> Iterator[Way]:
     for gpu in sorted(list_gpus(), key=lambda gpu: (gpu.memory_gib, gpu.name)):
         if gpu.memory_gib <= settings.gpu.memory_gib or settings.dtype not in gpu.peak_flops_per_s:
             continue
-        if settings.quantization not in (None, *quantizations(gpu.compute_capability)):
+        if computed_in(settings.quantization) not in (None, *quantizations(gpu.compute_capability)):
             continue
         moved = replace(settings, gpu=gpu)
         budget, seqs = default_limits(gpu, settings.engine_version, settings.max_model_len)

@@ -14,6 +14,7 @@ from simkit.batching.policies import POLICIES
 from simkit.planner.points import SLOTS
 from simkit.planner.result import PlanResult, PointResult
 from simkit.planner.sensitivity import num_replicas
+from simkit.specs.dtypes import computed_in
 from simkit.studies.study import Settings
 
 KNEE_GAIN = 1.1
@@ -124,7 +125,7 @@ def command(chosen: PointResult) -> tuple[str | None, tuple[str, ...]]:
         ("--kv-cache-dtype", engine.kv_cache_dtype),
     ]
     if engine.quantization is not None:
-        flags.append(("--quantization", engine.quantization))
+        flags.append(("--quantization", computed_in(engine.quantization)))
     if engine.num_gpu_blocks is not None:
         flags.append(("--num-gpu-blocks-override", engine.num_gpu_blocks))
     if engine.long_prefill_token_threshold:

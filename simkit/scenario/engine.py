@@ -64,7 +64,7 @@ class Engine(Strict):
     enforce_eager: Flag = False
     version: EngineVersion = "0.33"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    quantization: Literal["fp8", "int8", "awq", "gptq", "mxfp4"] | None = None
+    quantization: Literal["fp8", "fp8_block", "int8", "awq", "gptq", "mxfp4"] | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     gpu_memory_utilization: Share = 0.92
     num_gpu_blocks: Blocks | None = None

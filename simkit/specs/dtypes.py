@@ -40,6 +40,8 @@ class Quantization:
 
 QUANTIZATIONS = {
     "fp8": Quantization(8),
+    # A 32-bit scale a block of 128 x 128.
+    "fp8_block": Quantization(8, 32 / 128**2),
     "int8": Quantization(8),
     # A 16-bit scale and a 4-bit zero point a group of 128.
     "awq": Quantization(4, 20 / 128),
@@ -47,6 +49,14 @@ QUANTIZATIONS = {
     # An 8-bit scale a group of 32, on experts only.
     "mxfp4": Quantization(4, 8 / 32),
 }
+
+BLOCK_SCALED = {"fp8_block": "fp8"}
+"""Formats with a scale for each block of weights, to what they are computed in and what engines call both."""
+
+
+def computed_in(name: str | None) -> str | None:
+    """The format that a quantised product is computed in, by whose name engines know it and GPUs have a peak."""
+    return name if name is None else BLOCK_SCALED.get(name, name)
 
 
 def element_bytes(name: str, known: Collection[str] = tuple(ELEMENT_BYTES), key: str = "dtype") -> float:

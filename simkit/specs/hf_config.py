@@ -54,8 +54,10 @@ _REFUSED_FIELDS = {
     "attn_layer_period": "hybrid layers are not modelled",
 }
 _QUANTIZED = (
-    "a quantised checkpoint is not read: remove this field and set engine.quantization (fp8, int8, awq, gptq, mxfp4)"
+    "a quantised checkpoint is not read: remove this field and set engine.quantization "
+    "(fp8, fp8_block, int8, awq, gptq, mxfp4)"
 )
+_BLOCK_SCALED = "a quantised checkpoint is not read: remove this field and set engine.quantization: fp8_block"
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -77,7 +79,9 @@ def _text_part(file: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part that describes the language model; refuses quantised and multimodal configs without one."""
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and part.get("quantization_config"):
-            raise InputError(f"{file}: quantization_config: {_QUANTIZED}", key="model")
+            by_block = "weight_block_size" in part["quantization_config"]
+            advice = _BLOCK_SCALED if by_block else _QUANTIZED
+            raise InputError(f"{file}: quantization_config: {advice}", key="model")
     text = config.get("text_config")
     if isinstance(text, dict):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}

@@ -327,6 +327,23 @@ def test_a_format_that_was_not_measured_is_refused(profile: str, more: dict[str,
         calibrated(profile, **more)
 
 
+def test_scales_by_block_have_products_of_their_own_where_these_were_measured() -> None:
+    tag = "scales by block: priced as one scale"
+    prompt = decodes(0, 0, **chunk(2048))
+    by_block, by_tensor = (calibrated(quantization=name).gpu_ns(prompt)[0] for name in ("fp8_block", "fp8"))
+    assert 0.9 < by_block / by_tensor < 0.99
+    assert tag not in tags(calibrated(quantization="fp8_block"), prompt)
+
+
+def test_scales_by_block_are_priced_as_one_scale_where_they_were_not_measured() -> None:
+    data = json.loads(resources.files("calib").joinpath("profiles/h100-sxm5-80gb.json").read_text(encoding="utf-8"))
+    data["ops"] = [op for op in data["ops"] if op["dtype"] != "fp8_block"]
+    without, prompt = parse_profile(json.dumps(data), "without"), decodes(0, 0, **chunk(2048))
+    found = calibrated(without, gpu="h100-sxm5-80gb", quantization="fp8_block")
+    assert found.gpu_ns(prompt)[0] == calibrated(quantization="fp8").gpu_ns(prompt)[0]
+    assert tags(found, prompt)["scales by block: priced as one scale"] > 0.3
+
+
 def plain_profile() -> dict[str, Any]:
     text = resources.files("calib").joinpath("profiles/rtx-pro-6000.json").read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)

@@ -264,7 +264,14 @@ def test_unknown_type_is_read_as_llama_like_and_says_so(tmp_path: Path) -> None:
         ({"layer_types": ["linear_attention"] * 32}, "layer_types: 'linear_attention' layers"),
         ({"vision_config": {"depth": 2}}, "vision_config: a multimodal model without text_config is not modelled"),
         ({"kv_lora_rank": 512}, "kv_lora_rank: multi-head latent attention is not modelled"),
-        ({"quantization_config": {"quant_method": "awq"}}, "set engine.quantization (fp8, int8, awq, gptq, mxfp4)"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "set engine.quantization (fp8, fp8_block, int8, awq, gptq, mxfp4)",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "set engine.quantization: fp8_block",
+        ),
         ({"model_type": "olmoe", "num_experts": 64}, "num_experts: a mixture of experts of model_type 'olmoe'"),
         ({"model_type": "gpt_neox", "hidden_act": "gelu"}, "hidden_act: model_type 'gpt_neox' is not known"),
         ({"model_type": "nova", "num_key_value_heads": None}, "num_key_value_heads: missing (model_type 'nova')"),

@@ -367,7 +367,7 @@ def test_what_is_not_simulated_is_refused(tmp_path: Path, cells: dict[str, str],
 def test_what_only_looks_like_it_is_simulated(tmp_path: Path, cells: dict[str, str]) -> None:
     run = run_of(row(tmp_path, **H100 | cells))
     assert run.scenario.hardware.tensor_parallel_size == int(cells.get("tp", "1"))
-    assert run.scenario.engine.quantization == ("fp8" if "FP8" in cells.get("model", "") else None)
+    assert run.scenario.engine.quantization == ("fp8_block" if "FP8" in cells.get("model", "") else None)
     assert run.scenario.workload.num_requests == 6
 
 

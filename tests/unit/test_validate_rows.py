@@ -392,7 +392,8 @@ def test_names_of_gpus_models_engines_and_formats() -> None:
     assert gpu_of("a100_sxm")[1] == "a100_sxm: 80 GB of memory"
     assert model_of("meta-llama/Llama-3.1-8B-Instruct")[0].name == "llama-3.1-8b"
     assert model_of("someone/QWEN3-32B")[0].name == "qwen3-32b"
-    assert model_of("Qwen/Qwen3-32B-FP8")[:2] == (model_of("qwen3-32b")[0], "fp8")
+    assert model_of("Qwen/Qwen3-32B-FP8")[:2] == (model_of("qwen3-32b")[0], "fp8_block")
+    assert model_of("meta-llama/Llama-3.1-8B-FP8")[1] == "fp8"
     assert engine_of("TensorRT-LLM 1.2.0rc6.post1").label == "TRT-LLM 1.2"
     assert engine_of("sglang", "0.5.6.post2").label == "SGLang 0.5"
     assert engine_of("vLLM (2024)").version is None
@@ -402,6 +403,7 @@ def test_number_formats_of_weights_and_of_the_kv_cache() -> None:
     assert formats_of("") == Formats(None, False, None)
     assert [formats_of(text) for text in (" gemm= moe=", "bf16", "16-bit")] == [Formats(None, True, None)] * 3
     assert formats_of("fp8 gemm=fp8 moe=fp8_block") == Formats("fp8", True, None)
+    assert formats_of("fp8 gemm=fp8_block moe=fp8_block") == Formats("fp8_block", True, None)
     assert formats_of("bf16 kv=fp8") == Formats(None, True, "fp8")
     assert formats_of("fp8 kv_cache=auto") == Formats("fp8", True, "auto")
     for text in ("gemm=fp8 moe=bf16", "bf16 fp8", "fp8 kv=int4", "fp8 attn=fp8", "nvfp4"):

@@ -204,8 +204,9 @@ AXES: dict[str, tuple[str, ...]] = {
 KEYS: dict[str, tuple[str, ...]] = {"attention_decode": HEADS, "attention_prefill": HEADS}
 """The sizes that choose a grid."""
 
-ALIGNED_ROWS = {"fp8": 16, "int8": 16}
-"""Matrix products of 8-bit operands run slower kernels unless their rows come in such multiples: two grids."""
+ALIGNED_ROWS = {"fp8": 16, "fp8_block": 4, "int8": 16}
+"""Matrix products of 8-bit operands run slower kernels unless their rows come in such multiples: two grids. Scales of
+blocks are in 32 bits, and their columns have to begin at 16 bytes (DeepGEMM, get_tma_aligned_size)."""
 
 EXTRA: dict[str, tuple[str, ...]] = {
     "rotary_embedding": ("n", "num_heads", "num_kv_heads"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from simkit.errors import InputError
 from simkit.latency.physics import MEMORY_BOUND_OPS, SIXTEEN_BIT, Skew, Varlen
 from simkit.latency.profile.residuals import OpFit
+from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.specs.hardware import GpuSpec
 
 SCHEMA = 1
@@ -136,5 +137,7 @@ def _on(fit: OpFit, gpu: GpuSpec) -> OpFit:
     if fit.op not in MEMORY_BOUND_OPS:
         return fit
     peaks = gpu.peak_flops_per_s
-    flops = next(peaks[dtype] for dtype in (fit.dtype, *SIXTEEN_BIT, *peaks) if dtype in peaks)
+    flops = next(
+        peaks[dtype] for dtype in (BLOCK_SCALED.get(fit.dtype, fit.dtype), *SIXTEEN_BIT, *peaks) if dtype in peaks
+    )
     return replace(fit, limits=replace(fit.limits, flops_per_s=flops, bytes_per_s=gpu.hbm_bytes_per_s))

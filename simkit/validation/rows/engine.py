@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from simkit.scenario.engine import Engine
+from simkit.specs.dtypes import BLOCK_SCALED, computed_in
 from simkit.validation.rows.names import SGLANG, TRTLLM, VLLM, EngineName, engine_of, formats_of
 from simkit.validation.rows.read import SETTINGS, Row, Section
 from simkit.validation.rows.refusals import Assumptions, Unsuitable
@@ -84,12 +85,13 @@ def stated(row: Row, by_model: str, assumed: Assumptions) -> Section:
         found["version"] = "{}.{}".format(*name.version)
     cell = row.text("dtype_quant")
     format_, of_model = formats_of(cell), formats_of(by_model)
-    if format_.is_stated and of_model.is_stated and format_.weights != of_model.weights:
+    both = (format_.weights, of_model.weights)
+    if format_.is_stated and of_model.is_stated and len({computed_in(weights) for weights in both}) > 1:
         raise Unsuitable(f"number format {cell or '16 bits'} of a model that is called {by_model}")
     if re.search(r"\b(?:fp16|float16|half)\b", cell, re.IGNORECASE):
         assumed.add("fp16: as bfloat16, which has its size and speed", "engine.dtype", "engine.quantization")
     if format_.is_stated or of_model.is_stated:
-        found["quantization"] = format_.weights or of_model.weights
+        found["quantization"] = next((one for one in both if one in BLOCK_SCALED), both[0] or both[1])
     if format_.kv is not None:
         found["kv_cache_dtype"] = format_.kv
     return found
@@ -104,10 +106,11 @@ def _is_of_2024(row: Row) -> bool:
 def kv_rule(row: Row, name: EngineName, known: Section, assumed: Assumptions) -> Section:
     """The fp8 checkpoints of NVIDIA ask for a KV cache in fp8 (`kv_cache_quant_algo` in their `hf_quant_config.json`),
     and TensorRT-LLM goes by that: with scales for whole tensors it serves no others. Others say nothing."""
-    if known.get("quantization") != "fp8":
+    if known.get("quantization") not in ("fp8", "fp8_block"):
         return {}
-    assumed.add("fp8: by tensor or by block alike")
-    by_tensor = not any("block" in row.text(name).lower() for name in ("dtype_quant", "model"))
+    by_tensor = known["quantization"] == "fp8"
+    if by_tensor:
+        assumed.add("fp8: one scale a tensor, not by block", "engine.quantization")
     is_asked = row.text("model").lower().startswith("nvidia/") or (name.family == TRTLLM and by_tensor)
     where = "fp8, of a checkpoint of NVIDIA" if is_asked else "16 bits"
     assumed.add(f"fp8: KV cache in {where}", "engine.kv_cache_dtype")

@@ -56,6 +56,9 @@ _SAME_SHAPES = {"qwen2-72b": "qwen2.5-72b", "deepseek-r1": "deepseek-v3"}
 """Models, lower case, that differ from another in their weights alone (their `config.json`)."""
 
 _MODEL_FORMAT = re.compile(r"-(fp8|awq|gptq)(?:-dynamic|-block)?$", re.IGNORECASE)
+_BLOCK_SCALED = re.compile(r"-fp8-block$|^(?:qwen/)?qwen3-[^/]*-fp8$", re.IGNORECASE)
+"""Checkpoints with a scale for each 128 x 128 weights: llm-compressor's say so, Qwen's own of Qwen3 do in their
+`config.json` (`weight_block_size`)."""
 _ASSISTANT = re.compile(r"-(instruct|chat|it)(-hf)?$", re.IGNORECASE)
 
 VLLM, TRTLLM, SGLANG = "vLLM", "TRT-LLM", "SGLang"
@@ -124,6 +127,8 @@ def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
         raise Unsuitable(f"model {text or '(not stated)'} is unknown{nearest(tail.lower(), names) if tail else ''}")
     if found.not_modelled:
         raise Unsuitable(f"model {text}: {found.not_modelled}")
+    if _BLOCK_SCALED.search(text):
+        return found, "fp8_block", assumed
     return found, stated[1].lower() if stated is not None else "", assumed
 
 
@@ -144,8 +149,9 @@ def _by_tail(tail: str) -> ModelSpec | None:
 # --- number formats
 _UNQUANTISED = ("bf16", "bfloat16", "fp16", "float16", "half", "16-bit", "16bit", "none", "unquantised")
 _FORMATS = {
-    "fp8": "fp8", "w8a8-fp8": "fp8", "float8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "fp8-dynamic": "fp8",
-    "int8": "int8", "w8a8": "int8", "w8a8-int8": "int8", "awq": "awq", "gptq": "gptq", "mxfp4": "mxfp4",
+    "fp8": "fp8", "w8a8-fp8": "fp8", "float8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8",
+    "fp8-dynamic": "fp8", "int8": "int8", "w8a8": "int8", "w8a8-int8": "int8", "awq": "awq", "gptq": "gptq",
+    "mxfp4": "mxfp4",
 }  # fmt: skip
 _KV_FORMATS = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"} | dict.fromkeys((*_UNQUANTISED, "auto"), "auto")
 _PART = re.compile(r"(\w+)=(\S*)")
@@ -173,6 +179,8 @@ def formats_of(text: str) -> Formats:
     words = [word for word in words if word != "auto"]
     caches = {_KV_FORMATS.get(value) for key, value in parts if key in _KV and value}
     weights = {None if word in _UNQUANTISED else _FORMATS.get(word, "") for word in words}
+    if weights == {"fp8", "fp8_block"}:  # which says no more of the dense products than `gemm` does
+        weights = {_FORMATS.get(dict(parts).get("gemm", ""), "fp8_block")}
     if len(weights) > 1 or "" in weights or len(caches) > 1 or None in caches or _is_unknown(parts):
         raise Unsuitable(f"number format {text.strip()} is not modelled")
     return Formats(next(iter(weights), None), bool(words or named), next(iter(caches), None))
