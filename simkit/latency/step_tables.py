@@ -13,9 +13,9 @@ from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, KERNEL_TABLE, ONE_GPU, STATED, Source
 from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
 from simkit.latency.lookup import ChunkLookup, DecodeLookup, RowTable
-from simkit.latency.physics import SIXTEEN_BIT, Heads, Limits
+from simkit.latency.physics import ARRAYS, SIXTEEN_BIT, Heads, Limits, Varlen, launch_us, work_of
 from simkit.latency.profile import NotMeasured, Profile
-from simkit.latency.profile.residuals import OpFit, Prediction
+from simkit.latency.profile.residuals import HEADS, OpFit, Prediction
 from simkit.latency.shapes import Elementwise, Gemm
 from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.types import Floats
@@ -101,11 +101,33 @@ class TableBuilder:
             _knots([1.0, *_measured(fit, 1)], LARGEST_TOKENS, CHUNK_KNOTS_PER_OCTAVE),
             np.concatenate([[0.0], _knots([16.0, *_measured(fit, 2)], LARGEST_TOKENS, 2)]),
         )
-        found = self._predict(
-            fit, batch=axes[0][:, None, None], q_len=axes[1][None, :, None], kv_len=axes[2][None, None, :]
+        batch, q_len, kv_len = axes[0][:, None, None], axes[1][None, :, None], axes[2][None, None, :]
+        found = self._predict(fit, batch=batch, q_len=q_len, kv_len=kv_len)
+        us, lists = found.us, [axis.tolist() for axis in axes]
+        if self._profile.mixed.varlen is not None and not self.context_measured:
+            us = self._over_context(fit, self._profile.mixed.varlen, us[:, :, :1], batch, q_len, kv_len)
+        return ChunkLookup(lists, np.round(us, 5)), ChunkLookup(lists, found.extrapolated.astype(np.float64))
+
+    def _over_context(
+        self, fit: OpFit, varlen: Varlen, alone: Floats, batch: Floats, q_len: Floats, kv_len: Floats
+    ) -> Floats:
+        """us of chunks over cached tokens: those over none, `alone`, and what the rule of launches adds for them.
+
+        The kernel splits no contexts of chunks, so that a short one over a long context waits for one thread block. On
+        RTX PRO 6000, where 214 such launches were measured, a fit of the 19 over no context is 29 % off in the mean,
+        and this rule on the same fit 6 %. On A100, chunks of at most 12 heads over no context take 3.0 to 4.3 us for
+        each further 128 tokens of the longest thread block (128 to 1024 tokens, 20 pairs, median 3.5); the fit over all
+        shapes gives 2.1 to 2.9 us, this rule 2.8.
+        """
+        nothing = 0.0 * (batch + q_len + kv_len)
+        over, none = (
+            launch_us(varlen, self.heads, batch, q_len, before, nothing, nothing, nothing, ARRAYS)
+            for before in (kv_len, nothing)
         )
-        lists = [axis.tolist() for axis in axes]
-        return ChunkLookup(lists, np.round(found.us, 5)), ChunkLookup(lists, found.extrapolated.astype(np.float64))
+        sizes = {"batch": batch, "q_len": q_len, "kv_len": kv_len, **self._head_sizes()}
+        fastest = fit.limits.fastest_us(work_of(fit.op, fit.dtype, sizes))
+        us: Floats = np.maximum(alone + (over - none), fastest)
+        return us
 
     def swap_ns_per_byte(self, spec_bytes_per_s: float) -> tuple[float, float]:
         """ns a byte of a large copy to the GPU and to the host: measured, else at the rate of the data sheet."""
@@ -171,9 +193,11 @@ class TableBuilder:
         """Whether the cache holds the format that attention was measured on."""
         return self.heads.kv_element_bytes == 2.0
 
+    def _head_sizes(self) -> dict[str, Floats]:
+        return {name: np.asarray(float(getattr(self.heads, name))) for name in HEADS}
+
     def _predict(self, fit: OpFit, **sizes: Floats) -> Prediction:
-        heads = {name: float(getattr(self.heads, name)) for name in ("num_heads", "num_kv_heads", "head_dim")}
-        found = fit.predict({**sizes, **{name: np.asarray(value) for name, value in heads.items()}})
+        found = fit.predict({**sizes, **self._head_sizes()})
         self.num_clamped += int(found.clamped.sum())
         return found
 
