@@ -11,7 +11,8 @@ linear.py, attention.py, gated_mlp.py). A product is the faster one of
 - a formula: weights at the share of bandwidth, the floor and the chain of the 16-bit GEMM, FLOPs at the share of the
   fp8 peak that the table reaches. With the quantising where no kernel before does that.
 
-At few rows that is the formula, at many the table.
+At few rows that is the formula, at many the table. The kernel that rotates queries and keys writes the cache, too
+(cpp/tensorrt_llm/kernels: invokeApplyBiasRopeUpdateKVCache).
 
 Dense models of the Llama family with more than 4,096 hidden elements add up, normalise and quantise in one kernel where
 GPUs share them (pull request 6205; other families have no such layers, as models/modeling_qwen3.py). Up to 128 tokens
@@ -33,7 +34,7 @@ from simkit.latency.host import TRTLLM
 from simkit.latency.link import Link
 from simkit.latency.physics import work_of
 from simkit.latency.profile.residuals import OpFit, Prediction
-from simkit.latency.shapes import Gemm
+from simkit.latency.shapes import Elementwise, Gemm
 from simkit.types import Floats
 from simkit.units import US_PER_S
 
@@ -53,6 +54,10 @@ class Fused:
 
     products: bool
     reduces: bool
+
+    def holds(self, kernel: Elementwise) -> bool:
+        """Whether another kernel does its work: the all-reduce that of the norms, rotary that of the write."""
+        return (kernel.name == "norms" and self.reduces) or (kernel.name == "kv_write" and self.products)
 
     def quantises(self, gemm: Gemm) -> bool:
         """Whether the kernel before a product does it."""

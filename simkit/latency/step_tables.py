@@ -262,7 +262,7 @@ class TableBuilder:
 
     def _elementwise_ns(self, kernel: Elementwise, tagged: _Tags) -> Floats:
         """By the measured kernel of the same work; else on the roofline."""
-        if kernel.name == "norms" and self._fused.reduces:
+        if self._fused.holds(kernel):
             return np.zeros(TABLE_ROWS + 1)
         heads: dict[str, Floats | float] = {"n": float(self.heads.head_dim), "num_heads": float(self.heads.num_heads),
                  "num_kv_heads": float(self.heads.num_kv_heads)}  # fmt: skip

@@ -76,6 +76,18 @@ def test_over_pcie_nothing_is_read_from_others() -> None:
     assert REDUCE not in tags(served(8, interconnect="pcie"), decodes(128, 1000))
 
 
+def test_kernels_that_others_hold_take_no_time() -> None:
+    """Of the five elementwise kernels of a layer, 2.5 us each at few rows, that of rotary writes the cache, too; where
+    the all-reduce is fused no norm is left, either."""
+    name = "elementwise kernels: roofline"
+    for model, ranks, left in ((QWEN, 1, 4), (LLAMA_70B, 1, 4), (QWEN, 2, 4), (LLAMA_70B, 2, 2)):
+        us = [
+            tags(latency, decodes(8, 1000))[name] * latency.gpu_ns(decodes(8, 1000))[0] / 1e3
+            for latency in (served(ranks, model), served(ranks, model, ("vllm", None)))
+        ]
+        assert us == pytest.approx([2.5 * left * model.num_layers, 2.5 * 5 * model.num_layers], rel=0.01)
+
+
 @pytest.mark.parametrize("profile", FP8_PROFILES)
 @pytest.mark.parametrize("quantised", [True, False])
 def test_no_product_beats_hardware_and_none_is_slower_than_the_layer(profile: str, quantised: bool) -> None:
