@@ -29,6 +29,9 @@ from simkit.specs.model_spec import ModelSpec
 from simkit.streams import Streams
 from simkit.types import Ints
 
+FIRST_OF_TABLES = (0, 8)
+"""Since then vLLM runs kernels such as those of the tables that ship."""
+
 MAX_RUN_STEPS = 4096
 """Steps priced at once at most; bounds the arrays, not the result."""
 
@@ -131,7 +134,10 @@ def _deployment(
     )
     if erring is None:
         return deployment
-    return replace(deployment, errors=error.draw(_error_sizes(deployment, profile), coins(scenario.seed, erring)))
+    name, version = deployment.engine
+    own_kernels = name == VLLM and (version or parse_version(scenario.engine.version)) >= FIRST_OF_TABLES
+    sizes = _error_sizes(deployment, profile, own_kernels=own_kernels)
+    return replace(deployment, errors=error.draw(sizes, coins(scenario.seed, erring)))
 
 
 def coins(seed: int, replication: int) -> list[bool]:
@@ -141,13 +147,13 @@ def coins(seed: int, replication: int) -> list[bool]:
     return [(value < 0.5) != bool(second) for value in tossed.tolist()]
 
 
-def _error_sizes(deployment: Deployment, profile: Profile | None) -> Errors:
+def _error_sizes(deployment: Deployment, profile: Profile | None, *, own_kernels: bool) -> Errors:
     """How wrong the step times may be."""
     host, links = deployment.host.error, spread(deployment.interconnect, deployment.tensor_parallel_size)
     if profile is None:
         return error.of_data_sheet(link=links, host=host)
     gpu, dtype, quantization = deployment.gpu, deployment.dtype, deployment.quantization
-    return error.of_profile(profile, gpu, dtype, quantization, link=links, host=host)
+    return error.of_profile(profile, gpu, dtype, quantization, link=links, host=host, own_kernels=own_kernels)
 
 
 def given_terms(scenario: Scenario) -> dict[str, float]:

@@ -103,6 +103,8 @@ def test_a_profile_of_another_gpu_and_a_formula_err_more() -> None:
     own = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", None, link=0.1, host=0.0)
     elsewhere = of_profile(profile, load_gpu("b200-sxm-180gb"), "bfloat16", None, link=0.1, host=0.0)
     four_bits = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", "awq", link=0.1, host=0.0)
+    others = of_profile(profile, load_gpu("h100-sxm5-80gb"), "bfloat16", None, link=0.1, host=0.0, own_kernels=False)
+    assert others.products > error.OTHER_KERNELS > own.products
     assert elsewhere.products > error.ELSEWHERE > own.products
     assert four_bits.products > error.FORMULA > own.products
     assert four_bits.attention == own.attention
