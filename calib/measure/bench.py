@@ -61,6 +61,16 @@ class Ops(Protocol):
         ...
 
 
+class LinkTimer(AbstractContextManager["LinkTimer"], Protocol):
+    """What times all-reduces between GPUs."""
+
+    source: str
+
+    def time(self, point: Point, budget_s: float) -> Timing:
+        """One all-reduce. Raises `Refused` where the GPUs cannot do it together."""
+        ...
+
+
 class Refused(Exception):
     """This point cannot be measured here; the text says why."""
 
@@ -118,7 +128,8 @@ class Compiled:
 class Bench:
     """What measures: the ops and the timer of a device, the correctness checks of its kernels, and a clock.
 
-    `compile` compiles the kernels before they are checked and says what is wrong with the machine code.
+    `compile` compiles the kernels before they are checked and says what is wrong with the machine code; `links` times
+    all-reduces.
     """
 
     ops: Ops
@@ -126,6 +137,7 @@ class Bench:
     verify: Callable[[], Iterable[Check]]
     clock_s: Callable[[], float] = time.monotonic
     compile: Callable[[], Compiled | None] = lambda: None
+    links: LinkTimer | None = None
 
 
 def measure_point(planned: Planned, bench: Bench, device: Device) -> Entry:
@@ -133,6 +145,10 @@ def measure_point(planned: Planned, bench: Bench, device: Device) -> Entry:
     point, ops = planned.point, bench.ops
     if reason := _too_large(point, ops, device):
         raise Refused(reason)
+    if point.op == "all_reduce":
+        if bench.links is None:
+            raise Refused("links are not measured here")
+        return Entry(point, ops.dtype, bench.links.source, bench.links.time(point, planned.point_s))
     try:
         way, timing = _time(planned, bench)
         return Entry(point, ops.dtype, ops.source(point.op), timing, way)

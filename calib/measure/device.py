@@ -152,7 +152,8 @@ _DEFAULT_CACHE_BYTES = 32 << 20
 class Device:
     """What is measured. `name` is the maker's; `spec` the registered GPU, None for a CPU; `cache_bytes` the last cache.
 
-    `driver` and `memory_bytes` are None where they cannot be told.
+    `driver` and `memory_bytes` are None where they cannot be told. `peers`: the CUDA devices of the same name, itself
+    first, between which links are measured; none of a CPU.
     """
 
     kind: str
@@ -165,6 +166,7 @@ class Device:
     driver: str | None
     software: Mapping[str, str]
     monitor: Monitor = field(compare=False, repr=False)
+    peers: tuple[int, ...] = ()
 
     @property
     def torch_name(self) -> str:
@@ -247,6 +249,7 @@ def _cuda(torch: Any, index: int, gpu_spec: str | None) -> Device:
         driver=monitor.driver(),
         software={**_software(torch), "triton": triton.__version__, "cuda": str(torch.version.cuda)},
         monitor=monitor,
+        peers=(index, *(i for i in range(count) if i != index and torch.cuda.get_device_name(i) == properties.name)),
     )
 
 

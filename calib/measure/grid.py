@@ -43,6 +43,7 @@ class Axes:
     triton_models: int = 1
     step_m: tuple[int, ...] = ()
     pcie_bytes: tuple[int, ...] = ()
+    link_bytes: tuple[int, ...] = ()
     max_kv_tokens: int = 1 << 20
     max_gemm_flops: float = float("inf")
     square_gemms: tuple[int, ...] = ()
@@ -97,6 +98,7 @@ QUICK_GPU = Axes(
     triton_m=(16, 256, 2048),
     step_m=(1, 16, 64, 256),
     pcie_bytes=(1 << 20, 16 << 20, 256 << 20),
+    link_bytes=_powers(4 << 10, 128 << 20)[::3],
 )
 FULL_GPU = replace(
     QUICK_GPU,
@@ -117,6 +119,7 @@ FULL_GPU = replace(
     triton_models=2,
     step_m=_powers(1, 256),
     pcie_bytes=(4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20),
+    link_bytes=_powers(2 << 10, 256 << 20),
 )
 CORE_CPU = Axes(
     gemm_m=(1, 8, 64, 256),
@@ -134,6 +137,7 @@ CORE_CPU = Axes(
     skew_long=(1024,),
     square_gemms=(512, 1024),
     max_gemm_flops=70e9,
+    link_bytes=(4 << 10, 64 << 10, 1 << 20),
 )
 QUICK_CPU = replace(
     CORE_CPU,
@@ -175,6 +179,12 @@ CPU_PACE = {True: Pace(0.03, 0.03, 4, 2e11, 1e10), False: Pace(0.1, 0.05, 4, 2e1
 
 _GPU_MODELS = ("llama-3-8b", "llama-3-70b@4", "qwen2.5-7b", "qwen2.5-32b")
 
+MOST_LINKED = 8
+"""GPUs between which links are measured at most: a node has no more."""
+
+LINK_START_S = 15.0
+"""What processes on the GPUs of a group take to start and to find each other: for the plan alone."""
+
 _CEILING_S = 0.5
 """For each ceiling: long enough that the clocks have risen from idle for most samples."""
 
@@ -190,7 +200,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Points in the order of measuring: the ceilings first, then copies, host, and the grid stage by stage."""
+    """Points in the order of measuring: the ceilings first, then copies, host, links, and the grid stage by stage."""
 
     points: tuple[Planned, ...]
 
@@ -216,8 +226,9 @@ def default_models(*, cpu: bool, quick: bool) -> tuple[str, ...]:
     return _GPU_MODELS[:2] if quick else _GPU_MODELS
 
 
-def make_plan(models: Sequence[ModelShapes], *, cpu: bool, quick: bool, cache_bytes: int) -> Plan:
-    """The plan for a kind of device. `cache_bytes` sizes the copy that stays in the cache."""
+def make_plan(models: Sequence[ModelShapes], *, cpu: bool, quick: bool, cache_bytes: int, num_gpus: int = 1) -> Plan:
+    """The plan for a kind of device. `cache_bytes` sizes the copy that stays in the cache; links are measured between
+    2, 4, 8 of `num_gpus`."""
     if cpu:
         stages, pace = [CORE_CPU, QUICK_CPU, FULL_CPU], CPU_PACE[quick]
     else:
@@ -226,7 +237,8 @@ def make_plan(models: Sequence[ModelShapes], *, cpu: bool, quick: bool, cache_by
         stages = stages[:-1]
     ceilings = tuple(_ceilings(cpu, cache_bytes))
     ordered = list(ceilings)
-    ordered += [point for axes in stages for point in _links_and_host(axes)]
+    ordered += [point for axes in stages for point in _copies_and_host(axes)]
+    ordered += sorted((point for axes in stages for point in _links(axes, num_gpus)), key=Point.sort_key)
     for axes in stages:
         ordered += sorted(_stage(axes, models), key=Point.sort_key)
     grid = [point for point in dict.fromkeys(ordered) if point not in ceilings]
@@ -241,9 +253,11 @@ def _planned(points: Iterable[Point], pace: Pace, element_bytes: int) -> Iterato
         least = work(point, element_bytes)
         call_s = max(least.flops / pace.flops_per_s, least.bytes / pace.bytes_per_s)
         estimate = pace.setup_s + max(pace.point_s, pace.min_calls * call_s)
-        kind = (point.op, point.n, point.k, point.num_heads, point.num_kv_heads)
+        kind = (point.op, point.n, point.k, point.num_heads, point.num_kv_heads, point.world_size)
         if kind not in seen and point.op.startswith(("attention_", "gemm_triton", "rotary")):
             estimate += pace.first_use_s
+        if kind not in seen and point.op == "all_reduce":
+            estimate += LINK_START_S
         seen.add(kind)
         yield Planned(point, pace.point_s, estimate)
 
@@ -256,11 +270,17 @@ def _ceilings(cpu: bool, cache_bytes: int) -> Iterator[Point]:
     yield Point("memcpy_d2d_cached", bytes=cache_bytes // 16)
 
 
-def _links_and_host(axes: Axes) -> Iterator[Point]:
+def _copies_and_host(axes: Axes) -> Iterator[Point]:
     for op, size in product(("memcpy_h2d", "memcpy_d2h"), axes.pcie_bytes):
         yield Point(op, bytes=size)
     for m in axes.step_m:
         yield Point("host_overhead", m=m)
+
+
+def _links(axes: Axes, num_gpus: int) -> Iterator[Point]:
+    for size, num_bytes in product(_powers(2, MOST_LINKED), axes.link_bytes):
+        if size <= num_gpus:
+            yield Point("all_reduce", world_size=size, bytes=num_bytes)
 
 
 def _stage(axes: Axes, models: Sequence[ModelShapes]) -> Iterator[Point]:

@@ -31,6 +31,7 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
     "memcpy_h2d": ("bytes",),
     "memcpy_d2h": ("bytes",),
     "host_overhead": ("m",),
+    "all_reduce": ("world_size", "bytes"),
 }
 """The columns that each op fills, all of them. Their order is that in which points of the op are sorted.
 
@@ -42,6 +43,7 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
 - rotary_kv_write: rotation of queries and keys and the write of keys and values to the cache; n = head_dim.
 - sampler: m sequences, n = vocabulary.
 - memcpy_*: `bytes` copied once, so a copy within the device reads and writes twice as many together.
+- all_reduce: `bytes` on each of `world_size` GPUs, added up on all of them.
 - host_overhead: host time to launch all kernels of one step with m running sequences.
 """
 
@@ -66,6 +68,7 @@ class Point:
     decode_batch: int | None = None
     decode_kv_len: int | None = None
     bytes: int | None = None
+    world_size: int | None = None
 
     def get(self, column: str) -> int:
         """The value of a column that this op fills."""
@@ -160,7 +163,10 @@ class Work:
 
 
 def work(point: Point, element_bytes: int) -> Work:
-    """FLOPs and bytes of one call. host_overhead and copies have no FLOPs; host_overhead has no bytes either."""
+    """FLOPs and bytes of one call. host_overhead and copies have no FLOPs; host_overhead has no bytes either.
+
+    Bytes of an all_reduce are those that a ring moves over each link.
+    """
     op = point.op
     if op in ("gemm", "gemm_triton"):
         m, n, k = point.get("m"), point.get("n"), point.get("k")
@@ -171,6 +177,9 @@ def work(point: Point, element_bytes: int) -> Work:
         return Work(0.0, point.get("bytes") * (2.0 if op.startswith("memcpy_d2d") else 1.0))
     if op == "host_overhead":
         return Work(0.0, 0.0)
+    if op == "all_reduce":
+        ranks = point.get("world_size")
+        return Work(0.0, point.get("bytes") * 2.0 * (ranks - 1) / ranks)
     m, n = point.get("m"), point.get("n")
     if op == "rotary_kv_write":
         query, key = point.get("num_heads") * n, point.get("num_kv_heads") * n
@@ -184,6 +193,8 @@ def memory_bytes(point: Point, element_bytes: int) -> int:
     needed = work(point, element_bytes).bytes
     if point.op == "sampler":
         needed += 8.0 * point.get("m") * point.get("n")  # logits and probabilities in 32 bits
+    if point.op == "all_reduce":
+        needed = float(point.get("bytes"))
     return round(needed)
 
 

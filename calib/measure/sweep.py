@@ -6,6 +6,7 @@ interruption. Knows no shapes and no kernels: `device` and the op modules do, wh
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from calib.measure.device import Device, Reading, find_device, import_torch, sum
 from calib.measure.gpu_ops import refused_ops
 from calib.measure.grid import Planned, default_models, make_plan
 from calib.measure.journal import Entry, Journal, open_journal
+from calib.measure.links import Links
 from calib.measure.outcome import Info
 from calib.measure.shapes import ModelShapes, Point, parse_model
 from calib.measure.timing import CpuTimer, CudaTimer
@@ -93,7 +95,8 @@ def _bench(device: Device, step_model: ModelShapes) -> Bench:
     if device.kind == "cpu":
         from calib.measure.cpu_ops import CpuOps
 
-        return Bench(CpuOps(device), CpuTimer(), lambda: ())
+        cpu_ops = CpuOps(device)
+        return Bench(cpu_ops, CpuTimer(), lambda: (), links=Links(device, cpu_ops.dtype))
     from calib.measure.gpu_ops import GpuOps
 
     torch, ops = import_torch(), GpuOps(device, step_model)
@@ -109,7 +112,7 @@ def _bench(device: Device, step_model: ModelShapes) -> Bench:
         faults = tuple(f"{report.name}: {report.reason}" for report in reports if not report.ok)
         return Compiled(len(reports), max((report.shared_bytes or 0 for report in reports), default=0), faults)
 
-    return Bench(ops, CudaTimer(torch), verify, compile=compile_kernels)
+    return Bench(ops, CudaTimer(torch), verify, compile=compile_kernels, links=Links(device, ops.dtype))
 
 
 def run(
@@ -140,7 +143,8 @@ class _Sweep:
         self._settings, self._device, self._bench = settings, device, bench
         self._report: Progress = progress or (lambda done, label: None)
         self._start_s = bench.clock_s()
-        self._plan = make_plan(models, cpu=device.kind == "cpu", quick=settings.quick, cache_bytes=device.cache_bytes)
+        cpu, caches = device.kind == "cpu", device.cache_bytes
+        self._plan = make_plan(models, cpu=cpu, quick=settings.quick, cache_bytes=caches, num_gpus=len(device.peers))
         self._shapes = [f"{model.name}@{model.ranks}" for model in models]
         own = {"dtype": bench.ops.dtype, "models": self._shapes, "quick": settings.quick}
         self._identity: dict[str, object] = {**device.identity(), **own}
@@ -165,7 +169,7 @@ class _Sweep:
         self._num_resumed = len(self._entries)
         clocks = {"before": device.monitor.read()}
         self._report(0.0, f"{self._plan.describe()}, shapes of {', '.join(self._shapes)}")
-        with journal, bench.ops.session():
+        with journal, bench.ops.session(), bench.links or contextlib.nullcontext():
             left = [planned for planned in self._plan.points if planned.point not in self._entries]
             if left and device.kind == "cuda":
                 self._check_kernels()
@@ -261,6 +265,8 @@ class _Sweep:
         uncaptured = sum(bool(entry.timing.note) for entry in self._entries.values())
         if uncaptured:
             notes.append(f"{uncaptured} points could not be captured as a graph: gaps between launches may count")
+        if device.kind == "cuda" and len(device.peers) < 2:
+            notes.append("links between GPUs were not measured: there is one GPU of this kind")
         if device.kind == "cpu":
             notes.append("no host_overhead on a CPU: the time of each call includes its launch")
         return tuple(notes)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Call = Callable[[], object]
+Agree = Callable[[float], float]
+"""A number to the one that all processes go by, where several time a call that they make together: the largest."""
 
 MIN_SAMPLES = 3
 MAX_SAMPLES = 1000
@@ -113,12 +115,40 @@ class CpuTimer:
         return samples
 
 
-class CudaTimer:
-    """Times with events on the current stream; short kernels as a replayed graph, by events where capture fails."""
+class GroupTimer:
+    """Times a call that several processes make together on a CPU: as many in all of them."""
 
-    def __init__(self, torch: Any, clock_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, agree: Agree, clock_s: Callable[[], float] = time.perf_counter) -> None:
+        self._agree, self._clock_s = agree, clock_s
+
+    def time(self, call: Call, budget_s: float) -> Timing:
+        """The first call warms up, the second says how many there are."""
+        self._once_us(call)
+        count = _count(self._agree(max(self._once_us(call), 1.0)), budget_s)
+        return summarize([self._once_us(call) for _ in range(count)], 1, "perf_counter")
+
+    def _once_us(self, call: Call) -> float:
+        before = self._clock_s()
+        call()
+        return (self._clock_s() - before) * 1e6
+
+
+class CudaTimer:
+    """Times with events on the current stream; short kernels as a replayed graph, by events where capture fails.
+
+    `agree` is for calls that several processes make together; `capture_mode` says what other threads may do meanwhile.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        clock_s: Callable[[], float] = time.perf_counter,
+        agree: Agree = lambda value: value,
+        capture_mode: str = "global",
+    ) -> None:
         self._torch = torch
         self._clock_s = clock_s
+        self._agree, self._capture_mode = agree, capture_mode
         self._stream: Any = None
 
     def time(self, calls: Sequence[Call], budget_s: float) -> Timing:
@@ -127,15 +157,18 @@ class CudaTimer:
         for call in calls:
             call()
         cuda.synchronize()
-        rough_us = max(self._between(lambda: self._run(calls, len(calls))) / len(calls), 0.5)
+        rough_us = self._agree(max(self._between(lambda: self._run(calls, len(calls))) / len(calls), 0.5))
         if rough_us >= GRAPH_BELOW_US:
             return self._by_events(calls, rough_us, budget_s, "")
+        graph, note = None, "no graph: another process could not"
+        num_calls = self._graph_calls(len(calls), rough_us)
         try:
-            num_calls = self._graph_calls(len(calls), rough_us)
             graph = self._capture(calls, num_calls)
         except RuntimeError as error:
             cuda.synchronize()
-            return self._by_events(calls, rough_us, budget_s, f"no graph: {_first_line(error)}")
+            note = f"no graph: {_first_line(error)}"
+        if self._agree(float(graph is None)):
+            return self._by_events(calls, rough_us, budget_s, note)
         return self._by_replay(graph, num_calls, budget_s)
 
     def time_launch(self, call: Call, budget_s: float) -> Timing:
@@ -185,7 +218,7 @@ class CudaTimer:
         with cuda.stream(self._stream):
             calls[0]()
             cuda.synchronize()
-            graph.capture_begin()
+            graph.capture_begin(capture_error_mode=self._capture_mode)
             try:
                 self._run(calls, num_calls)
             finally:
@@ -196,7 +229,7 @@ class CudaTimer:
     def _by_replay(self, graph: Any, num_calls: int, budget_s: float) -> Timing:
         graph.replay()
         self._torch.cuda.synchronize()
-        once_us = self._between(graph.replay)
+        once_us = self._agree(self._between(graph.replay))
         samples = [self._between(graph.replay) / num_calls for _ in range(_count(once_us, budget_s))]
         return summarize(samples, num_calls, "cuda_graph")
 

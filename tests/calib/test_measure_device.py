@@ -102,6 +102,13 @@ def test_what_is_known_of_a_gpu(install: Any) -> None:
     assert found.monitor.read() is None
 
 
+def test_links_are_measured_between_gpus_of_one_name(install: Any) -> None:
+    install(fake_torch("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA H200"))
+    assert find_device("cuda:2").peers == (2, 0, 3)
+    assert find_device("cuda:1").peers == (1,)
+    assert find_device("cpu").peers == ()
+
+
 def test_cuda_names_lead_to_registered_gpus() -> None:
     known = {gpu.name for gpu in list_gpus()}
     assert set(module._GPU_OF_CUDA_NAME.values()) <= known

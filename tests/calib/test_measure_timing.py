@@ -73,6 +73,7 @@ class Cuda:
         self.kernel_us, self.gap_us, self.capture_error = kernel_us, gap_us, capture_error
         self.now_us = 0.0
         self.captured: int | None = None
+        self.capture_mode = ""
         self.replays = 0
         self.synchronized = 0
 
@@ -99,8 +100,8 @@ class Cuda:
     def CUDAGraph(self) -> Any:
         graph = SimpleNamespace(kernels=0)
 
-        def begin() -> None:
-            self.captured = 0
+        def begin(capture_error_mode: str) -> None:
+            self.captured, self.capture_mode = 0, capture_error_mode
 
         def end() -> None:
             graph.kernels, self.captured = self.captured, None

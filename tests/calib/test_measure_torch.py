@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from calib.measure.cpu_ops import CpuOps, choose_dtype  # noqa: E402
 from calib.measure.gpu_ops import KERNELS_OF_OP, GpuOps  # noqa: E402
 
-NEEDS_A_GPU = ("host_overhead", "memcpy_h2d", "memcpy_d2h", "gemm_triton")
+NEEDS_A_GPU = ("host_overhead", "memcpy_h2d", "memcpy_d2h", "gemm_triton", "all_reduce")
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 SMALL = (
     Point("gemm", m=3, n=32, k=16),
