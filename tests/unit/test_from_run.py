@@ -28,6 +28,7 @@ from simkit.metrics import record as rec
 from simkit.scenario import Scenario, for_replay, load, loads
 from simkit.types import Ints
 from simkit.validation.runs import fit as run_fit
+from simkit.validation.runs import terms as run_terms
 from simkit.validation.runs.facts import profile_with
 from simkit.validation.runs.numbers import MOST_GROUPS, numbers_of, requests_met
 
@@ -185,6 +186,61 @@ def test_async_scheduling_hides_the_host_and_its_terms_are_left_alone(here: Path
     assert (here / "calibration/a100-sxm4-80gb-host/a100-sxm4-80gb-host.json").exists()
 
 
+def test_the_gap_that_scheduling_ahead_leaves_is_found(here: Path) -> None:
+    """The GPU's time hides the other terms: they stay as they ship."""
+    truth = {"first_token_us": 6000.0, "gap_us": 800.0}
+    ahead = loads(SCENARIO, ["engine.async_scheduling=true", f"latency.host={json.dumps(truth)}"])
+    write_log(here / "run.parquet", served(ahead))
+    result = calibrate("--set", "engine.async_scheduling=true", "--out", "host.json", "--json")
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    for name, value in truth.items():
+        assert facts["terms"][name]["after"] == pytest.approx(value, rel=0.01)
+        assert facts["terms"][name]["state"] == "fitted"
+    assert facts["terms"]["per_request_us"]["state"] == "idle"
+    assert facts["rms_pct"]["after"] < 0.01
+    assert facts["limits"] == []
+    (host,) = json.loads((here / "host.json").read_text())[HOSTS]
+    assert (host["gap_us"], host["fixed_us"]) == (facts["terms"]["gap_us"]["after"], 500.0)
+    shown = CliRunner().invoke(app.app, ["profiles", "host.json"]).stdout
+    assert f"{host['gap_us']:,.0f} us idle between steps" in " ".join(shown.split())
+
+
+def test_the_work_for_a_new_request_is_found_where_it_is_large(here: Path) -> None:
+    write_log(here / "run.parquet", served(scenario(fixed_us=1500.0, per_seq_us=40.0, per_request_us=15000.0)))
+    facts = json.loads(calibrate("--json").stdout)
+    term = facts["terms"]["per_request_us"]
+    assert (term["state"], term["after"]) == ("fitted", pytest.approx(15000, rel=0.1))
+    assert facts["rms_pct"]["after"] < 0.3
+    assert facts["terms"]["gap_us"]["why"] == (
+        "not identifiable: without async scheduling there is no gap that the host leaves"
+    )
+
+
+def test_a_term_for_each_sequence_says_how_far_it_reaches(fitted: tuple[Path, Result]) -> None:
+    facts = json.loads(fitted[1].stdout)
+    (limit,) = facts["limits"]
+    most = int(limit.split()[5])
+    assert limit == f"per_seq_us is seen up to {most} running sequences, and continued beyond"
+    assert max(row["requests_met"] for row in facts["numbers"]) <= most <= 60
+
+
+def test_few_numbers_fit_the_first_terms_alone(here: Path, truth: dict[str, Ints]) -> None:
+    write_log(here / "run.parquet", truth, e2e=False)
+    facts = json.loads(calibrate("--max-requests", "24", "--json").stdout)
+    assert len(facts["numbers"]) == 6
+    told = {name: (term["state"], term["why"]) for name, term in facts["terms"].items()}
+    assert told["per_request_us"] == told["gap_us"] == ("few", "expected 10 numbers or more to fit it to")
+
+
+def test_what_else_the_scenario_says_of_the_host_holds_in_the_fit(here: Path) -> None:
+    """Launches are no term: those of the scenario price the steps of all simulations."""
+    eager = ["engine.enforce_eager=true", "latency.host.launch_us=100"]
+    write_log(here / "run.parquet", served(loads(SCENARIO, eager)))
+    result = calibrate("--max-requests", "24", "--json", *(part for one in eager for part in ("--set", one)))
+    assert json.loads(result.stdout)["rms_pct"]["before"] < 0.5
+
+
 def test_a_fit_that_makes_nothing_better_is_told_and_not_stored(here: Path) -> None:
     """The log of the default terms: there is nothing to fit."""
     write_log(here / "run.parquet", served(scenario()))
@@ -249,7 +305,7 @@ def test_a_few_answers_that_are_cut_are_left_out(truth: dict[str, Ints]) -> None
 
 
 def test_what_was_switched_off_is_said_and_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_fit, "REFINE", 0)
+    monkeypatch.setattr(run_terms, "REFINE", 0)
     result = calibrate("--set", "latency.without=[graph_padding]", "--max-requests", "24", "--json")
     assert json.loads(result.stdout)["scenario"]["without"] == ["graph_padding"]
     assert "note: fitted without graph_padding: the terms hold for runs without these" in result.stderr

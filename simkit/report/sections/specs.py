@@ -203,6 +203,10 @@ TERMS = {
 }
 
 
+LATER_TERMS = {"per_request_us": "a new request in a step", "gap_us": "idle between steps"}
+"""Terms that a profile tells where they are not 0."""
+
+
 def fit_tables(facts: Json, width: int = 100) -> list[RenderableType]:
     """Terms before and after, then the errors on the run they were fitted to."""
     counts = ", ".join(f"{MEASURED_LATENCIES[metric]} of {count:,}" for metric, count in facts["num_requests"].items())
@@ -218,7 +222,7 @@ def fit_tables(facts: Json, width: int = 100) -> list[RenderableType]:
     return [
         *_terms(facts, width),
         *(Text(f"{TERMS[name].split(',')[0]}: {term['why']}") for name, term in facts["terms"].items() if term["why"]),
-        *(Text(line) for line in lines),
+        *(Text(line) for line in (*facts["limits"], *lines)),
         *_errors(facts["errors"], width),
         Text("a positive error: the prediction is too slow; measured on the run that was fitted, not on another"),
     ]
@@ -232,6 +236,7 @@ def hosts_lines(hosts: Json) -> list[str]:
             f"host of vLLM {version}: {host['fixed_us']:,.0f} us a step, {host['per_seq_us']:.2f} us a running "
             f"sequence, {host['first_token_us']:,.0f} us a request"
         )
+        line += "".join(f", {host[name]:,.0f} us {words}" for name, words in LATER_TERMS.items() if host[name])
         origin = host["provenance"]
         log, rms = origin.get("log"), origin.get("rms_pct")
         ends = [rms.get(key) for key in ("before", "after")] if isinstance(rms, Mapping) else [None]

@@ -15,7 +15,7 @@ from simkit.latency.profile.values import HostTerms
 from simkit.types import Floats
 from simkit.validation.rows.read import METRICS, Row
 from simkit.validation.rows.scenario import RowRun
-from simkit.validation.runs.host_fit import HostFit, fit_host
+from simkit.validation.runs.host_fit import HostFit, fit_host, reach_limit
 
 FITTED = ("fixed_us", "per_seq_us", "per_request_us", "gap_us")
 """Of fewer rows than terms so many are fitted, the first of them, and the others are 0."""
@@ -23,9 +23,6 @@ FITTED = ("fixed_us", "per_seq_us", "per_request_us", "gap_us")
 LEAST_ROWS = 2
 START = HostTerms(fixed_us=1500.0, per_seq_us=40.0, first_token_us=0.0, per_request_us=1000.0, gap_us=100.0)
 """Large enough that the GPU's time does not hide them under async scheduling, where they would seem to do nothing."""
-
-FAR_REACH_SEQS = 100
-"""Running sequences below which a fit says how far its term for each of them was seen."""
 
 CANDIDATES = ("mean_tpot_ms", "output_tok_s", "duration_s")
 """What is fitted: the first that all rows of the fit have."""
@@ -77,9 +74,7 @@ class EngineFit:
             return ()
         do = "does" if len(fitted) == 1 else "do together"
         found = [f"{name} acts here as {' and '.join(fitted)} {do}" for name in self.host.alike]
-        if "per_seq_us" in fitted and self.reach_seqs < FAR_REACH_SEQS:
-            found.append(f"per_seq_us is seen up to {self.reach_seqs} running sequences, and continued beyond")
-        return tuple(found)
+        return (*found, *reach_limit(fitted, self.reach_seqs))
 
     def to_json(self) -> dict[str, object]:
         """As in rows.json; errors are the mean absolute ones of the fitted rows, with the start's terms and after; no

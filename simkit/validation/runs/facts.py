@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,17 @@ from simkit.validation.runs.host_fit import HostFit
 from simkit.validation.runs.numbers import Numbers
 from simkit.workload.build import MeasuredTimes
 
-TERMS = ("fixed_us", "per_seq_us", "first_token_us")
+TERMS = ("fixed_us", "per_seq_us", "first_token_us", "per_request_us", "gap_us")
+"""What is fitted. Of terms that a run cannot tell apart the first holds what all of them do."""
+
+FIRST_TERMS = TERMS[:3]
+"""Fitted before the others, and alone to fewer than `LEAST_NUMBERS` numbers: the fit would follow their noise."""
+
+LEAST_NUMBERS = 2 * len(TERMS)
+
+LEAST_GAIN = 0.05
+"""Share by which the root mean square of the errors must fall, or a fit is not worth storing, nor a further term."""
+
 PROVENANCE = ("log", "log_sha256", "date", "simkit", "scenario", "num_requests", "terms", "rms_pct", "errors")
 TOO_FAST = -0.05
 """Relative error from which on a host that the GPU hides may be slower than assumed."""
@@ -31,16 +41,17 @@ TOO_FAST = -0.05
 Profile = dict[str, Any]
 """The JSON of a profile."""
 
-State = Literal["fitted", "unsure", "alike", "idle"]
+State = Literal["fitted", "unsure", "alike", "idle", "few"]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A simulation of the log: its requests, and what the log measured of them (None: nothing)."""
+    """A simulation of the log: its requests, what the log measured of them (None: nothing), and the most that ran."""
 
     table: dict[str, Ints]
     log: MeasuredTimes | None
     stream: bool
+    most_running: int = 0
 
     def errors(self) -> ComparedLatencies:
         """As a replay shows them."""
@@ -90,6 +101,7 @@ class FitFacts:
     errors: Mapping[str, object]
     numbers: tuple[NumberFacts, ...]
     terms: Mapping[str, TermFacts]
+    limits: tuple[str, ...]
     num_simulations: int
     num_cut: int
     date: str | None = optional()
@@ -155,17 +167,23 @@ def term_facts(
     before: HostCosts,
     fit: HostFit,
     terms: HostTerms,
-    unsure: Mapping[str, float],
+    unsure: Mapping[str, float | None],
     bias: float,
+    wanted: Sequence[str],
 ) -> TermFacts:
-    """What became of the term `name`."""
+    """What became of the term `name`; `wanted` are those that there are enough numbers for."""
     state: State
     if name in fit.fitted:
         state, why = "fitted", ""
     elif name in unsure:
-        state, why = "unsure", f"moved by less than its standard error of {unsure[name]:,.1f} us"
+        state, error = "unsure", unsure[name]
+        moved = "" if error is None else f"moved by less than its standard error of {error:,.1f} us"
+        why = moved or "the errors are no smaller with it"
     elif name in fit.alike:
-        state, why = "alike", f"acts here as {' and '.join(fit.fitted)} does, which holds both"
+        do = "does, which holds" if len(fit.fitted) == 1 else "do together, which hold"
+        state, why = "alike", f"acts here as {' and '.join(fit.fitted)} {do} both"
+    elif name not in wanted:
+        state, why = "few", f"expected {LEAST_NUMBERS} numbers or more to fit it to"
     else:
         state, why = "idle", _why_idle(name, setup, bias)
     return TermFacts(
@@ -179,6 +197,8 @@ def term_facts(
 
 
 def _why_idle(name: str, setup: Setup, bias: float) -> str:
+    if name == "gap_us" and not setup.async_scheduling:
+        return "not identifiable: without async scheduling there is no gap that the host leaves"
     if name == "first_token_us" or not setup.async_scheduling:
         return "not identifiable: it changes nothing"
     hidden = "not identifiable: under async scheduling the GPU's time hides it"
@@ -188,6 +208,11 @@ def _why_idle(name: str, setup: Setup, bias: float) -> str:
         f"{hidden}; what is predicted is {-100 * bias:.0f} % too fast: if the host takes longer than the GPU, begin "
         "there with --set latency.host.fixed_us=US"
     )
+
+
+def wanted_terms(num_numbers: int) -> tuple[str, ...]:
+    """The terms that so many numbers are enough for."""
+    return TERMS if num_numbers >= LEAST_NUMBERS else FIRST_TERMS
 
 
 def bias_of(errors: ComparedLatencies) -> float:

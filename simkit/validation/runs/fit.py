@@ -6,31 +6,29 @@ the same profile.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from simkit.engine.build import set_up
 from simkit.engine.pricing import given_terms, host_engine
-from simkit.engine.run import log_sha256, simulate
-from simkit.errors import CheckError, InputError
+from simkit.engine.run import log_sha256
+from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.effects import FIRST_TOKEN, HOST
-from simkit.latency.host import MAX_HOST_US, host_of, short_version
+from simkit.latency.host import host_of, short_version
 from simkit.latency.profile import is_shipped, load_profile, profile_text
 from simkit.latency.profile.values import HostTerms
 from simkit.logs import play_log
 from simkit.metrics import record as rec
 from simkit.runs.manifest import CREATED_BY
-from simkit.runs.replication import metrics_of
-from simkit.scenario import Scenario, apply_sets
+from simkit.scenario import Scenario
 from simkit.streams import Streams
-from simkit.types import Floats, Ints
+from simkit.types import Ints
 from simkit.validation.runs.facts import (
+    LEAST_GAIN,
     TERMS,
     FitFacts,
     Profile,
-    Served,
     bias_of,
     both_errors,
     log_name,
@@ -39,10 +37,12 @@ from simkit.validation.runs.facts import (
     rms_pct,
     scenario_facts,
     term_facts,
+    wanted_terms,
 )
-from simkit.validation.runs.host_fit import HostFit, Predict, fit_host
-from simkit.validation.runs.numbers import Numbers, Table, numbers_of
+from simkit.validation.runs.host_fit import HostFit, reach_limit
+from simkit.validation.runs.numbers import Table, numbers_of
 from simkit.validation.runs.result import check_as_it_was
+from simkit.validation.runs.terms import Progress, Simulations, fit_terms
 
 DIGITS = 2
 """Of a term in microseconds; the errors told are those of what is stored."""
@@ -50,21 +50,11 @@ DIGITS = 2
 MOST_CUT = 0.01
 """Share of the requests that the scenario may cut short or refuse: what the others met is no longer what was served."""
 
-LEAST_GAIN = 0.05
-"""Share by which the root mean square of the errors must fall, or the fit is not worth storing."""
-
 MOST_RMS_PCT = 10.0
 """Root mean square of the errors after the fit beyond which the scenario is not what served the log."""
 
 GROUPED_WITH = HostTerms(fixed_us=500.0, per_seq_us=0.0, first_token_us=0.0)
 """Terms of the simulation that says which requests are one number."""
-
-REFINE = 30
-"""Simulations that may look for better terms near those of least squares."""
-
-EXPECTED_SIMULATIONS = 80
-
-Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +91,7 @@ def fit_run(
         raise scenario.refuse("latency.without", f"expected without {fitted_effects[0]}, which is fitted")
     used = setup.gpu.name if scenario.latency.profile == "auto" else scenario.latency.profile
     before = host_of(given_terms(scenario), load_profile(used), scenario.engine.version, host_engine(scenario))
-    runs = _Runs(scenario, _wanted_tokens(scenario, setup.max_model_len), progress)
+    runs = Simulations(scenario, _wanted_tokens(scenario, setup.max_model_len), progress)
     first = runs.of(before.terms)
     if first.log is None:
         raise InputError(
@@ -111,7 +101,8 @@ def fit_run(
     # Groups and weights are those of one simulation wherever the fit starts, or its errors could not be compared.
     grouped = first if before.terms == GROUPED_WITH else runs.of(GROUPED_WITH)
     numbers = numbers_of(grouped.table, first.log.ttft_ns, first.log.e2e_ns, stream=setup.stream)
-    fit, unsure = _fitted(runs, setup.stream, numbers, before.terms)
+    wanted = wanted_terms(len(numbers.groups))
+    fit, unsure = fit_terms(runs, setup.stream, numbers, before.terms, wanted)
     terms = _stored(fit, before.terms)
     last = runs.of(terms)
     at = [numbers.predicted_ms(run.table, stream=run.stream) for run in (first, last)]
@@ -130,7 +121,8 @@ def fit_run(
         rms_pct=rms,
         errors=both_errors(old, new),
         numbers=number_facts(numbers, *at),
-        terms={name: term_facts(name, setup, before, fit, terms, unsure, bias_of(old)) for name in TERMS},
+        terms={name: term_facts(name, setup, before, fit, terms, unsure, bias_of(old), wanted) for name in TERMS},
+        limits=reach_limit(fit.fitted, last.most_running),
         num_simulations=runs.num,
         num_cut=num_cut,
         date=date,
@@ -159,86 +151,9 @@ def _num_cut(table: Table) -> int:
     return int(cut.sum())
 
 
-class _Runs:
-    """Simulations of the scenario with other host terms, counted."""
-
-    def __init__(self, scenario: Scenario, wanted_tokens: Ints, progress: Progress | None) -> None:
-        self._scenario, self._wanted, self._progress = scenario, wanted_tokens, progress
-        self.num = 0
-
-    def of(self, terms: HostTerms) -> Served:
-        """The first replication with these terms. CheckError for terms that no host has."""
-        _check_possible(terms)
-        if self._progress is not None:
-            self._progress(min(0.99, self.num / EXPECTED_SIMULATIONS), f"simulation {self.num + 1}")
-        self.num += 1
-        setup = set_up(apply_sets(self._scenario, {"latency.host": asdict(terms)}, label="--from-run"))
-        facts = simulate(setup)
-        table = metrics_of(setup, facts).requests
-        table["wanted_tokens"] = self._wanted[table["id"]]
-        return Served(table, facts.measured, setup.stream)
-
-    def predicting(self, numbers: Numbers) -> Predict:
-        """Terms to the same numbers of a simulation with them; none is made twice."""
-
-        @functools.cache
-        def predict(terms: HostTerms) -> Floats:
-            run = self.of(terms)
-            return numbers.predicted_ms(run.table, stream=run.stream)
-
-        return predict
-
-
-def _fitted(runs: _Runs, stream: bool, numbers: Numbers, start: HostTerms) -> tuple[HostFit, dict[str, float]]:
-    """The fit of the terms that the numbers tell, and the standard errors of those that they do not tell.
-
-    A term that moved by less than its standard error goes back to the start, the least told first, and the others are
-    fitted anew. Twice: `numbers` are put together and weighed by a simulation with other terms than the run had, so
-    that what those change looks like noise; with the terms found from them they are put together once more.
-    """
-    names, unsure = list(TERMS), dict[str, float]()
-    predict = runs.predicting(numbers)
-    while True:
-        fit = fit_host(predict, numbers.measured_ms, start, names, numbers.weights)
-        least = _untold(fit, start)
-        if least is None:
-            break
-        unsure[least] = fit.errors_us[least]
-        names.remove(least)
-    while fit.fitted:
-        there = runs.of(fit.terms)
-        assert there.log is not None
-        nearer = numbers_of(there.table, there.log.ttft_ns, there.log.e2e_ns, stream=stream)
-        again = fit_host(runs.predicting(nearer), nearer.measured_ms, fit.terms, fit.fitted, nearer.weights, REFINE)
-        least = _untold(again, start)
-        fit = replace(again, idle=(*fit.idle, *again.idle), alike=(*fit.alike, *again.alike))
-        if least is None:
-            break
-        unsure[least] = fit.errors_us[least]
-        terms = replace(fit.terms, **{least: getattr(start, least)})
-        fit = replace(fit, terms=terms, fitted=tuple(name for name in fit.fitted if name != least))
-    return fit, unsure
-
-
-def _untold(fit: HostFit, start: HostTerms) -> str | None:
-    """The fitted term that moved least for its standard error, where that is by less than it."""
-    moved = {name: abs(getattr(fit.terms, name) - getattr(start, name)) for name in fit.fitted}
-    least = min(fit.fitted, key=lambda name: moved[name] / (fit.errors_us[name] or 1e-9), default=None)
-    return least if least is not None and moved[least] < fit.errors_us[least] else None
-
-
 def _stored(fit: HostFit, before: HostTerms) -> HostTerms:
     """Fitted terms as a profile has them, the others as they were."""
     return replace(before, **{name: round(getattr(fit.terms, name), DIGITS) for name in fit.fitted})
-
-
-def _check_possible(terms: HostTerms) -> None:
-    """CheckError for terms of which no simulation can be made."""
-    for name, value in asdict(terms).items():
-        if value > MAX_HOST_US:
-            raise CheckError(
-                f"--from-run: {name} would be {value:,.0f} us, which no host takes: the log is not of such a scenario"
-            )
 
 
 def _refusal(fit: HostFit, rms_pct: Mapping[str, float]) -> str:

@@ -55,6 +55,9 @@ WORTH_REFINING = 0.1
 LEAST_SCALE = 0.05
 """Of the reach of a refinement, in standard errors along its axes, at which it ends."""
 
+FAR_REACH_SEQS = 100
+"""Running sequences below which a fit says how far its term for each of them was seen."""
+
 LEAST_SINE = 0.05
 """Two terms that act so much alike, by the sine between what they do to all numbers, cannot be told apart."""
 
@@ -80,6 +83,13 @@ class HostFit:
     errors_us: dict[str, float]
     before: Floats
     after: Floats
+
+
+def reach_limit(fitted: Sequence[str], reach_seqs: int) -> tuple[str, ...]:
+    """How far the term for each sequence was seen, where at most `reach_seqs` run at once; nothing where far enough."""
+    if "per_seq_us" not in fitted or reach_seqs >= FAR_REACH_SEQS:
+        return ()
+    return (f"per_seq_us is seen up to {reach_seqs} running sequences, and continued beyond",)
 
 
 def fit_host(
@@ -123,6 +133,41 @@ def fit_host(
         before=before,
         after=search.error,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Further:
+    """What terms that were not fitted would do beside those that were: `idle` and `alike` as in `HostFit`.
+
+    `gain`: by which share all others would make the errors smaller where everything is linear, errors being the root
+    mean square for each number that no term uses up.
+    """
+
+    idle: tuple[str, ...]
+    alike: tuple[str, ...]
+    gain: float
+    at: HostTerms
+
+
+def further_terms(
+    predict: Predict, measured: Floats, at: HostTerms, fitted: Sequence[str], names: Sequence[str], weights: Floats
+) -> Further:
+    """What the terms `names` would do where `fitted` ones are `at`: a simulation for each of them all."""
+    root = np.sqrt(weights / weights.mean())
+    search = _Search(predict, measured, root, at)
+    slopes = search.slopes([*fitted, *names], PROBES_US)
+    idle = tuple(name for name in names if np.abs(slopes[name]).max() * PROBES_US[name] <= NO_EFFECT)
+    kept, found = _told_apart([*fitted, *(name for name in names if name not in idle)], slopes, root)
+    alike = tuple(name for name in found if name in names)
+    error = search.error * root
+    if set(kept) <= set(fitted) or np.square(error).mean() < REFINED**2:
+        return Further(idle, alike, 0.0, at)
+    matrix = np.stack([slopes[name] for name in kept], axis=1) * root[:, None]
+    aim = _least_squares(at, kept, matrix, error)
+    moved = np.array([getattr(aim, name) - getattr(at, name) for name in kept])
+    before = np.square(error).sum() / max(1, len(error) - len(fitted))
+    after = np.square(error + matrix @ moved).sum() / max(1, len(error) - len(kept))
+    return Further(idle, alike, 1 - float(np.sqrt(after / before)), aim)
 
 
 class _Search:
