@@ -237,6 +237,41 @@ def test_the_engine_decides_how_it_schedules_and_whose_host_terms_hold(
         assert (found.max_num_batched_tokens, found.enable_prefix_caching) == (8192, False)
 
 
+@pytest.mark.parametrize(
+    ("engine", "sets", "host"),
+    [
+        ("trtllm 1.0.0rc3", ["latency.host={fixed_us: 9}"], {"engine": "trt-llm 1.0", "fixed_us": 9.0}),
+        ("trtllm 1.0.0rc3", ["latency.host.fixed_us=9"], {"engine": "trt-llm 1.0", "fixed_us": 9.0}),
+        ("SGLang", ["latency.host=", "latency.host.gap_us=4"], {"engine": "sglang", "gap_us": 4.0}),
+        ("SGLang", ["latency.host={engine: vllm, gap_us: 4}"], {"engine": "vllm", "gap_us": 4.0}),
+        ("SGLang", ["latency.host={gap_us: 4}", "latency.host.engine=vllm"], {"engine": "vllm", "gap_us": 4.0}),
+        ("vLLM 0.14.0", ["latency.host={fixed_us: 9}"], {"fixed_us": 9.0}),
+    ],
+)
+def test_terms_that_are_set_leave_the_others_to_the_engine_of_the_row(
+    tmp_path: Path, engine: str, sets: list[str], host: dict[str, Any]
+) -> None:
+    given = run_of(row(tmp_path, engine=engine), None, tuple(sets)).scenario.latency.host
+    assert given is not None
+    assert given.model_dump(exclude_none=True) == host
+
+
+def test_a_host_that_is_none_is_the_mistake_of_its_setting(tmp_path: Path) -> None:
+    path = table(tmp_path, [PLAIN | {"engine": "SGLang"}])
+    for text in ("latency.host=3", "latency.host={fixed: 3}"):
+        code, _, err = simkit("validate", "--summary", path, "--set", text)
+        assert code == 2
+        assert err.startswith("--set latency.host: ")
+        assert len(err.splitlines()) == 1
+
+
+def test_terms_of_a_fit_leave_what_launches_take_to_the_setting(tmp_path: Path) -> None:
+    run = run_of(row(tmp_path), None, ("engine.enforce_eager=true", "latency.host.launch_us=100"))
+    host = row_study.with_terms(run, START).latency.host
+    assert host is not None
+    assert (host.launch_us, host.fixed_us) == (100, START.fixed_us)
+
+
 def arrivals_of(run: RowRun) -> tuple[str, int | None, int | None]:
     arrivals = run.scenario.workload.arrivals
     assert arrivals is not None

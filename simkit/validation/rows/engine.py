@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from simkit.scenario.engine import Engine
+from simkit.scenario.yaml import parse_set
 from simkit.specs.dtypes import BLOCK_SCALED, computed_in
 from simkit.validation.rows.names import SGLANG, TRTLLM, VLLM, EngineName, engine_of, formats_of
 from simkit.validation.rows.read import SETTINGS, Row, Section
@@ -101,6 +102,20 @@ def _is_of_2024(row: Row) -> bool:
     """Whether a row without a version is of a table of fixed batches of 2024."""
     is_batch = row.count("batch_size") is not None and row.count("max_concurrency") is None
     return is_batch and not _LATER.search(row.text("engine"))
+
+
+def keeping_host(sets: tuple[str, ...], latency: Section) -> tuple[str, ...]:
+    """`sets` in which a whole `latency.host` leaves the host terms to the engine of the row, unless it names one."""
+    own = latency.get("host")
+    if not isinstance(own, dict):
+        return sets
+    found: list[str] = []
+    for text in sets:
+        key, value = parse_set(text)
+        found.append(text)
+        if key == "latency.host" and (value is None or (isinstance(value, dict) and "engine" not in value)):
+            found.append(f"latency.host.engine={own['engine']}")
+    return tuple(found)
 
 
 def kv_rule(row: Row, name: EngineName, known: Section, assumed: Assumptions) -> Section:

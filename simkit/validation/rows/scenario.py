@@ -113,7 +113,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         data["seed"] = base.seed
         given |= _take_over(hardware, latency, base)
         assumed.add("what rows leave open of engine, latency and interconnect: as the scenario has it")
-    scenario = from_labelled(data, {}, sets)
+    scenario = from_labelled(data, {}, row_engine.keeping_host(sets, latency))
     _check(row, model, scenario)
     if scenario.engine.enable_prefix_caching:
         assumed.add("a prefix cache that is empty at the start, and prompts that share nothing")

@@ -261,7 +261,8 @@ def with_terms(run: RowRun, terms: HostTerms | None) -> Scenario:
     """The scenario of a row with these host terms; its own for None."""
     if terms is None:
         return run.scenario
-    return apply_sets(run.scenario, {"latency.host": asdict(terms)}, label="host terms")
+    values = {f"latency.host.{name}": value for name, value in asdict(terms).items()}
+    return apply_sets(run.scenario, values, label="host terms")
 
 
 def simulate(
