@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from simkit.scenario import block_sizes
 from simkit.scenario.types import (
     Blocks,
     BlockSize,
@@ -98,6 +99,9 @@ def check_limits(engine: Engine) -> None:
     Raises pydantic's custom error inside validation. Run again, as part of validation, on the resolved scenario.
     """
     seqs, budget, length = engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
+    expected = block_sizes.refusal(engine.block_size, engine.version) if engine.kv_allocator == "paged" else None
+    if expected is not None:
+        raise conflict(("block_size", "version"), expected, str(engine.block_size))
     if budget is not None and engine.batching == "continuous":
         if seqs is not None and budget < seqs:
             raise conflict(("max_num_batched_tokens", "max_num_seqs"), f">= max_num_seqs ({seqs})", str(budget))

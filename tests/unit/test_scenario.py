@@ -413,3 +413,31 @@ def test_any_setting_is_applied_or_an_input_error(key: str, value: str) -> None:
             message = str(error)
         assert message.startswith("--set")
         assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "taken"),
+    [
+        ("0.5.3", 64, "8, 16, 32"),
+        ("0.6.6", 64, None),
+        ("0.9", 256, "1, 8, 16, 32, 64, 128"),
+        ("0.10.1.1", 48, "1, 8, 16, 32, 64, 128"),
+        ("0.10", 128, None),
+        ("0.11", 256, None),
+        ("0.16.0", 4, "1, 8, 16, 32, 64, 128, 256"),
+        ("0.17", 4, None),
+        ("0.33", 48, None),
+    ],
+)
+def test_a_block_size_that_the_version_refuses_is_one_line(version: str, size: int, taken: str | None) -> None:
+    sets = [f'engine.version="{version}"', f"engine.block_size={size}"]
+    if taken is None:
+        assert schema.loads(schema.template(), sets).engine.block_size == size
+        return
+    with pytest.raises(InputError) as error:
+        schema.loads(schema.template(), sets)
+    minor = ".".join(version.split(".")[:2])
+    assert str(error.value) == (
+        f"--set engine.block_size: expected one of {taken}, the sizes of a block that vLLM {minor} takes, got {size}"
+    )
+    schema.loads(schema.template(), [*sets, "engine.kv_allocator=contiguous", "engine.batching=static"])
