@@ -31,7 +31,8 @@ class RowOptions:
     summary: Path | None = given(
         "--summary",
         "Aggregate rows of many runs instead of a log: CSV with row_id, engine, model, gpu, input_len, "
-        "output_len, a load (max_concurrency, request_rate or batch_size) and what was measured, e.g. mean_tpot_ms.",
+        "output_len, a load (max_concurrency, request_rate or batch_size) and what was measured, e.g. mean_tpot_ms; "
+        "cached_prompt_share where part of the prompts was cached before.",
         "FILE",
     )
     select: list[str] | None = given("--select", "Rows whose column matches; repeatable.", "COLUMN=GLOB")

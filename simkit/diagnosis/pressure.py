@@ -171,10 +171,13 @@ def contiguous_waste(facts: Facts) -> Finding | None:
 def prefix_cache(facts: Facts) -> Finding | None:
     """Prompts begin alike, and hardly anything is shared."""
     tokens, groups = facts.setting("workload.prefix.tokens"), facts.setting("workload.prefix.groups")
-    if tokens is None or not facts.lengths.prompt_mean:
+    share = facts.setting("workload.prefix.share")
+    if (tokens is None and share is None) or not facts.lengths.prompt_mean:
         return None
-    # The first request of each group computes the prefix.
-    first_visits = min(1.0, over(groups, facts.num_requests) or 1.0)
+    tokens = round(share * facts.lengths.prompt_mean) if tokens is None else tokens
+    # The first request of each group computes the prefix, unless the cache is warm.
+    is_warm = facts.setting("workload.prefix.warm")
+    first_visits = 0.0 if is_warm else min(1.0, over(groups, facts.num_requests) or 1.0)
     possible = min(1.0, tokens / facts.lengths.prompt_mean) * (1 - first_visits)
     hits = facts.value("prefix_cache_hit_rate")
     if hits is None:

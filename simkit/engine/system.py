@@ -17,6 +17,7 @@ from simkit.engine.fast_path.fast_replica import FastReplica
 from simkit.engine.replica import Replica
 from simkit.engine.request import RequestState
 from simkit.engine.source import ROUTERS, Source
+from simkit.engine.warm_cache import warm
 from simkit.engine.warmup import warmup_of
 from simkit.errors import CheckError
 from simkit.kv.prefix import PromptTokens
@@ -107,6 +108,8 @@ class Replicas:
 
     def _put_together(self, make: Callable[..., AnyReplica], index: int) -> AnyReplica:
         kv = make_kv(self._setup, count_blocks=not self._single_step)
+        if not self._clock.now_ns:  # one that comes back after a failure has lost its cache
+            warm(kv, self._setup)
         return make(
             index,
             self._clock,

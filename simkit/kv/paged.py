@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
-from simkit.kv.prefix import PrefixCache
+from simkit.kv.prefix import PrefixCache, TokenIdentity
 from simkit.kv.protocol import KVUsage
 from simkit.sequence import Sequence
 
@@ -143,6 +143,17 @@ class PagedAllocator:
     def fits_ever(self, num_tokens: int, reserve_tokens: int) -> bool:
         """Whether `num_tokens` fit an empty pool; paged memory reserves nothing."""
         return -(-num_tokens // self.block_size) <= self._num_gpu_blocks - 1
+
+    def remember(self, tokens: TokenIdentity, num_tokens: int) -> None:
+        """Let the cache hold the whole blocks of `num_tokens` known tokens, as if a request with them had left.
+
+        Of an empty pool: what is taken is what was remembered before, if anything.
+        """
+        assert self.cache is not None, "a pool that caches"
+        blocks = self.cache.take(min(num_tokens // self.block_size, len(self._free)))
+        for index, block in enumerate(blocks):
+            self.cache.enter(block, tokens.block_key(index))
+        self.cache.release(blocks)
 
     def lookup(self, seq: Sequence) -> int:
         """Tokens of the leading blocks that the cache holds; the last known token is never among them."""

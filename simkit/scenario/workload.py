@@ -139,10 +139,21 @@ class Tenants(Strict):
 
 
 class Prefix(Strict):
-    """Requests fall in `groups`; those of a group share their first `tokens` prompt tokens."""
+    """Requests fall in `groups`; those of a group share their first `tokens` prompt tokens, or that `share` of them.
+
+    `warm`: the prefix caches hold these beginnings from the start, as far as they fit.
+    """
 
     groups: PositiveInt
-    tokens: PositiveInt
+    tokens: PositiveInt | None = None
+    share: Share | None = None
+    warm: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tokens is None) == (self.share is None):
+            raise conflict(("tokens", "share"), "either tokens or share", "neither" if self.share is None else "both")
+        return self
 
 
 class ShareBin(Bin):

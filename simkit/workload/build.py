@@ -22,7 +22,7 @@ from simkit.types import Bools, Ints, Request
 from simkit.units import s_to_ns
 from simkit.workload.arrivals import NEVER_NS, arrival_chunks
 from simkit.workload.lengths import Drift, Lengths, build_lengths, build_outputs
-from simkit.workload.prefixes import Labels, PromptReuse, Segments
+from simkit.workload.prefixes import Labels, PromptReuse, Segments, prefix_tokens
 from simkit.workload.servegen import ServeGenClients
 
 COUNTERS = (
@@ -223,7 +223,7 @@ def _requests(
         group, shared_tokens = labels.prefixes(prompt)
         flags = {**chunk.flags, "outputs_cut_by_max_tokens": drawn > max_tokens}
         if spec.prefix is not None:
-            flags["prefixes_cut_to_prompt"] = shared_tokens < spec.prefix.tokens
+            flags["prefixes_cut_to_prompt"] = shared_tokens < prefix_tokens(spec.prefix, prompt)
         elif chunk.session is not None:
             # For routers that keep sessions together; what prompts share is in `shared`.
             group = chunk.session

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simkit import scenario
+from simkit.scenario.workload import Prefix
 from simkit.streams import Streams
 from simkit.types import Bools, Floats, Ints
 from simkit.workload.lengths import BinnedQuantiles
@@ -54,8 +55,18 @@ class Labels:
         if spec is None:
             return np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64)
         group = (self._group.uniforms(n) * spec.groups).astype(np.int64)
-        shared = np.minimum(prompt_tokens - 1, spec.tokens)
+        shared = np.minimum(prompt_tokens - 1, prefix_tokens(spec, prompt_tokens))
         return np.where(shared > 0, group, -1), shared
+
+
+def prefix_tokens(spec: Prefix, prompt_tokens: Ints) -> Ints:
+    """How many of the first tokens of prompts of these lengths are shared, were there as many."""
+    if spec.tokens is not None:
+        return np.full_like(prompt_tokens, spec.tokens)
+    assert spec.share is not None
+    # A share of 0.29 of 100 tokens is 29, whatever its last bit.
+    shared: Ints = np.floor(prompt_tokens * spec.share + 1e-9).astype(np.int64)
+    return shared
 
 
 Segments = tuple[tuple[int, int], ...]

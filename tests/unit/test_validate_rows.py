@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served import as_asked
 from typer.testing import CliRunner
 
 from simkit import api
@@ -469,6 +470,57 @@ def test_a_base_scenario_fills_gaps_and_settings_come_last(tmp_path: Path) -> No
     engine = run.scenario.engine
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size) == (32, 512, 32)
     assert (run.scenario.model, run.scenario.latency.without) == ("qwen2.5-0.5b", ["graph_padding"])
+
+
+# --- prompts that were cached before ----------------------------------------------------------------------------------
+STEPS = ("latency.profile=unit", "engine.max_num_batched_tokens=256", "engine.max_model_len=2048")
+"""Every step takes the same, and computes at most 256 tokens of prompts."""
+
+
+def ttft_ms(tmp_path: Path, *sets: str, **cells: str) -> float:
+    run = run_of(row(tmp_path, **{"max_concurrency": "1"} | cells), None, sets)
+    return float(as_asked(run.scenario).summary["ttft_ms"]["mean"])
+
+
+def test_a_share_of_the_prompts_that_was_cached_is_not_computed(tmp_path: Path) -> None:
+    """1,024 tokens are 4 steps of 256. Half of them cached: 2 steps, as 512 tokens take; all but 24: one; all of them:
+    the last token is computed, one step."""
+    step = ttft_ms(tmp_path, *STEPS, input_len="256")
+    assert ttft_ms(tmp_path, *STEPS, input_len="1024") == pytest.approx(4 * step)
+    half = ttft_ms(tmp_path, *STEPS, input_len="1024", cached_prompt_share="0.5")
+    assert half == ttft_ms(tmp_path, *STEPS, input_len="512") == pytest.approx(2 * step)
+    for share in ("0.98", "1"):
+        assert ttft_ms(tmp_path, *STEPS, input_len="1024", cached_prompt_share=share) == pytest.approx(step)
+    for share in ("0", ""):
+        assert ttft_ms(tmp_path, *STEPS, input_len="1024", cached_prompt_share=share) == pytest.approx(4 * step)
+
+
+def test_a_cached_share_costs_its_context_and_no_more(tmp_path: Path) -> None:
+    """On a profile: attention over what is cached comes on top of the prompt that is left."""
+    rest, cached, whole = (
+        ttft_ms(tmp_path, input_len=tokens, cached_prompt_share=share)
+        for tokens, share in (("512", ""), ("4096", "0.875"), ("4096", ""))
+    )
+    assert rest < cached < 1.5 * rest < whole
+
+
+def test_a_cached_share_needs_the_prefix_cache(tmp_path: Path) -> None:
+    run = run_of(row(tmp_path, cached_prompt_share="0.3", engine="SGLang 0.5.1"))
+    assert run.scenario.engine.enable_prefix_caching
+    prefix = run.scenario.workload.prefix
+    assert prefix is not None
+    assert (prefix.groups, prefix.tokens, prefix.share, prefix.warm) == (1, None, 0.3, True)
+    assert "cached_prompt_share: the first tokens of all prompts, alike and cached before" in run.assumed
+    assert not any("empty at the start" in text for text in run.assumed)
+    with pytest.raises(Unsuitable, match="prompts that were cached before, without a prefix cache"):
+        run_of(row(tmp_path, cached_prompt_share="0.3", prefix_caching="false"))
+
+
+@pytest.mark.parametrize("cell", ["1.5", "-0.1", "half"])
+def test_a_share_that_is_none_leaves_the_row_out(tmp_path: Path, cell: str) -> None:
+    (odd,) = row(tmp_path, cached_prompt_share=cell).odd
+    assert odd.startswith("cached_prompt_share: expected a ")
+    assert odd.endswith(f"got {cell!r}")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -104,6 +104,15 @@ def _is_of_2024(row: Row) -> bool:
     return is_batch and not _LATER.search(row.text("engine"))
 
 
+def cached(share: float, known: Section) -> Section:
+    """The prefix cache that a row needs whose prompts were in it before; Unsuitable where there is known to be none."""
+    if not share:
+        return {}
+    if known.get("enable_prefix_caching") is False:
+        raise Unsuitable("prompts that were cached before, without a prefix cache")
+    return {"enable_prefix_caching": True}
+
+
 def keeping_host(sets: tuple[str, ...], latency: Section) -> tuple[str, ...]:
     """`sets` in which a whole `latency.host` leaves the host terms to the engine of the row, unless it names one."""
     own = latency.get("host")

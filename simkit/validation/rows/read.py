@@ -28,6 +28,9 @@ LENGTHS = ("input_len", "output_len")
 FLAGS = ("prefix_caching", "chunked_prefill")
 """Also with `enable_` before the name."""
 
+CACHED = "cached_prompt_share"
+"""Share of the prompt tokens that were in the prefix cache before the run; empty for none."""
+
 NEEDED = ("row_id", "engine", "model", "gpu", *LENGTHS)
 """Columns without which nothing can be simulated; a cell of them may be empty, but not that of `row_id`."""
 
@@ -44,7 +47,7 @@ METRICS: Mapping[str, tuple[str, float]] = {
 }
 """Column of a measured number to the key of `summary.json` that predicts it, and the factor to the column's unit."""
 
-KNOWN = (*TEXTS, *COUNTS, *LENGTHS, *FLAGS, *(f"enable_{flag}" for flag in FLAGS), *METRICS)
+KNOWN = (*TEXTS, *COUNTS, *LENGTHS, CACHED, *FLAGS, *(f"enable_{flag}" for flag in FLAGS), *METRICS)
 
 
 Section = dict[str, object]
@@ -174,7 +177,7 @@ def _row(cells: Sequence[str], columns: Sequence[str], where: str, line: int) ->
 
 
 def _numbers(texts: Mapping[str, str], odd: list[str]) -> Iterator[tuple[str, float]]:
-    for name in (*COUNTS, *LENGTHS, "request_rate"):
+    for name in (*COUNTS, *LENGTHS, CACHED, "request_rate"):
         cell = _stated(name, texts.get(name, ""))
         if not cell:
             continue
@@ -183,6 +186,11 @@ def _numbers(texts: Mapping[str, str], odd: list[str]) -> Iterator[tuple[str, fl
                 yield name, _rate(cell)
                 continue
             value = _number(cell)
+            if name == CACHED:
+                if not 0 <= value <= 1:
+                    raise InputError(f"expected a share from 0 to 1, got {texts[name]!r}")
+                yield name, value
+                continue
             if value <= 0 or (name in COUNTS and not value.is_integer()):
                 what = "an integer >= 1" if name in COUNTS else "tokens > 0"
                 raise InputError(f"expected {what}, got {texts[name]!r}")

@@ -15,7 +15,8 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
 - When requests come: a finite rate is Poisson; `max_concurrency` is a closed loop; a rate of inf sends all at once; so
   does a fixed batch (`batch_size`). Of several the first of these counts; a rate of inf is the last.
 - Lengths are the same for all requests but where `other_config` says ``generated N``: the outputs then add up to N.
-- Prompts share nothing: whether any were in a prefix cache already is not in the table.
+- Prompts share nothing, but for `cached_prompt_share` of each, which is alike in all of them and in the prefix cache
+  from the start.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
 from simkit.validation.rows.names import PROFILE_OF, SGLANG, TRTLLM, EngineName, gpu_of, model_of
-from simkit.validation.rows.read import LENGTHS, Row, Section
+from simkit.validation.rows.read import CACHED, LENGTHS, Row, Section
 from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse
 
 SECTIONS = ("engine", "hardware", "latency", "workload")
@@ -92,7 +93,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     known = own | stated | last
     name = row_engine.name_of(row, known, assumed)
     rules = row_engine.rules(name, _context(row, model, name, known, assumed), known, assumed)
-    rules |= row_engine.kv_rule(row, name, known, assumed)
+    rules |= row_engine.kv_rule(row, name, known, assumed) | row_engine.cached(cached_share(row), known)
     engine = rules | own | stated
     _check_budget(name, engine | last)
     gpu = _gpu(row, given_in(sets, "hardware"), assumed)
@@ -115,7 +116,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         assumed.add("what rows leave open of engine, latency and interconnect: as the scenario has it")
     scenario = from_labelled(data, {}, row_engine.keeping_host(sets, latency))
     _check(row, model, scenario)
-    if scenario.engine.enable_prefix_caching:
+    if scenario.engine.enable_prefix_caching and scenario.workload.prefix is None:
         assumed.add("a prefix cache that is empty at the start, and prompts that share nothing")
     if row.text("other_config"):
         assumed.add("other_config: only generated tokens, running sequences, nodes and parallelism are read")
@@ -297,6 +298,9 @@ def load_of(row: Row, assumed: Assumptions) -> Section:
             "mean lengths: requests of nearly the same length", "workload.prompt_tokens", "workload.output_tokens"
         )
     load: Section = {"num_requests": number, "arrivals": arrivals}
+    if cached_share(row):
+        load["prefix"] = {"groups": 1, "share": cached_share(row), "warm": True}
+        assumed.add("cached_prompt_share: the first tokens of all prompts, alike and cached before", "workload.prefix")
     shortest = _shortest_share(row)
     if shortest is not None and generated_tokens(row) is None:
         assumed.add(
@@ -318,6 +322,11 @@ def load_of(row: Row, assumed: Assumptions) -> Section:
             "workload.arrivals.process",
         )
     return load | {"prompt_tokens": prompts, "output_tokens": outputs}
+
+
+def cached_share(row: Row) -> float:
+    """The share of each prompt that was in the prefix cache before."""
+    return row.numbers.get(CACHED, 0.0)
 
 
 def _shortest_share(row: Row) -> float | None:
