@@ -55,6 +55,18 @@ def test_times_and_rates_of_public_rows_are_never_averaged_together(study: RowSt
     assert all("engine_hosts.yaml" in each.fitted and not each.judged for each in (times, rates, *rest))
 
 
+def test_ttft_of_public_rows_is_told_as_a_factor(study: RowStudy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice and half the time are as wrong as each other: together 2, and in the mean right. A fitted row is none."""
+    shown = [public_row(f"T{i}", "g", "mean_ttft_ms", 10.0, time) for i, time in enumerate((20.0, 5.0, 20.0, 5.0))]
+    shown.append(public_row("A0", "g", "mean_ttft_ms", 1.0, 100.0))
+    found = RowStudy("all", "f", 5, tuple(shown), {}, {}, {}, (), {}, {}, {})
+    monkeypatch.setattr(table, "_study", lambda path: found)
+    (line,) = [each for each in table.TABLE.made(Path()) if each.evidence.endswith("TTFT factor")]
+    assert (line.n, line.metric, line.error_pct, line.judged) == (4, "TTFT mean, factor", None, False)
+    assert line.text == "2.00 times too large or too small (geometric mean), 1.00 in the mean"
+    assert line.note == "by set: s 2.00 (4)"
+
+
 def test_what_public_rows_leave_out_and_open_is_counted(study: RowStudy) -> None:
     *_, left_out, left_open = table.TABLE.made(Path())[:6]
     assert (left_out.n, left_out.text) == (1500, "750: GPU X0 is unknown; 750: GPU X1 is unknown")

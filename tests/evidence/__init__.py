@@ -17,6 +17,9 @@ HIT, MISSED, SHOWN, NO_BAR = "hit", "missed", "shown", "no bar"
 FITS, NO_FIT, AT_ZERO = "fits", "no fit", "host terms at 0"
 """What a prediction rests on: numbers that were fitted, none that were, or none because host terms are at 0."""
 
+LEFT_OPEN = "what rows leave open"
+"""The last of the lines that sum up all public rows."""
+
 Curves = dict[str, Any]
 """What the charts of a section are drawn from, as validation.json has it."""
 

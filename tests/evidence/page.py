@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
-from evidence import FITS, HIT, MISSED, Line, charts, off_pct, wrong
+from evidence import FITS, HIT, LEFT_OPEN, MISSED, Line, charts, off_pct, wrong
 from simkit.report.document import Drawing, Figure, Section, Table, column
 from simkit.report.render.html import environment
 from simkit.report.render.markdown import escaped, table_lines
@@ -23,10 +23,11 @@ MANY = 12
 """Rows from which those that are not judged are folded away."""
 
 FOLDS = {
-    "All public rows": (6, "groups of rows, each of one set, engine and GPU"),
-    "Ablation": (0, "lines, each of a set without one effect"),
+    "All public rows": (LEFT_OPEN, "groups of rows, each of one set, engine and GPU"),
+    "Ablation": ("", "lines, each of a set without one effect"),
 }
-"""A section where nothing is judged: how many of its first lines sum it up and stay open, and what the rest is."""
+"""A section where nothing is judged: the last of its first lines, which sum it up and stay open (none: no line does),
+and what the rest is."""
 
 OPEN = 3
 """How many stay open of one that is not named there."""
@@ -145,7 +146,7 @@ def _section(name: str, content: Content, lines: Sequence[Line], drawn: Mapping[
     curves = content["curves"]
     mine = [line for line in lines if line.section == name]
     judged, shown = [line for line in mine if line.judged], [line for line in mine if not line.judged]
-    num_open, others = FOLDS.get(name, (OPEN, "further rows")) if not judged else (0, "further rows")
+    num_open, others = _folded(name, shown) if not judged else (0, "further rows")
     kept_open, folded = ([*judged, *shown[:num_open]], shown[num_open:]) if len(shown) >= MANY else (mine, [])
     tables = [_evidence(kept_open, ""), _evidence(folded, f"{len(folded)} {others}")]
     if name == ROWS:
@@ -160,6 +161,14 @@ def _section(name: str, content: Content, lines: Sequence[Line], drawn: Mapping[
         tables=_tables(*tables),
         figures=tuple(Drawing(partial(drawn.get, key)) for key in keys),
     )
+
+
+def _folded(name: str, shown: Sequence[Line]) -> tuple[int, str]:
+    """(how many lines of a section where nothing is judged stay open, what the others are)."""
+    if name not in FOLDS:
+        return OPEN, "further rows"
+    last, others = FOLDS[name]
+    return next((i for i, line in enumerate(shown, 1) if line.evidence == last), 0), others
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], folded: str = "") -> Table:

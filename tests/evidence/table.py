@@ -14,7 +14,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from evidence import NO_FIT, Curves, Line, Section, inputs, mape, off_pct
+from evidence import LEFT_OPEN, NO_FIT, Curves, Line, Section, inputs, mape, off_pct
 from simkit.latency.host import shipped
 from simkit.validation.rows.read import read_rows, select
 from simkit.validation.rows.results import RowResult, RowStudy
@@ -53,6 +53,7 @@ def _lines(shared: Path) -> list[Line]:
     return [
         *_whole(groups, "every row that can be simulated"),
         *_whole(grouped(row for row in study.rows if row.id not in used), "those that no host term was fitted on"),
+        *_first_tokens([row for row in study.rows if row.id not in used]),
         *_coverage(shared / inputs.table(), frozenset(row.id for row in study.rows) - used),
         _left_out(study),
         _left_open(study),
@@ -150,6 +151,28 @@ def _coverage(path: Path, ids: frozenset[str]) -> Iterator[Line]:
         )
 
 
+def _first_tokens(rows: Iterable[RowResult]) -> Iterator[Line]:
+    """How many times too large or too small TTFT is predicted, of all rows that have it and by set.
+
+    Not a percentage: TTFT is off by factors, and an error of a ratio does not grow without end to one side alone.
+    """
+    by_set: dict[str, list[float]] = {}
+    for row in rows:
+        values = row.metrics.get("mean_ttft_ms")
+        if values is not None and values.predicted:
+            by_set.setdefault(row.set, []).append(log(values.predicted / values.measured))
+    logs = [value for part in by_set.values() for value in part]
+    if logs:
+        sets = "; ".join(f"{name} {exp(mape(part)):.2f} ({len(part):,})" for name, part in sorted(by_set.items()))
+        yield _shown(
+            "those that no host term was fitted on, TTFT factor",
+            len(logs),
+            "TTFT mean, factor",
+            f"{exp(mape(logs)):.2f} times too large or too small (geometric mean), {exp(fmean(logs)):.2f} in the mean",
+            note=f"by set: {sets}",
+        )
+
+
 def _left_out(study: RowStudy) -> Line:
     """Rows that are not simulated, by the reason."""
     reasons = Counter(_HINT.sub("", reason) for reason in study.skipped_rows.values())
@@ -160,7 +183,7 @@ def _left_open(study: RowStudy) -> Line:
     """What the rows that are simulated do not state, and what holds instead; beside it, where step times come from."""
     steps = f"step times: {_listed(study.step_times)}"
     open_ = Counter(study.assumed) + Counter({f"host terms: {what}": n for what, n in study.host_terms.items()})
-    return _shown("what rows leave open", len(study.rows), "rows", _listed(open_), note=steps)
+    return _shown(LEFT_OPEN, len(study.rows), "rows", _listed(open_), note=steps)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -62,7 +62,7 @@ def test_many_steps_at_once_take_what_single_ones_do(groups: int) -> None:
 
 
 def test_who_comes_back_after_a_failure_has_lost_its_cache() -> None:
-    """Requests come every tenth of a second, and each is served at once: the first after the failure computes it all."""
+    """Requests come every tenth of a second, each is served at once: the first after the failure computes it all."""
     sets = (
         "workload.arrivals={process: constant, rate_per_s: 10}",
         "failures=[{replica: 0, at_s: 0.55, for_s: 0.01}]",
