@@ -16,7 +16,7 @@ from simkit.latency import error
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment, capture_sizes
 from simkit.latency.effects import OFF, PREFIX_REHITS, RULES, Source, check_known, nothing
-from simkit.latency.error import Errors
+from simkit.latency.error import Sizes
 from simkit.latency.host import ALL_CAPTURED, VLLM, LaunchCost, Version, host_of, launch_cost, parse_engine
 from simkit.latency.link import StatedLink, spread
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
@@ -147,7 +147,7 @@ def coins(seed: int, replication: int) -> list[bool]:
     return [(value < 0.5) != bool(second) for value in tossed.tolist()]
 
 
-def _error_sizes(deployment: Deployment, profile: Profile | None, *, own_kernels: bool) -> Errors:
+def _error_sizes(deployment: Deployment, profile: Profile | None, *, own_kernels: bool) -> Sizes:
     """How wrong the step times may be."""
     host, links = deployment.host.error, spread(deployment.interconnect, deployment.tensor_parallel_size)
     if profile is None:

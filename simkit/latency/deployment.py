@@ -17,7 +17,7 @@ import numpy as np
 
 from simkit.latency.effects import FIRST_TOKEN, GAP, HOST, OFF, OVERLAP, RULES, SAMPLED_ROWS, Source, nothing
 from simkit.latency.effects import LAUNCHES as LAUNCHING
-from simkit.latency.error import EXACT, Errors
+from simkit.latency.error import EXACT, Factors
 from simkit.latency.host import NO_HOST, NO_LAUNCHES, VLLM, HostCosts, LaunchCost, Launches, Loop, Version
 from simkit.latency.link import StatedLink
 from simkit.specs.hardware import GpuSpec
@@ -50,7 +50,7 @@ class Deployment:
     link: StatedLink | None = None
     launch: LaunchCost = NO_LAUNCHES
     engine: tuple[str, Version | None] = (VLLM, None)
-    errors: Errors = EXACT
+    errors: Factors = EXACT
 
     def has(self, effect: str) -> bool:
         """Whether an effect is not switched off."""
