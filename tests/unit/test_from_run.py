@@ -54,8 +54,8 @@ def ships() -> Iterator[None]:
     terms = HostTerms(500.0, 0.0, 0.0)
     own, other = Source(Origin.SHIPPED, "default"), Source(Origin.OTHER_VERSIONS, "those shipped, the nearest")
 
-    def found(engine: str, version: tuple[int, ...]) -> tuple[HostTerms, Source]:
-        return terms, own if version == (0, 19) else other
+    def found(engine: str, version: tuple[int, ...]) -> tuple[HostTerms, Source, float]:
+        return terms, own if version == (0, 19) else other, 0.0
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "terms_of", found)

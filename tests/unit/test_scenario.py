@@ -88,7 +88,7 @@ def test_to_dict_keeps_the_order_of_the_design_page_and_writes_defaults(write: A
     ]  # fmt: skip
     assert data["engine"]["gpu_memory_utilization"] == 0.92
     assert data["engine"]["block_size"] == 16
-    assert data["latency"] == {"profile": "auto", "without": [], "host": None}
+    assert data["latency"] == {"profile": "auto", "without": [], "host": None, "error": "drawn"}
     assert data["warmup"] == "auto"
     assert list(data["hardware"]) == ["gpu", "tensor_parallel_size", "interconnect", "price_per_gpu_hour"]
 
