@@ -118,6 +118,10 @@ def _chosen(
             if text.partition("=")[0].strip().startswith("latency.host"):
                 raise InputError(f"--set {text}: expected without --fit, which finds the host terms")
     rows = select(table, options.select or [])
+    if options.draws is not None:
+        for text in settings:
+            if text.partition("=")[0].strip() == "latency.error":
+                raise InputError(f"--set {text}: expected without --draws, which draws the error of step times")
     check_measured(bands, (row for row in rows if fit is None or not fit.takes(row)))
     return rows, fit
 

@@ -49,8 +49,7 @@ NORMAL = math.sqrt(math.pi / 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Standard deviations of the logarithms of times, by class; `kernels`: of all kernels together, beside their own.
-    """
+    """Standard deviations of the logarithms of times, by class. `kernels`: of all kernels together, beside each."""
 
     kernels: float
     products: float

@@ -77,7 +77,7 @@ def fleet(result: PlanResult, chosen: PointResult) -> Fleet | None:
     if result.target_per_s is None or chosen.capacity is None:
         return None
     count = num_replicas(result.target_per_s, chosen)
-    each = chosen.capacity.low_per_s / chosen.point.scenario.replicas
+    each = chosen.capacity.carried_per_s / chosen.point.scenario.replicas
     return Fleet(
         target_per_s=result.target_per_s,
         replicas=count,

@@ -151,7 +151,8 @@ def _smaller(result: PlanResult, chosen: PointResult, target_per_s: float, repli
     assert found is not None
     each = target_per_s / replicas
     held = round(found.chance(each * own) * found.replications)
-    low, estimate, high = (value / own for value in (found.low_per_s, found.estimate_per_s, found.high_per_s))
+    least, most = found.range_per_s or (found.low_per_s, found.high_per_s)
+    low, estimate, high = (value / own for value in (least, found.estimate_per_s, most))
     where = f"between the lower end ({rate_text(low)}) and the estimate ({rate_text(estimate)}) of"
     if each > estimate:
         where = f"between the estimate ({rate_text(estimate)}) and the upper end ({rate_text(high)}) of"
@@ -171,7 +172,7 @@ def _smaller(result: PlanResult, chosen: PointResult, target_per_s: float, repli
 def _single(chosen: PointResult, target_per_s: float) -> str:
     """A fleet of one."""
     assert chosen.capacity is not None
-    low = chosen.capacity.low_per_s / chosen.point.scenario.replicas
+    low = chosen.capacity.carried_per_s / chosen.point.scenario.replicas
     return (
         f"One replica is enough: {rate_text(target_per_s)} requests/s are no more than the lower end "
         f"({rate_text(low)}) of what it carries"

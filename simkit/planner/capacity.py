@@ -68,6 +68,11 @@ class Capacity:
         return estimate * math.exp(-below), estimate * math.exp(above)
 
     @property
+    def carried_per_s(self) -> float:
+        """The rate that may be promised: the lower end of the interval that holds most."""
+        return self.low_per_s if self.range_per_s is None else self.range_per_s[0]
+
+    @property
     def replications(self) -> int:
         """How many there were."""
         return len(self.crossings_per_s)

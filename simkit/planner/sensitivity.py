@@ -44,9 +44,10 @@ def load_rates(result: PlanResult, chosen: PointResult) -> dict[float, float]:
 
 
 def num_replicas(rate_per_s: float, chosen: PointResult) -> int:
-    """Replicas that carry a rate, judged by the lower end of the capacity's interval."""
+    """Replicas that carry a rate, judged by the lower end of the capacity's interval, the wider one where there is one:
+    the error of step times is common to all of them."""
     assert chosen.capacity is not None
-    return max(1, math.ceil(rate_per_s * chosen.point.scenario.replicas / chosen.capacity.low_per_s))
+    return max(1, math.ceil(rate_per_s * chosen.point.scenario.replicas / chosen.capacity.carried_per_s))
 
 
 ERRORS_OF_ONE_RUN = 4
@@ -59,6 +60,15 @@ MAX_FLEET = 8
 def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner) -> PlanResult:
     """The plan with its best point at other rates, with other settings, and as the fleet that carries the target."""
     assert chosen.capacity is not None
+    guesses, factor = chosen.capacity.crossings_per_s, _least_factor(chosen)
+    again = CapacityJob(
+        chosen.point.name, chosen.point.scenario, runner.base_per_s, guesses, effort=COARSE, factor=factor
+    )
+    right, *wrong = runner.run([again, *_erring(chosen, runner, guesses, factor)], 0.05, "the error of step times")
+    variations, failed = _sorted([chosen.point], [right], dict(result.failed))
+    chosen = _with_error(result, chosen, variations.get(chosen.point.name), wrong)
+    assert chosen.capacity is not None
+    result = replace(result, recommended=chosen, points={**result.points, chosen.point.name: chosen})
     scenario, capacity_per_s = chosen.scenario, chosen.capacity.estimate_per_s
     replications = RATE_REPLICATIONS if chosen.factor < 2 else LONG_RATE_REPLICATIONS
     if run_length.is_same_every_time(scenario):
@@ -72,10 +82,9 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
     ]
     num_rates = len(jobs)
     varied = _variations(chosen, result.scenario)
-    guesses, factor = chosen.capacity.crossings_per_s, _least_factor(chosen)
     jobs += [
         CapacityJob(point.name, point.scenario, runner.base_per_s, guesses, effort=COARSE, factor=factor)
-        for point in (chosen.point, *varied)
+        for point in varied
     ]
     fleets = _fleets(result, chosen)
     jobs += [
@@ -83,29 +92,35 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
               replications=replications)
         for size, fleet in fleets.items()
     ]  # fmt: skip
-    num_before = len(jobs)
-    jobs += _erring(chosen, runner, guesses, factor)
-    answers = runner.run(jobs, 0.25, "around the best")
+    answers = runner.run(jobs, 0.2, "around the best")
     other_rates = [
         trial for answer in answers[:num_rates] if not isinstance(answer, Failure) for trial in answer.trials
     ]
-    variations, failed = {}, dict(result.failed)
-    for point, answer in zip((chosen.point, *varied), answers[num_rates:], strict=False):
-        if isinstance(answer, Failure):
-            failed[point.name] = replace(answer, settings=point.settings)
-        else:
-            variations[point.name] = result_of_point(point, answer, COARSE)
+    more, failed = _sorted(varied, answers[num_rates : num_rates + len(varied)], failed)
+    variations |= more
     seen_fleets = {}
-    for size, answer in zip(fleets, answers[num_rates + 1 + len(varied) : num_before], strict=True):
+    for size, answer in zip(fleets, answers[num_rates + len(varied) :], strict=True):
         if isinstance(answer, Failure):
             failed[f"{size.replicas} replicas"] = answer
         else:
             seen_fleets[size] = answer.trials
-    result = _with_error(result, chosen, variations.get(chosen.point.name), answers[num_before:])
     return replace(
         result, other_rates=tuple(other_rates), variations=variations, failed=failed, fleets=seen_fleets,
         doctor=_diagnosed(chosen, runner),
     )  # fmt: skip
+
+
+def _sorted(
+    points: Sequence[PlanPoint], answers: Sequence[Answer | Failure], failed: dict[str, Failure]
+) -> tuple[dict[str, PointResult], dict[str, Failure]]:
+    """What is known of points, and those that failed beside others that did."""
+    known, wrong = {}, dict(failed)
+    for point, answer in zip(points, answers, strict=True):
+        if isinstance(answer, Failure):
+            wrong[point.name] = replace(answer, settings=point.settings)
+        else:
+            known[point.name] = result_of_point(point, answer, COARSE)
+    return known, wrong
 
 
 # --- the error of step times
@@ -126,17 +141,16 @@ def _erring(chosen: PointResult, runner: JobRunner, guesses: tuple[float, ...], 
 
 def _with_error(
     result: PlanResult, chosen: PointResult, right: PointResult | None, answers: Sequence[Answer | Failure]
-) -> PlanResult:
-    """The plan with what the error of step times does to the capacity of its best point."""
+) -> PointResult:
+    """The point with what the error of step times does to its capacity."""
     if right is None or right.capacity is None or chosen.capacity is None:
-        return result
+        return chosen
     own, wrong = right.capacity.crossings_per_s, []
     for answer in answers:
         if not isinstance(answer, Failure):
             wrong += [crossing(curve, result.terms) for curve in curves(answer.trials)]
     own = own * len(wrong) if len(own) == 1 else own
-    best = replace(chosen, capacity=replace(chosen.capacity, error=error_of_step_times(own, wrong)))
-    return replace(result, recommended=best, points={**result.points, chosen.point.name: best})
+    return replace(chosen, capacity=replace(chosen.capacity, error=error_of_step_times(own, wrong)))
 
 
 def _least_factor(chosen: PointResult) -> float:
@@ -149,7 +163,7 @@ def _least_factor(chosen: PointResult) -> float:
 
 
 def _diagnosed(chosen: PointResult, runner: JobRunner) -> Json:
-    """What the doctor finds at the recommended point, at the rate that it is sure to carry."""
+    """What the doctor finds at the recommended point, at the lower end of its interval."""
     assert chosen.capacity is not None
     rate_per_s = float(f"{chosen.capacity.low_per_s:.4g}")
     scenario = at_rate(chosen.scenario, rate_per_s, runner.base_per_s)

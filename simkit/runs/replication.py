@@ -226,8 +226,9 @@ def _manifest(setup: Setup, parts: Sequence[ReplicationResult]) -> Json:
     if clamped:
         notes.append(f"latency: {clamped} prices of kernels were raised to what the hardware allows")
     if setup.hosts_of_others is not None:
-        version = setup.scenario.engine.version
-        notes.append(f"latency: host terms are the {setup.hosts_of_others}, not of {version}")
+        host = setup.scenario.latency.host
+        engine = f"vLLM {setup.scenario.engine.version}" if host is None or host.engine is None else host.engine
+        notes.append(f"latency: host terms are {setup.hosts_of_others}, not of {engine}")
     for reason, count in _sums(part.turned_away for part in parts).items():
         notes.append(f"{count} requests turned away: {reason}")
     scenario, seed = setup.scenario.to_dict(), setup.scenario.seed

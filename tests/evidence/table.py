@@ -134,9 +134,9 @@ def _coverage(path: Path, ids: frozenset[str]) -> Iterator[Line]:
         metric = next((name for name in METRICS if name in row.metrics), None)
         if metric is not None and (outside := row.metrics[metric].outside) is not None:
             values = row.metrics[metric]
-            assert values.high is not None
-            assert values.low is not None
-            found.setdefault(METRICS[metric][0], []).append((row.id, outside, values.high / values.low))
+            assert values.high_90 is not None
+            assert values.low_90 is not None
+            found.setdefault(METRICS[metric][0], []).append((row.id, outside, values.high_90 / values.low_90))
     for kind, each in found.items():
         out = [row for row, outside, _ in each if outside]
         widths = sorted(width for _, _, width in each)

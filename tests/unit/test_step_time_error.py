@@ -29,7 +29,7 @@ from simkit.latency.link import spread
 from simkit.latency.profile import load_profile
 from simkit.latency.roofline import Roofline
 from simkit.metrics.intervals import NORMAL_95, combine, range_95
-from simkit.planner.capacity import error_of_step_times
+from simkit.planner.capacity import Capacity, error_of_step_times
 from simkit.scenario import Scenario, from_dict
 from simkit.specs.hardware import load_gpu
 from simkit.studies.compare import compare
@@ -249,7 +249,7 @@ def test_a_run_prints_both_widths(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["run", str(path), "--out", str(tmp_path / "out"), "--no-report"])
     assert told.exit_code == 0, told.output
     lines = [line.strip() for line in told.stdout.splitlines()]
-    assert "95 % intervals that hold the error of step times:" in lines
+    assert "95 % intervals with the error of step times (± above: without it):" in lines
     (tpot,) = [line for line in lines if line.startswith("TPOT mean ")]
     assert "; simulation alone " in tpot
 
@@ -269,3 +269,41 @@ def test_the_error_of_a_capacity_is_the_spread_of_paired_crossings() -> None:
     assert error_of_step_times((10.0, 10.0), (11.0, 10 / 1.1)) == pytest.approx(math.log(1.1))
     assert error_of_step_times((10.0, 0.0), (11.0, 5.0)) == pytest.approx(math.log(1.1))
     assert error_of_step_times((10.0,), (math.inf,)) is None
+
+
+def test_what_is_promised_is_the_lower_end_of_the_wider_interval() -> None:
+    alone = Capacity(10.0, 9.0, 11.0, 10.0, "ttft_ms.p99", (10.0, 10.0), 10.0, 10.0, 1.0)
+    wide = replace(alone, error=0.1)
+    assert alone.carried_per_s == 9.0
+    assert wide.range_per_s is not None
+    low, high = wide.range_per_s
+    assert wide.carried_per_s == low < alone.low_per_s < alone.high_per_s < high
+
+
+def test_a_fleet_is_sized_by_what_holds_the_error_of_step_times(tmp_path: Path) -> None:
+    scenario = asked(slo={"ttft_ms": {"p99": 2000}, "tpot_ms": {"p99": 40}}, replications=1)
+    data = scenario.to_dict()
+    del data["workload"]["finite"]
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps(data))
+    words = ["plan", str(path), "--axis", "engine.max_num_seqs=16", "--target-rate", "60", "--jobs", "1"]
+    told = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "plan"), "--no-report"])
+    assert told.exit_code == 0, told.output
+    content = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    (found,) = [point["capacity"] for point in content["points"]]
+    low, high = found["range_per_s"]
+    assert low < found["low_per_s"] < found["high_per_s"] < high
+    replicas = content["fleet"]["replicas"]
+    assert (replicas - 1) * low < 60 <= replicas * low
+    assert "; simulation alone " in content["answer"]
+
+
+@pytest.mark.parametrize("value", ["none", "2"])
+def test_draws_of_rows_and_a_stated_error_are_not_both(value: str) -> None:
+    rows = Path(__file__).resolve().parents[1] / "data" / "serving_rows.csv"
+    words = ["validate", "--summary", str(rows), "--draws", "2", "--set", f"latency.error={value}"]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 2
+    assert told.stderr.strip() == (
+        f"--set latency.error={value}: expected without --draws, which draws the error of step times"
+    )

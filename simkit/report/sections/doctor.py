@@ -271,7 +271,7 @@ def of_plan(content: Json) -> list[Section]:
 def _examined(found: Json) -> str:
     """What was examined, and how much was found."""
     load = "" if found.get("rate_per_s") is None else f" at {words.plain(float(found['rate_per_s']))} requests/s"
-    what = f"One run of the recommended point{load}, the rate that it is sure to carry, by rules of thumb"
+    what = f"One run of the recommended point{load}, the lower end by the simulation alone, by rules of thumb"
     if not found["findings"]:
         return f"{what}: nothing found."
     number = len(found["findings"])

@@ -203,7 +203,7 @@ def _range_lines(summary: Json) -> list[str]:
         text = both_widths(summary, key, kind)
         if text:
             told.append(f"  {label} {show_of(kind)(value(summary, key))} {unit} ({text})")
-    return ["95 % intervals that hold the error of step times:", *told] if told else []
+    return ["95 % intervals with the error of step times (± above: without it):", *told] if told else []
 
 
 def both_widths(summary: Json, key: str, kind: Kind) -> str:
@@ -260,7 +260,10 @@ Runs = Mapping[str, tuple[Json, Json]]
 def compare_tables(arms: Runs, paired: Json, width: int = 100) -> list[RenderableType]:
     """One row an arm, then the paired differences; split to fit `width` columns."""
     note = "latencies in ms; KV reserved, internal, external as shares of the allocated memory"
-    return [*summary_tables("arm", arms, COMPARE, note, width), *_paired_tables(paired, width)]
+    parts = [*summary_tables("arm", arms, COMPARE, note, width), *_paired_tables(paired, width)]
+    if any(value(summary, "e2e_ms.mean_range95") for summary, _ in arms.values()):
+        parts.append(Text("intervals that hold the error of step times: *_range95 in compare.json, and in the report"))
+    return parts
 
 
 def sweep_tables(points: Runs, failed: Sequence[str], width: int = 100) -> list[RenderableType]:

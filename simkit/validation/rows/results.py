@@ -28,21 +28,21 @@ NO_ROW = "expected a metric of the rows that are judged, none has it"
 @dataclass(frozen=True, slots=True)
 class MetricResult:
     """A measured number and what is predicted, with the host terms that hold and with those at 0; errors in percent,
-    predicted over measured less 1. `low` and `high`: the 90 % interval of what is predicted, None where none was asked
-    for."""
+    predicted over measured less 1. `low_90` and `high_90`: the 90 % interval of what is predicted, None where none
+    was asked for."""
 
     measured: float
     predicted: float | None
     error_pct: float | None
     predicted_zero: float | None
     error_zero_pct: float | None
-    low: float | None = None
-    high: float | None = None
+    low_90: float | None = None
+    high_90: float | None = None
 
     @property
     def outside(self) -> bool | None:
         """Whether the measured number lies outside the interval; None without one."""
-        return None if self.low is None or self.high is None else not self.low <= self.measured <= self.high
+        return None if self.low_90 is None or self.high_90 is None else not self.low_90 <= self.measured <= self.high_90
 
 
 @dataclass(frozen=True, slots=True)
