@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,25 @@ def study(monkeypatch: pytest.MonkeyPatch) -> RowStudy:
     found = RowStudy("all", "f", 2520, tuple(shown), skipped, {}, {}, (), assumed, {"roofline": 1020}, {})
     monkeypatch.setattr(table, "_study", lambda path: found)
     monkeypatch.setattr(table, "_used", lambda path: frozenset(f"A{i}" for i in range(10)))
+    nothing = RowStudy("covered", "f", 0, (), {}, {}, {}, (), {}, {}, {})
+    monkeypatch.setattr(table, "_covered", lambda path, ids: nothing)
     return found
+
+
+def test_rows_outside_their_interval_are_counted(study: RowStudy, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = ((8.0, 12.0), (11.0, 12.0), (5.0, 9.0), (9.0, 11.0))
+    shown = tuple(
+        replace(public_row(f"I{i}", "g", "mean_tpot_ms", 10.0, 10.0), metrics={
+            "mean_tpot_ms": MetricResult(10.0, 10.0, 0.0, None, None, low, high)
+        })
+        for i, (low, high) in enumerate(ends)
+    )  # fmt: skip
+    found = RowStudy("covered", "f", 4, shown, {}, {}, {}, (), {}, {}, {})
+    monkeypatch.setattr(table, "_covered", lambda path, ids: found)
+    (line,) = [each for each in table.TABLE.made(Path()) if each.metric == "rows outside their 90 % interval"]
+    assert (line.n, line.error_pct, line.judged) == (4, 50.0, False)
+    assert line.text == "2 of 4; upper over lower end 1.50 in the median, 1.80 at most"
+    assert line.note == "outside: I1, I2"
 
 
 def test_times_and_rates_of_public_rows_are_never_averaged_together(study: RowStudy) -> None:

@@ -127,10 +127,8 @@ def _line(evidence: str, metric: str, values: Iterable[tuple[str, float, float]]
 def _coverage(path: Path, ids: frozenset[str]) -> Iterator[Line]:
     """How often a measured number lies outside the 90 % interval of what is predicted, which holds the error of step
     times and nothing of what a row leaves open."""
-    rows = [row for row in read_rows(path).rows if row.id in ids][::COVERED]
-    study = study_rows(rows, name="covered", source=path.name, draws=DRAWS, jobs=None)
     found: dict[str, list[tuple[str, bool, float]]] = {}
-    for row in study.rows:
+    for row in _covered(path, ids).rows:
         metric = next((name for name in METRICS if name in row.metrics), None)
         if metric is not None and (outside := row.metrics[metric].outside) is not None:
             values = row.metrics[metric]
@@ -171,6 +169,12 @@ def _first_tokens(rows: Iterable[RowResult]) -> Iterator[Line]:
             f"{exp(mape(logs)):.2f} times too large or too small (geometric mean), {exp(fmean(logs)):.2f} in the mean",
             note=f"by set: {sets}",
         )
+
+
+@functools.cache
+def _covered(path: Path, ids: frozenset[str]) -> RowStudy:
+    rows = [row for row in read_rows(path).rows if row.id in ids][::COVERED]
+    return study_rows(rows, name="covered", source=path.name, draws=DRAWS, jobs=None)
 
 
 def _left_out(study: RowStudy) -> Line:

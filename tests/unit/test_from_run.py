@@ -144,7 +144,7 @@ def test_a_run_with_the_profile_uses_the_terms_of_its_version_and_no_other(fitte
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert summary["measured"][metric]["mean"]["predicted"] == told[metric]["mean"]["after"]
     manifests = {name: json.loads((folder / name / "manifest.json").read_bytes()) for name in "ab"}
-    note = "latency: host terms are the those shipped, the nearest, not of 0.20"
+    note = "latency: host terms are those shipped, the nearest, not of vLLM 0.20"
     assert [note in manifests[name]["notes"] for name in "ab"] == [False, True]
     effects = {name: manifest["latency_effects"] for name, manifest in manifests.items()}
     assert effects["a"]["host"] == effects["a"]["first_token"] == "profile, fitted to a run of vLLM 0.19"
