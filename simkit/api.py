@@ -23,7 +23,7 @@ from simkit.plain import Json, canonical_json, plain
 from simkit.runs.directory import replacing, write_run, write_runs
 from simkit.runs.long_enough import long_enough
 from simkit.runs.manifest import CREATED_BY, RunLength
-from simkit.runs.replication import ReplicationResult, Result, assemble, replicate
+from simkit.runs.replication import ReplicationResult, Result, assemble, replicate, with_error
 from simkit.scenario import Scenario, load
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def run_long_enough(setup: Setup, *, progress: Progress | None = None, single_st
     count = setup.scenario.replications
     ready = long_enough(setup, _share(progress, 0, count), single_step=single_step)
     rest = _parts(ready.setup, range(1, ready.setup.scenario.replications), progress, single_step)
-    return with_length(assemble(ready.setup, [ready.first, *rest]), ready.length)
+    first = with_error(ready.setup, ready.first, single_step=single_step)
+    return with_length(assemble(ready.setup, [first, *rest]), ready.length)
 
 
 def run_set_up(setup: Setup, *, progress: Progress | None = None, single_step: bool = False) -> Result:

@@ -65,7 +65,7 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
         chosen.point.name, chosen.point.scenario, runner.base_per_s, guesses, effort=COARSE, factor=factor
     )
     right, *wrong = runner.run([again, *_erring(chosen, runner, guesses, factor)], 0.05, "the error of step times")
-    variations, failed = _sorted([chosen.point], [right], dict(result.failed))
+    variations, failed = _known_and_failed([chosen.point], [right], dict(result.failed))
     chosen = _with_error(result, chosen, variations.get(chosen.point.name), wrong)
     assert chosen.capacity is not None
     result = replace(result, recommended=chosen, points={**result.points, chosen.point.name: chosen})
@@ -96,7 +96,7 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
     other_rates = [
         trial for answer in answers[:num_rates] if not isinstance(answer, Failure) for trial in answer.trials
     ]
-    more, failed = _sorted(varied, answers[num_rates : num_rates + len(varied)], failed)
+    more, failed = _known_and_failed(varied, answers[num_rates : num_rates + len(varied)], failed)
     variations |= more
     seen_fleets = {}
     for size, answer in zip(fleets, answers[num_rates + len(varied) :], strict=True):
@@ -110,7 +110,7 @@ def with_sensitivity(result: PlanResult, chosen: PointResult, runner: JobRunner)
     )  # fmt: skip
 
 
-def _sorted(
+def _known_and_failed(
     points: Sequence[PlanPoint], answers: Sequence[Answer | Failure], failed: dict[str, Failure]
 ) -> tuple[dict[str, PointResult], dict[str, Failure]]:
     """What is known of points, and those that failed beside others that did."""

@@ -16,7 +16,7 @@ from simkit.metrics import record as rec
 from simkit.metrics.summary import RunMetrics
 from simkit.runs import run_length
 from simkit.runs.manifest import RunLength
-from simkit.runs.replication import ReplicationResult, metrics_of, replication_result, with_error
+from simkit.runs.replication import ReplicationResult, metrics_of, replication_result
 from simkit.scenario import GammaArrivals, PoissonArrivals, Workload, apply_sets
 from simkit.units import ns_to_s
 
@@ -70,7 +70,7 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
     for growth in range(MAX_GROWTHS + 1):
         part, metrics, facts = _served(setup, progress, single_step)
         if not _may_grow(setup):
-            return LongEnough(setup, with_error(setup, part, single_step=single_step), None)
+            return LongEnough(setup, part, None)
         rising = run_length.rising([_levels(metrics, facts)])
         if part.summary.saturated:
             break
@@ -81,7 +81,6 @@ def long_enough(setup: Setup, progress: Progress | None = None, *, single_step: 
             break
         factor, why = factor * missing, reason
         setup = replace(asked, scenario=run_length.longer(asked.scenario, factor))
-    part = with_error(setup, part, single_step=single_step)
     return LongEnough(setup, part, _length(asked, setup, why, rising if not part.summary.saturated else None))
 
 
