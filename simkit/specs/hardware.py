@@ -13,7 +13,7 @@ import yaml
 
 from simkit.errors import InputError, nearest
 
-DTYPES = ("float16", "bfloat16", "fp8", "int8", "float32")
+DTYPES = ("float16", "bfloat16", "fp8", "int8", "nvfp4", "float32")
 _REQUIRED = (
     "memory_gib",
     "hbm_bytes_per_s",
@@ -49,7 +49,7 @@ class GpuSpec:
 
 
 def load_gpu(name_or_path: str) -> GpuSpec:
-    """The GPU of a registered name (any case), else of a YAML file with the keys of `simkit/data/gpus.yaml`.
+    """The GPU of a registered name or alias (any case), else of a YAML file with the keys of `simkit/data/gpus.yaml`.
 
     The file holds one mapping; `name`, `vendor`, `memory_bytes` and `sources` may be left out. Raises InputError for
     a name that is not known (naming the nearest), a missing file, or a wrong key or value (naming file and key).
@@ -66,14 +66,29 @@ def load_gpu(name_or_path: str) -> GpuSpec:
 
 def list_gpus() -> list[GpuSpec]:
     """All registered GPUs, sorted by name."""
-    return sorted(_registry().values(), key=lambda gpu: gpu.name)
+    return sorted({gpu.name: gpu for gpu in _registry().values()}.values(), key=lambda gpu: gpu.name)
+
+
+def is_alias(name: str) -> bool:
+    """Whether a name stands for a registered GPU that is called otherwise."""
+    known = _registry().get(name.strip().lower())
+    return known is not None and known.name != name
 
 
 @functools.cache
 def _registry() -> dict[str, GpuSpec]:
+    """Lower-case name or alias to GPU."""
     text = resources.files("simkit").joinpath("data/gpus.yaml").read_text(encoding="utf-8")
     rows: dict[str, dict[str, Any]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return {name: _Fields("gpus.yaml", row).spec(name) for name, row in rows.items()}
+    registry: dict[str, GpuSpec] = {}
+    for name, row in rows.items():
+        aliases = row.pop("aliases", [])
+        spec = _Fields("gpus.yaml", row).spec(name)
+        for key in (name, *aliases):
+            if key in registry:
+                raise ValueError(f"gpus.yaml: {key} is listed twice")
+            registry[key] = spec
+    return registry
 
 
 def _read(path: Path) -> GpuSpec:

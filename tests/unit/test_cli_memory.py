@@ -269,7 +269,7 @@ SMALL = ("--model", "llama-3-8b", "--gpu", "l4-24gb")
         ((SCENARIO, "--mean-tokens", "5"), "--mean-tokens: expected a scenario file or flags, got both"),
         (("nope.yaml",), "nope.yaml: no such file"),
         (("--model", "llama-3-8", "--gpu", "l4-24gb"), "--model: 'llama-3-8' is not known; did you mean 'llama-3-8b'?"),
-        (("--model", "llama-3-8b", "--gpu", "l4"), "--gpu: 'l4' is not known; did you mean 'l4-24gb'?"),
+        (("--model", "llama-3-8b", "--gpu", "l4-24"), "--gpu: 'l4-24' is not known; did you mean 'l4-24gb'?"),
         ((*SMALL, "--quantization", "fp88"),
          "--quantization: expected one of fp8, fp8_block, int8, awq, gptq, mxfp4, got 'fp88'"),
         ((*SMALL, "--quantization", "mxfp4"), "--quantization: mxfp4 is for the experts of a MoE model"),

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from simkit.errors import InputError
-from simkit.specs.hardware import list_gpus, load_gpu
+from simkit.specs.hardware import is_alias, list_gpus, load_gpu
 
 NAMES = """a100-sxm4-40gb a100-sxm4-80gb a100-pcie-40gb a100-pcie-80gb h100-sxm5-80gb h100-pcie-80gb h200-sxm-141gb
-gh200-96gb b200-sxm-180gb l4-24gb l40s-48gb a10g-24gb t4-16gb v100-sxm2-32gb rtx-3090 rtx-4090 rtx-a6000 rtx-pro-6000
+gh200-96gb b200-sxm-180gb l4-24gb l40s-48gb a10g-24gb t4-16gb v100-sxm2-32gb rtx-3090 rtx-4090 rtx-5090
+rtx-a6000 rtx-pro-6000
 mi300x"""
 
 MINE: dict[str, Any] = {
@@ -41,7 +42,7 @@ def refusal(name_or_path: str) -> str:
     return str(caught.value)
 
 
-def test_the_nineteen_gpus() -> None:
+def test_the_twenty_gpus() -> None:
     assert [gpu.name for gpu in list_gpus()] == sorted(NAMES.split())
 
 
@@ -57,14 +58,34 @@ def test_figures_of_the_a100s() -> None:
 
 def test_peaks_are_dense() -> None:
     """A sparse figure taken for a dense one is off by two: 8-bit is twice 16-bit on every chip but the 3090 (4x int8,
-    its 16-bit rate halved by fp32 accumulation) and the 4090 (int8 alike)."""
+    its 16-bit rate halved by fp32 accumulation), the 4090 and the 5090 (int8 alike)."""
     for gpu in list_gpus():
         half, fp8, int8 = (gpu.peak_flops_per_s.get(dtype) for dtype in ("float16", "fp8", "int8"))
         assert half is not None
         if fp8 is not None:
             assert fp8 == pytest.approx(2 * half, rel=0.02), gpu.name
         if int8 is not None:
-            assert int8 == pytest.approx((4 if gpu.name in ("rtx-3090", "rtx-4090") else 2) * half, rel=0.02), gpu.name
+            assert int8 == pytest.approx(
+                (4 if gpu.name in ("rtx-3090", "rtx-4090", "rtx-5090") else 2) * half, rel=0.02
+            ), gpu.name
+
+
+def test_aliases_are_the_parts_of_a_baseboard() -> None:
+    parts = {"h100": "h100-sxm5-80gb", "H200": "h200-sxm-141gb", "a100": "a100-sxm4-80gb", "b200": "b200-sxm-180gb"}
+    assert {alias: load_gpu(alias).name for alias in parts} == parts
+    assert [is_alias(name) for name in ("h100", "h100-sxm5-80gb", "H100-SXM5-80GB", "./mine.yaml")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert refusal("h1000").startswith("hardware.gpu: 'h1000' is not known; did you mean 'h100'?")
+
+
+def test_the_rtx_5090() -> None:
+    gpu = load_gpu("rtx-5090")
+    assert (gpu.memory_gib, gpu.hbm_bytes_per_s) == (31.4, 1.792e12)
+    assert gpu.peak_flops_per_s["nvfp4"] == 4 * gpu.peak_flops_per_s["fp8"]
 
 
 def test_every_gpu_has_sources_and_sane_figures() -> None:

@@ -160,10 +160,10 @@ def test_only_formats_that_the_gpu_has_are_advised() -> None:
 
 
 def test_a_larger_gpu_must_have_the_format_of_the_weights() -> None:
-    """A V100 has room for them, but no fp8."""
-    settings = ask("llama-3-8b", "l4-24gb", dtype="float16", activation_gib=19.0)
-    for quantization, larger in (("fp8", "a100-pcie-40gb"), ("gptq", "v100-sxm2-32gb")):
-        found = refused(replace(settings, quantization=quantization))
+    """A V100 has room for them where an RTX 5090 has none, but no fp8."""
+    settings = ask("llama-3-8b", "l4-24gb", dtype="float16")
+    for quantization, gib, larger in (("fp8", 19.7, "a100-pcie-40gb"), ("gptq", 22.9, "v100-sxm2-32gb")):
+        found = refused(replace(settings, quantization=quantization, activation_gib=gib))
         assert [way.text for way in found.ways] == [f"use a larger GPU such as {larger}"]
 
 
