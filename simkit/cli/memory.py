@@ -31,7 +31,6 @@ _KEYS = {
     "engine_version": ("engine", "version"),
 }
 _DTYPES = {"auto": "bfloat16", "half": "float16", "float": "float32"}
-_QUANTIZATIONS = {"none": None, "w8a8": "int8", "int4": "gptq", "w4a16": "gptq"}
 # Any workload will do where only memory is asked for; lengths come from flags of their own.
 _WORKLOAD = {
     "arrivals": {"process": "all_at_once"},
@@ -60,7 +59,7 @@ class EngineFlags:
     dtype: str | None = given("--dtype", "auto (bfloat16), bfloat16, float16, half, float32.")
     kv_cache_dtype: str | None = given("--kv-cache-dtype", "auto, fp8, ... (default auto).")
     quantization: str | None = given(
-        "--quantization", "fp8, fp8_block, int8, awq, gptq (also w4a16), mxfp4 (default none)."
+        "--quantization", "fp8, fp8_block, int8, awq, gptq (also w4a16), mxfp4, nvfp4, ... (default: as published)."
     )
     engine_version: str | None = given("--engine-version", "vLLM's (default 0.33).")
     enforce_eager: bool = given("--enforce-eager", "Capture no CUDA graphs.", default=False)
@@ -121,6 +120,7 @@ def memory(
         simulated=scenario is not None,
     )
     content = found.to_json()
+    output.say(printing, (f"note: {line}" for line in _names(chosen)))
     if target is not None:
         from simkit.api import write_memory
 
@@ -130,6 +130,14 @@ def memory(
     output.finish(printing, lambda: memory_tables(content, console.width()), content)
     if found.refusal is not None:
         raise CheckError(f"start-up refused: {found.refusal}")
+
+
+def _names(scenario: Scenario) -> tuple[str, ...]:
+    """What names of the scenario were read as."""
+    from simkit.engine.build import names_read, resolve
+
+    _, model, gpu = resolve(scenario)
+    return names_read(scenario, model, gpu)
 
 
 def _from_file(path: Path, given: Sequence[str], sets: list[str] | None) -> Scenario:
@@ -164,7 +172,7 @@ def _vllm_name(name: str, value: Any) -> Any:
     if name == "dtype":
         return _DTYPES.get(value.lower(), value)
     if name == "quantization":
-        return _QUANTIZATIONS.get(value.lower(), value)
+        return value.lower()
     return value
 
 

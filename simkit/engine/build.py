@@ -29,7 +29,8 @@ from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, m
 from simkit.memory.rules import parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
-from simkit.specs.hardware import GpuSpec, load_gpu
+from simkit.specs.dtypes import chosen
+from simkit.specs.hardware import GpuSpec, is_alias, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.specs.models import load_model
 from simkit.types import Request, StepShapes
@@ -62,6 +63,9 @@ class Setup:
     """What latencies are made of, and where each effect comes from."""
     names_blocks: bool = True
     """False: nothing would ever be found in a prefix cache, so that blocks are merely counted."""
+
+    names: tuple[str, ...] = ()
+    """What names of the scenario were read as, where they are not those of the registry."""
 
     @property
     def max_num_seqs(self) -> int:
@@ -143,7 +147,7 @@ def set_up(scenario: Scenario) -> Setup:
 
 
 def _set_up(scenario: Scenario) -> Setup:
-    without_effect = without_any_effect(scenario)
+    without_effect, given = without_any_effect(scenario), scenario
     scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
         raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
@@ -165,6 +169,7 @@ def _set_up(scenario: Scenario) -> Setup:
         without_effect=without_effect,
         first_token_ns=times.first_token_ns,
         effects=times.effects,
+        names=names_read(given, model, gpu),
     )
 
 
@@ -188,6 +193,16 @@ def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:
     return scenario, model, gpu
 
 
+def names_read(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> tuple[str, ...]:
+    """A line for each name of a scenario, as it was given, that stands for another or for a format of weights."""
+    found = [model.read_as] if model.read_as else []
+    if not found and model.quantization is not None and scenario.engine.quantization is None:
+        found = [f"model {scenario.model}: {model.quantization} weights, as it is published"]
+    if is_alias(scenario.hardware.gpu):
+        found.append(f"hardware.gpu {scenario.hardware.gpu}: read as {gpu.name}")
+    return tuple(found)
+
+
 def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> MemorySettings:
     """What decides the memory of a resolved scenario. Its scheduler sets a dummy block aside whatever the version."""
     engine = scenario.engine
@@ -202,7 +217,7 @@ def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Memor
         block_size=engine.block_size,
         dtype=engine.dtype,
         kv_cache_dtype=engine.kv_cache_dtype,
-        quantization=engine.quantization,
+        quantization=engine.weight_format,
         engine_version=engine.version,
         enforce_eager=engine.enforce_eager,
         num_gpu_blocks=engine.num_gpu_blocks,
@@ -240,7 +255,7 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
         budget = min(budget, (seqs or default_seqs) * max_model_len)
     if seqs is None:
         seqs = min(default_seqs, budget)
-    defaults = {
+    defaults: dict[str, Any] = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": budget,
         "max_model_len": max_model_len,
@@ -249,6 +264,11 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
         "async_scheduling": parse_version(engine.version) >= FIRST_ASYNC,
     }
     missing = {f"engine.{key}": value for key, value in defaults.items() if getattr(engine, key) is None}
+    weights = chosen(engine.quantization, model.quantization)
+    if weights != engine.quantization:
+        missing["engine.quantization"] = weights
+    if is_alias(scenario.hardware.gpu):
+        missing["hardware.gpu"] = gpu.name
     return apply_sets(scenario, missing, label="default")
 
 

@@ -122,7 +122,7 @@ def _deployment(
         tensor_parallel_size=scenario.hardware.tensor_parallel_size,
         interconnect=scenario.hardware.interconnect,
         dtype=engine.dtype,
-        quantization=engine.quantization,
+        quantization=engine.weight_format,
         kv_cache_dtype=engine.kv_cache_dtype,
         async_scheduling=bool(engine.async_scheduling),
         host=host_of(given_terms(scenario), profile, engine.version, host_engine(scenario)),

@@ -91,6 +91,9 @@ def dtype_peak(gpu: GpuSpec, dtype: str) -> float:
 
 
 # --- kernels
+WITHOUT_TIMES = ("bitsandbytes",)
+"""Formats whose kernels were neither measured nor are known well enough for a formula."""
+
 TABLE_ROWS = 16_384
 """Rows (tokens, sequences) up to which times are looked up."""
 
@@ -110,6 +113,12 @@ class Kernels:
         model, gpu, dtype, quantization = deployment.model, deployment.gpu, deployment.dtype, deployment.quantization
         if model.not_modelled:
             raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
+        if quantization in WITHOUT_TIMES:
+            raise InputError(
+                f"{quantization} weights have no step times here, `simkit memory` sizes them; expected fp8, int8, awq, "
+                "gptq or nvfp4",
+                key="model" if quantization == model.quantization else "engine.quantization",
+            )
         self.ranks = ranks = deployment.tensor_parallel_size
         check_parallel(model, ranks)
         self.formats = fmt = formats(

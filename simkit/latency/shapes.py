@@ -79,7 +79,8 @@ def formats(model: ModelSpec, *, dtype: str, quantization: str | None, kv_cache_
     if quantization is None:
         return Formats(activation, activation, activation, kv)
     weight = quantization_of(quantization).weight_bytes
-    experts_only = quantization == "mxfp4" and model.num_experts > 0
+    own_experts = model.experts_only and quantization == model.quantization
+    experts_only = (quantization == "mxfp4" or own_experts) and model.num_experts > 0
     return Formats(activation, activation if experts_only else weight, weight, kv)
 
 

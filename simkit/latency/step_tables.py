@@ -18,6 +18,7 @@ from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.residuals import HEADS, OpFit, Prediction
 from simkit.latency.shapes import Elementwise, Gemm
 from simkit.specs.dtypes import BLOCK_SCALED
+from simkit.specs.dtypes import quantization as quantization_of
 from simkit.types import Floats
 from simkit.units import NS_PER_S, NS_PER_US
 
@@ -37,6 +38,7 @@ class TableBuilder:
         self._model = model = deployment.model
         self._kernels, self._profile = kernels, profile
         self._dtype, self._quantization = deployment.dtype, deployment.quantization
+        self._widens = weight_only.widens(deployment.quantization, deployment.gpu)
         self._errors = deployment.errors
         self._reduces, self._links_alike = deployment.has(ALL_REDUCE), _links_alike(deployment, profile)
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
@@ -217,8 +219,8 @@ class TableBuilder:
             return ns
         if gemm.quantized:
             assert self._quantization is not None
-            if self._quantization in weight_only.FORMATS:
-                return self._four_bit_ns(gemm, calls, tagged)
+            if self._widens:
+                return self._widened_ns(gemm, calls, tagged)
             fit = self._profile.op("gemm", self._quantization)
             if fit is None and self._quantization in BLOCK_SCALED:
                 return self._by_tensor_ns(gemm, calls, tagged)
@@ -238,7 +240,7 @@ class TableBuilder:
         tagged.add("scales by block: priced as one scale", calls * ns)
         return ns
 
-    def _four_bit_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
+    def _widened_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
         """By a formula on the fit of the 16-bit GEMM."""
         assert self._quantization is not None
         fit = self._needed("gemm", self._op("gemm"), self._dtype)
@@ -247,7 +249,8 @@ class TableBuilder:
         )
         self.num_clamped += int(clamped[1:].sum())
         ns: Floats = us * NS_PER_US * self._some
-        tagged.add("4-bit weights: formula", calls * ns)
+        bits = quantization_of(self._quantization).bits
+        tagged.add(f"{bits:g}-bit weights: formula", calls * ns)
         return ns
 
     def _fused_ns(self, fit: OpFit, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:

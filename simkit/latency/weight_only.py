@@ -1,4 +1,5 @@
-"""GEMMs of 16-bit activations with weights of 4 bits (awq, gptq), which the kernel widens as it reads them.
+"""GEMMs of 16-bit activations with weights of 4 or 8 bits, which the kernel widens as it reads them: awq, gptq, and
+nvfp4 where the GPU has no cores for it (vLLM runs all of them by Marlin).
 
 Owns their time: a smooth maximum of compute and traffic, and a floor, as `physics` has it, from the fit of the GPU's
 own 16-bit GEMM. Weights are read in the bytes that they are held in, and the widening takes compute, so that such a
@@ -18,9 +19,12 @@ import numpy as np
 from simkit.latency.physics import Physics, Work
 from simkit.latency.profile.residuals import OpFit
 from simkit.specs.dtypes import quantization as quantization_of
+from simkit.specs.hardware import GpuSpec
 from simkit.types import Bools, Floats
 
-FORMATS = ("awq", "gptq")
+FORMATS = ("awq", "gptq", "gptq_int8")
+NATIVE = ("nvfp4",)
+"""The same on a GPU whose data sheet has no peak of the format."""
 
 COMPUTE_SHARE = 0.64
 """Of the peak that a 16-bit GEMM reaches."""
@@ -34,8 +38,13 @@ SHARPNESS = 2.0
 _ACTIVATION_BYTES = 2.0
 
 
+def widens(quantization: str | None, gpu: GpuSpec) -> bool:
+    """Whether products with such weights run by these kernels."""
+    return quantization in FORMATS or (quantization in NATIVE and quantization not in gpu.peak_flops_per_s)
+
+
 def predict(fit: OpFit, quantization: str, m: Floats, n: float, k: float) -> tuple[Floats, Bools]:
-    """(us of m x k times k x n with weights of one of `FORMATS`, whether it was raised to what the hardware allows)."""
+    """(us of m x k times k x n with weights that the kernel `widens`, whether it was raised to a limit)."""
     sixteen_bit = fit.physics
     physics = Physics(
         compute_fraction=sixteen_bit.compute_fraction * COMPUTE_SHARE,

@@ -23,7 +23,10 @@ _WEIGHT_ROWS: dict[str | None, tuple[str, str]] = {
     "int8": ("A010", "GEMMs of the layers at 1 byte; few rows: 1 log, within 0.5 %"),
     "awq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
     "gptq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
+    "gptq_int8": ("", "8.13 bits a weight; no log"),
     "mxfp4": ("", "4.25 bits a weight of the experts; no log"),
+    "nvfp4": ("", "4.5 bits a weight; no log"),
+    "bitsandbytes": ("", "4.13 bits a weight; no log"),
 }
 _KV_ROWS = ("A001, A021, A044, A047 to A070, A086 to A092", "exact; the tokens of the logs agree to 0.2 %")
 
@@ -276,6 +279,11 @@ def _notes(sizing: Sizing) -> list[str]:
         )
     if model.attention == "mla":
         notes.append("the cache holds one latent a token, whole on every TP rank; a run refuses this model")
+    if model.num_stateful_layers:
+        notes.append(
+            f"{model.num_stateful_layers} of {model.num_layers} layers keep a state for each sequence instead of KV, "
+            "which is not counted: fewer tokens fit than this says; a run refuses this model"
+        )
     if settings.num_gpu_blocks is not None:
         notes.append(f"num_gpu_blocks {settings.num_gpu_blocks:,} as given, in place of what memory holds")
     return notes

@@ -265,7 +265,7 @@ def _smaller_budget(settings: MemorySettings) -> Iterator[Way]:
 def _quantized(settings: MemorySettings) -> Iterator[Way]:
     if settings.quantization is None:
         for name in quantizations(settings.gpu.compute_capability, settings.version):
-            if name == "mxfp4":  # published with a model, not made of one
+            if name not in ("fp8", "int8", "awq", "gptq"):  # published with a model, or as small as one of these
                 continue
             yield Way(f"quantize to {name}", {"quantization": name})
 

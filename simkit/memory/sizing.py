@@ -214,6 +214,7 @@ def kv_block_bytes(
     Sliding-window layers count as full ones, an upper bound.
     """
     layers = model.num_layers if num_layers is None else num_layers
+    layers -= layers * model.num_stateful_layers // model.num_layers
     return round(layers * block_size * model.kv_elements_per_layer(tensor_parallel_size) * bytes_per_element)
 
 

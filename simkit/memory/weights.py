@@ -57,10 +57,10 @@ def weight_parts(
 ) -> Mapping[str, float]:
     """Bytes of each of `PARTS` on one TP rank of a stage.
 
-    Quantised: the GEMMs of the layers, routers left out (mxfp4: the experts only). Embedding, LM head, norms, biases
-    and an image tower keep `dtype`. Agrees with A058 (8.49 GiB for Llama-3.1-8B in fp8), A045 and A102 (70B in fp8).
-    Norms, routers and biases are whole on every rank, and so is a KV head that several ranks share. A shared
-    embedding is held once, but by the first and the last stage of a pipeline.
+    Quantised: the GEMMs of the layers, routers left out (mxfp4, and where a checkpoint says so: the experts only).
+    Embedding, LM head, norms, biases and an image tower keep `dtype`. Agrees with A058 (8.49 GiB for Llama-3.1-8B in
+    fp8), A045 and A102 (70B in fp8). Norms, routers and biases are whole on every rank, and so is a KV head that
+    several ranks share. A shared embedding is held once, but by the first and the last stage of a pipeline.
     """
     full = dtypes.element_bytes(dtype)
     gemm, expert = _quantized_bytes(model, full, quantization)
@@ -94,7 +94,7 @@ def _quantized_bytes(model: ModelSpec, full: float, quantization: str | None) ->
                 f"mxfp4 is for the experts of a MoE model; {model.name} is dense", key="engine.quantization"
             )
         return full, quantized
-    return quantized, quantized
+    return (full if model.experts_only and quantization == model.quantization else quantized), quantized
 
 
 def _attention_params(model: ModelSpec, ranks: int) -> float:

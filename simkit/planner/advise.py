@@ -14,7 +14,7 @@ from simkit.batching.policies import POLICIES
 from simkit.planner.points import SLOTS
 from simkit.planner.result import PlanResult, PointResult
 from simkit.planner.sensitivity import num_replicas
-from simkit.specs.dtypes import computed_in
+from simkit.specs.dtypes import engine_word
 from simkit.studies.study import Settings
 
 KNEE_GAIN = 1.1
@@ -124,8 +124,8 @@ def command(chosen: PointResult) -> tuple[str | None, tuple[str, ...]]:
         ("--dtype", engine.dtype),
         ("--kv-cache-dtype", engine.kv_cache_dtype),
     ]
-    if engine.quantization is not None:
-        flags.append(("--quantization", computed_in(engine.quantization)))
+    if engine.weight_format is not None and engine.weight_format != setup.model.quantization:
+        flags.append(("--quantization", engine_word(engine.weight_format)))
     if engine.num_gpu_blocks is not None:
         flags.append(("--num-gpu-blocks-override", engine.num_gpu_blocks))
     if engine.long_prefill_token_threshold:

@@ -59,7 +59,7 @@ def plan_json(result: PlanResult) -> Json:
             for name, failure in result.failed.items()
         },
         "recommended": None,
-        "notes": [*result.notes, *notes(result)],
+        "notes": [*(() if setup is None else setup.names), *result.notes, *notes(result)],
         "scaling": scaling(result),
     }
     if chosen is not None and chosen.capacity is not None:

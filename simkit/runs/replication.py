@@ -213,7 +213,7 @@ COUNTER_TEXTS = {
 
 
 def _manifest(setup: Setup, parts: Sequence[ReplicationResult]) -> Json:
-    notes = list(parts[0].notes)
+    notes = [*setup.names, *parts[0].notes]
     for counter, text in COUNTER_TEXTS.items():
         total = sum(part.counters.get(counter, 0) for part in parts)
         if total:

@@ -52,6 +52,33 @@ class Hardware(Strict):
     price_per_gpu_hour: NonNegativeFloat | None = None
 
 
+Quantization = Literal[
+    "fp8",
+    "fp8_block",
+    "int8",
+    "awq",
+    "gptq",
+    "gptq_int8",
+    "mxfp4",
+    "nvfp4",
+    "bitsandbytes",
+    "none",
+    "awq_marlin",
+    "gptq_marlin",
+    "w4a16",
+    "int4",
+    "w8a16",
+    "w8a8",
+    "fbgemm_fp8",
+    "modelopt",
+    "modelopt_fp4",
+    "gpt_oss_mxfp4",
+    "nf4",
+    "compressed-tensors",
+]
+"""Formats of weights, no format, and the words of engines and checkpoints for them (`simkit.specs.dtypes`)."""
+
+
 class Engine(Strict):
     """The serving engine; names and defaults are vLLM's. None = decided by GPU, model or `batching`."""
 
@@ -65,7 +92,7 @@ class Engine(Strict):
     enforce_eager: Flag = False
     version: EngineVersion = "0.33"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    quantization: Literal["fp8", "fp8_block", "int8", "awq", "gptq", "mxfp4"] | None = None
+    quantization: Quantization | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     gpu_memory_utilization: Share = 0.92
     num_gpu_blocks: Blocks | None = None
@@ -91,6 +118,11 @@ class Engine(Strict):
     def _check(self) -> Self:
         check_limits(self)
         return self
+
+    @property
+    def weight_format(self) -> str | None:
+        """Format of quantised weights; None for those in 16 bits. In a resolved scenario it has its one name."""
+        return None if self.quantization == "none" else self.quantization
 
 
 def check_limits(engine: Engine) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
+from simkit.specs import checkpoint
+from simkit.specs.config_fields import Fields
+from simkit.specs.hf_layers import LATENT_TYPES, sliding, with_experts, with_latent
 from simkit.specs.model_spec import FAMILIES, Family, ModelSpec, complete
 
 _FAMILY_OF = {
@@ -31,12 +34,24 @@ _FAMILY_OF = {
     "phi": "phi",
     "opt": "opt",
     "gpt_oss": "gpt_oss",
+    "llama4_text": "llama4",
+    "glm4_moe": "glm4_moe",
+    "minimax_m2": "minimax_m2",
+    **dict.fromkeys(LATENT_TYPES, "llama"),
 }
-_MOE_TYPES = {"mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+    },
+    "glm4_moe": {"attention_bias": False, "use_qk_norm": False},
+}
 _TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3_text", "opt"}
 _ENCODERS = {"t5", "mt5", "bart", "mbart", "whisper", "pegasus", "marian", "bert", "roberta", "xlm-roberta", "albert"}
 _GATED_ACTIVATIONS = {"silu", "swish", "swiglu"}
-_EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _REFUSED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention is not modelled",
     "attention_chunk_size": "chunked attention is not modelled",
@@ -53,16 +68,26 @@ _REFUSED_FIELDS = {
     "linear_conv_kernel_dim": "linear attention is not modelled",
     "attn_layer_period": "hybrid layers are not modelled",
 }
-_QUANTIZED = (
-    "a quantised checkpoint is not read: remove this field and set engine.quantization "
-    "(fp8, fp8_block, int8, awq, gptq, mxfp4)"
-)
-_BLOCK_SCALED = "a quantised checkpoint is not read: remove this field and set engine.quantization: fp8_block"
+_OF_TYPE = {"kv_lora_rank": LATENT_TYPES, "attention_chunk_size": ("llama4_text",)}
+"""Fields that are refused but in these families."""
 
 
-def read_config(path: Path) -> ModelSpec:
-    """The model of a config.json, or of a directory that holds one. Raises InputError naming file and field."""
+def read_config(path: Path, hf_id: str = "") -> ModelSpec:
+    """The model of a config.json, or of a directory that holds one; `hf_id` is its id on the hub, where it has one.
+
+    Raises InputError naming file and field.
+    """
     file = path / "config.json" if path.is_dir() else path
+    config = _json(file)
+    name = hf_id.rpartition("/")[2] or (file.resolve().parent.name if file.name == "config.json" else file.stem)
+    text = _text_part(file, config)
+    spec = _Reader(Fields(file, text, _DEFAULTS.get(str(text.get("model_type"))))).spec(name)
+    if hf_id:
+        spec = replace(spec, hf_id=hf_id)
+    return _with_format(file, config, spec)
+
+
+def _json(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -71,17 +96,29 @@ def read_config(path: Path) -> ModelSpec:
         raise InputError(f"{file}: not JSON: {error}", key="model") from None
     if not isinstance(config, dict):
         raise InputError(f"{file}: expected a JSON object, got {type(config).__name__}", key="model")
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return _Reader(file, _text_part(file, config)).spec(name)
+    return config
+
+
+def _with_format(file: Path, config: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
+    """The model with the format that its weights were published in, if they are quantised."""
+    inner, beside = config.get("text_config"), file.with_name("hf_quant_config.json")
+    found = config.get("quantization_config") or (inner or {}).get("quantization_config")
+    where = f"{file}: quantization_config"
+    if not found and file.name == "config.json" and beside.is_file():
+        found, where = _json(beside), str(beside)
+    if not found:
+        return spec
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: expected a JSON object, got {type(found).__name__}", key="model")
+    quantization = checkpoint.format_of(found, where)
+    alone = quantization is not None and checkpoint.leaves_attention(found)
+    if alone and not spec.is_moe:
+        raise InputError(f"{where}: a dense model whose attention is left in 16 bits is not modelled", key="model")
+    return replace(spec, quantization=quantization, experts_only=alone and quantization != "mxfp4")
 
 
 def _text_part(file: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that describes the language model; refuses quantised and multimodal configs without one."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and part.get("quantization_config"):
-            by_block = "weight_block_size" in part["quantization_config"]
-            advice = _BLOCK_SCALED if by_block else _QUANTIZED
-            raise InputError(f"{file}: quantization_config: {advice}", key="model")
+    """The part that describes the language model; refuses multimodal configs without one."""
     text = config.get("text_config")
     if isinstance(text, dict):
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
@@ -93,51 +130,55 @@ def _text_part(file: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Reader:
-    """Checked access to the fields of one config."""
+    """From the fields of one config to a model."""
 
-    def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
-        self._file = file
-        self._config = config
-        self._type = str(config.get("model_type", ""))
+    def __init__(self, fields: Fields) -> None:
+        self._in = fields
+        self._type = fields.type
 
     def spec(self, name: str) -> ModelSpec:
         """The model; every check of what is not modelled comes first."""
         self._refuse_not_modelled()
         family = self._family()
-        spec = self._dense(name, family)
-        if any(self._config.get(field) for field in _EXPERT_FIELDS):
-            spec = self._with_experts(spec)
-        window, num_sliding = self._sliding(spec.num_layers)
+        spec = with_experts(self._in, self._dense(name, family))
+        if self._in.get("kv_lora_rank"):
+            return complete(with_latent(self._in, spec, family), family)
+        window, num_sliding = sliding(self._in, spec.num_layers)
         return complete(replace(spec, sliding_window=window, num_sliding_layers=num_sliding), family)
 
     def _refuse_not_modelled(self) -> None:
-        if self._config.get("is_encoder_decoder") or self._type in _ENCODERS:
-            field = "is_encoder_decoder" if self._config.get("is_encoder_decoder") else "model_type"
-            raise self._error(field, "encoder-decoder and encoder-only models are not modelled")
+        if self._in.get("is_encoder_decoder") or self._type in _ENCODERS:
+            field = "is_encoder_decoder" if self._in.get("is_encoder_decoder") else "model_type"
+            raise self._in.error(field, "encoder-decoder and encoder-only models are not modelled")
         for field, reason in _REFUSED_FIELDS.items():
-            if self._config.get(field):
-                raise self._error(field, reason)
-        for kind in self._layer_types():
+            if self._in.get(field) and self._type not in _OF_TYPE.get(field, ()):
+                raise self._in.error(field, reason)
+        for kind in self._in.list("layer_types"):
             if kind not in ("full_attention", "sliding_attention"):
-                raise self._error("layer_types", f"{str(kind)!r} layers (linear attention, hybrids) are not modelled")
+                raise self._in.error(
+                    "layer_types", f"{str(kind)!r} layers (linear attention, hybrids) are not modelled"
+                )
 
     def _family(self) -> Family:
         if self._type in _FAMILY_OF:
             family = FAMILIES[_FAMILY_OF[self._type]]
         elif not self._type:
-            raise self._error("model_type", "missing")
+            raise self._in.error("model_type", "missing")
         else:
             # A type that is not known is read as Llama-like only when its activation says that the MLP is gated.
-            activation = self._config.get("hidden_act")
+            activation = self._in.get("hidden_act")
             if activation is None:
-                raise self._error("model_type", f"{self._type!r} is not modelled (known: {', '.join(_FAMILY_OF)})")
+                raise self._in.error("model_type", f"{self._type!r} is not modelled (known: {', '.join(_FAMILY_OF)})")
             if activation not in _GATED_ACTIVATIONS:
                 what = f"model_type {self._type!r} is not known and activation {activation!r} does not say whether"
-                raise self._error("hidden_act", f"{what} the MLP is gated")
+                raise self._in.error("hidden_act", f"{what} the MLP is gated")
             family = FAMILIES["llama"]
-        if self._config.get("attention_bias") and self._type != "gpt_oss":
+        if self._type == "glm4_moe":
+            bias, norm = self._in.flag("attention_bias", False), self._in.flag("use_qk_norm", False)
+            family = replace(family, qkv_bias=bias, qk_norm=norm)
+        elif self._in.get("attention_bias") and self._type != "gpt_oss":
             family = replace(family, qkv_bias=True, out_bias=True)
-        if self._config.get("mlp_bias"):
+        if self._in.get("mlp_bias"):
             family = replace(family, mlp_bias=True)
         if self._type == "opt":
             family = self._opt_family(family)
@@ -145,8 +186,8 @@ class _Reader:
 
     def _opt_family(self, family: Family) -> Family:
         """OPT switches: biases, norms without parameters, and no final norm where norms come after the blocks."""
-        bias, affine = self._flag("enable_bias", True), self._flag("layer_norm_elementwise_affine", True)
-        final = self._flag("do_layer_norm_before", True) and not self._flag("_remove_final_layer_norm", False)
+        bias, affine = self._in.flag("enable_bias", True), self._in.flag("layer_norm_elementwise_affine", True)
+        final = self._in.flag("do_layer_norm_before", True) and not self._in.flag("_remove_final_layer_norm", False)
         return replace(
             family,
             qkv_bias=bias,
@@ -157,115 +198,36 @@ class _Reader:
         )
 
     def _dense(self, name: str, family: Family) -> ModelSpec:
-        hidden, heads = self._int("hidden_size"), self._int("num_attention_heads")
-        if self._config.get("head_dim") is None and hidden % heads:
-            raise self._error("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
-        kv_heads = self._int("num_key_value_heads", heads if self._type in ("llama", "phi", "opt", "phi3") else None)
+        hidden, heads = self._in.int("hidden_size"), self._in.int("num_attention_heads")
+        if self._in.get("head_dim") is None and hidden % heads:
+            raise self._in.error("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+        if self._type in LATENT_TYPES:
+            kv_heads = heads
+        else:
+            alike = self._type in ("llama", "phi", "opt", "phi3")
+            kv_heads = self._in.int("num_key_value_heads", heads if alike else None)
         if heads % kv_heads:
-            raise self._error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
+            raise self._in.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
         tied = None
         if self._type in _FAMILY_OF:
             tied = self._type in _TIED_BY_DEFAULT
-        embedding = self._int("word_embed_proj_dim", hidden) if self._type == "opt" else hidden
+        embedding = self._in.int("word_embed_proj_dim", hidden) if self._type == "opt" else hidden
         known = "" if self._type in _FAMILY_OF else ", not a known type: read as Llama-like"
         return ModelSpec(
             name=name,
-            hf_id=str(self._config.get("_name_or_path") or name),
-            num_layers=self._int("num_hidden_layers"),
+            hf_id=str(self._in.get("_name_or_path") or name),
+            num_layers=self._in.int("num_hidden_layers"),
             hidden_size=hidden,
             num_attention_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=self._int("head_dim", hidden // heads),
-            intermediate_size=self._int("ffn_dim" if self._type == "opt" else "intermediate_size"),
-            vocab_size=self._int("vocab_size"),
+            head_dim=self._in.int("head_dim", hidden // heads),
+            intermediate_size=self._in.int("ffn_dim" if self._type == "opt" else "intermediate_size"),
+            vocab_size=self._in.int("vocab_size"),
             num_params=0,
-            max_position=self._int("max_position_embeddings"),
+            max_position=self._in.int("max_position_embeddings"),
             gated_mlp=family.gated_mlp,
-            tie_word_embeddings=self._flag("tie_word_embeddings", tied),
-            source=f"{self._file} (model_type {self._type}{known})",
+            tie_word_embeddings=self._in.flag("tie_word_embeddings", tied),
+            source=f"{self._in.file} (model_type {self._type}{known})",
             embedding_size=0 if embedding == hidden else embedding,
             family=_FAMILY_OF.get(self._type, ""),
         )
-
-    def _with_experts(self, spec: ModelSpec) -> ModelSpec:
-        if self._type not in _MOE_TYPES:
-            field = next(field for field in _EXPERT_FIELDS if self._config.get(field))
-            raise self._error(field, f"a mixture of experts of model_type {self._type!r} is not modelled")
-        own_size = "moe_intermediate_size" if self._type in ("qwen2_moe", "qwen3_moe") else "intermediate_size"
-        num_experts = self._int("num_experts" if self._type.startswith("qwen") else "num_local_experts")
-        width = self._int(own_size)
-        num_active = self._int("num_experts_per_tok")
-        if num_active > num_experts:
-            raise self._error("num_experts_per_tok", f"{num_active} is more than the {num_experts} experts")
-        shared = self._int("shared_expert_intermediate_size") if self._type == "qwen2_moe" else 0
-        if shared % width:
-            raise self._error("shared_expert_intermediate_size", f"{shared} is not a multiple of {own_size} {width}")
-        return replace(
-            spec,
-            num_experts=num_experts,
-            experts_per_token=num_active,
-            moe_intermediate_size=width,
-            num_shared_experts=shared // width,
-            num_dense_layers=self._num_dense_layers(spec.num_layers),
-        )
-
-    def _num_dense_layers(self, num_layers: int) -> int:
-        step, dense = self._int("decoder_sparse_step", 1), self._config.get("mlp_only_layers") or []
-        if not isinstance(dense, list):
-            raise self._error("mlp_only_layers", f"expected a list of layer numbers, got {dense!r}")
-        return sum(layer in dense or (layer + 1) % step != 0 for layer in range(num_layers))
-
-    def _sliding(self, num_layers: int) -> tuple[int | None, int]:
-        """(window in tokens, layers it applies to); (None, 0) when every layer sees the whole context."""
-        if self._config.get("sliding_window") is None or self._config.get("use_sliding_window") is False:
-            return None, 0
-        if self._type in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe") and "use_sliding_window" not in self._config:
-            return None, 0
-        window, kinds = self._int("sliding_window"), self._layer_types()
-        if kinds:
-            if len(kinds) != num_layers:
-                raise self._error("layer_types", f"{len(kinds)} entries for {num_layers} layers")
-            count = kinds.count("sliding_attention")
-        elif self._type in ("mistral", "mixtral", "phi3"):
-            count = num_layers
-        elif self._type in ("gemma2", "gpt_oss"):
-            count = (num_layers + 1) // 2
-        elif self._type == "gemma3_text":
-            count = num_layers - num_layers // self._int("sliding_window_pattern", 6)
-        elif self._type.startswith("qwen"):
-            count = max(0, num_layers - self._int("max_window_layers"))
-        else:
-            what = f"model_type {self._type!r} has no layer_types, which layers it applies to is not known"
-            raise self._error("sliding_window", what)
-        return (window, count) if count else (None, 0)
-
-    def _layer_types(self) -> list[Any]:
-        kinds = self._config.get("layer_types") or []
-        if not isinstance(kinds, list):
-            raise self._error("layer_types", f"expected a list, got {kinds!r}")
-        return kinds
-
-    def _required(self, field: str) -> Any:
-        value = self._config.get(field)
-        if value is None:
-            raise self._error(field, f"missing (model_type {self._type!r})")
-        return value
-
-    def _int(self, field: str, default: int | None = None) -> int:
-        value = self._config.get(field)
-        if value is None:
-            value = default if default is not None else self._required(field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._error(field, f"expected an integer >= 1, got {value!r}")
-        return value
-
-    def _flag(self, field: str, default: bool | None) -> bool:
-        value = self._config.get(field)
-        if value is None:
-            value = default if default is not None else self._required(field)
-        if not isinstance(value, bool):
-            raise self._error(field, f"expected true or false, got {value!r}")
-        return value
-
-    def _error(self, field: str, what: str) -> InputError:
-        return InputError(f"{self._file}: {field}: {what}", key="model")

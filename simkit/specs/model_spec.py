@@ -20,6 +20,9 @@ class ModelSpec:
     `hidden_size` only where the embeddings are projected (opt-350m). `image_tower_params` are weights of a multimodal
     model that text does not use and memory must hold; `num_params` leaves them out. `not_modelled` says why a run must
     refuse the model, None when it may run. `family` is a name of `FAMILIES`, empty where it is none of them.
+    `quantization` is the format that the published weights have, None for 16 bits; with `experts_only` the weights of
+    experts alone have it. `num_stateful_layers` keep a state of fixed size, which is not counted, in place of keys and
+    values. `read_as` says what a name was taken for that is not in the registry.
     """
 
     name: str
@@ -48,6 +51,10 @@ class ModelSpec:
     embedding_size: int = 0
     image_tower_params: int = 0
     family: str = ""
+    quantization: str | None = None
+    experts_only: bool = False
+    num_stateful_layers: int = 0
+    read_as: str = ""
 
     def splits(self, ranks: int) -> bool:
         """Whether that many TP ranks can share the heads evenly."""
@@ -71,7 +78,7 @@ class ModelSpec:
 
         Sliding-window layers count as full ones, an upper bound.
         """
-        return round(self.num_layers * self.kv_elements_per_layer() * bytes_per_element)
+        return round((self.num_layers - self.num_stateful_layers) * self.kv_elements_per_layer() * bytes_per_element)
 
     @property
     def is_moe(self) -> bool:
@@ -170,6 +177,8 @@ class Family:
     attention_sinks: bool = False
     position_offset: int | None = None  # learned positions: max_position + this many rows; None = rotary
     shared_expert_gate: bool = False
+    router_bias: bool = False
+    wide_qk_norm: bool = False  # over all heads together, not the same for each
 
 
 FAMILIES: dict[str, Family] = {
@@ -179,6 +188,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(qk_norm=True),
     "gemma2": Family(norms_per_layer=4),
     "gemma3": Family(norms_per_layer=4, qk_norm=True),
+    "llama4": Family(),
+    "glm4_moe": Family(qkv_bias=True, router_bias=True),
+    "glm4_moe_qk_norm": Family(qkv_bias=True, qk_norm=True, router_bias=True),
+    "minimax_m2": Family(wide_qk_norm=True, router_bias=True),
     "gpt_oss": Family(qkv_bias=True, out_bias=True, mlp_bias=True, attention_sinks=True),
     "phi": Family(
         gated_mlp=False,
@@ -201,9 +214,11 @@ def other_params(spec: ModelSpec, family: Family) -> int:
     per_layer += (q_width + 2 * kv_width) if family.qkv_bias else 0
     per_layer += spec.hidden_size if family.out_bias else 0
     per_layer += 2 * spec.head_dim if family.qk_norm else 0
+    per_layer += (q_width + kv_width) if family.wide_qk_norm else 0
     per_layer += spec.num_attention_heads if family.attention_sinks else 0
     total = spec.num_layers * per_layer + spec.num_layers * _mlp_bias(spec) * family.mlp_bias
     total += spec.num_moe_layers * spec.hidden_size if family.shared_expert_gate else 0
+    total += spec.num_moe_layers * spec.num_experts if family.router_bias else 0
     total += norm if family.final_norm else 0
     total += spec.vocab_size if family.lm_head_bias else 0
     if family.position_offset is not None:

@@ -1,4 +1,4 @@
-"""The model registry: short names, Hugging Face ids and config files to `ModelSpec`.
+"""What a model is called: names of the registry and of its variants, ids of the hub, config files to `ModelSpec`.
 
 The registry is `simkit/data/models.yaml`. Nothing here knows GPUs, memory or time.
 """
@@ -6,6 +6,8 @@ The registry is `simkit/data/models.yaml`. Nothing here knows GPUs, memory or ti
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,41 +15,96 @@ from typing import Any
 import yaml
 
 from simkit.errors import InputError, nearest
+from simkit.specs import hub, names
+from simkit.specs.checkpoint import stated
 from simkit.specs.hf_config import read_config
 from simkit.specs.model_spec import FAMILIES, ModelSpec, complete
 
-__all__ = ["NOT_MODELLED", "ModelSpec", "list_models", "load_model"]
+__all__ = ["NOT_MODELLED", "ModelSpec", "known_model", "list_models", "load_model", "registered_model"]
 
 NOT_MODELLED: tuple[str, ...] = (
-    "multi-head latent attention (DeepSeek V2, V3, R1 and their kin): listed for memory questions, runs are refused",
+    "multi-head latent attention (DeepSeek V2, V3, R1, Kimi K2): read for memory questions, runs are refused",
     "Mamba, linear attention and hybrids of them with attention (Jamba, Qwen3-Next, Granite 4, Nemotron-H, ...)",
     "encoder-decoder and encoder-only models (T5, BART, Whisper, BERT, ...)",
     "image and audio towers: of a multimodal model only the text part is read (from text_config)",
-    "chunked attention (Llama 4), KV shared between layers (Gemma 3n), layers of unequal shape",
-    "mixture-of-experts families other than Mixtral, Qwen2-MoE, Qwen3-MoE and gpt-oss",
-    "quantised checkpoint configs: give the unquantised model and set engine.quantization",
+    "chunked attention (Llama 4): priced as a sliding window of the same length, an upper bound",
+    "KV shared between layers (Gemma 3n), layers of unequal shape, the layers that predict tokens ahead (MTP)",
+    "mixture-of-experts families other than Mixtral, Qwen2-MoE, Qwen3-MoE, GLM-4.5, MiniMax-M2, Llama 4 and gpt-oss",
+    "checkpoints of several formats, with sparse weights, or by GGUF, EXL2, HQQ, AQLM and Quark",
     "sliding windows: KV memory is counted as if every layer kept the whole context, an upper bound",
     "LoRA adapters, speculative decoding, pipeline and expert parallelism",
 )
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """The model of a short name or Hugging Face id (any case), else of a config.json or a directory that holds one.
+    """The model of a name, or of a config.json or a directory that holds one.
 
-    Raises InputError for a name that is not known (naming the nearest), a missing file, or what is not modelled.
+    A name is, in turn: one of the registry in any case; what re-uploads, tuned and quantised variants of one are called
+    (`names`); an id of the hub whose config is in the cache of this machine, or that the hub shows. Raises InputError
+    for a name that is none of them (naming the nearest), a missing file, or what is not modelled.
     """
-    registry = _registry()
-    key = name_or_path.strip().lower()
-    if key in registry:
-        return registry[key]
+    known = known_model(name_or_path)
+    if known is not None:
+        return known
     path = Path(name_or_path).expanduser()
     if path.exists():
         return read_config(path)
     if _looks_like_path(name_or_path):
         raise InputError(f"{name_or_path}: file not found", key="model")
-    # A bare name is compared with short names, an id with ids: their lengths differ too much to share a list.
-    candidates = [name for name in registry if ("/" in name) == ("/" in key)]
-    raise InputError(f"{name_or_path!r} is not known{nearest(key, candidates)} (list: simkit models)", key="model")
+    return _of_hub(name_or_path.strip())
+
+
+def registered_model(name: str) -> ModelSpec | None:
+    """The model of a name or id of the registry, in any case; None for others."""
+    return _registry().get(name.strip().lower())
+
+
+def known_model(name: str) -> ModelSpec | None:
+    """The model of a name of the registry, or that was made from one; None for others. Reads no other file."""
+    registered, key = registered_model(name), name.strip().lower()
+    if registered is not None:
+        return registered
+    if Path(name).expanduser().exists() or _looks_like_path(name):
+        return None
+    tails = _tails()
+    reading = names.read(key, tails)
+    return None if reading is None else _variant(name.strip(), tails[reading.base], reading.quantization)
+
+
+def _variant(name: str, base: ModelSpec, says: str | None) -> ModelSpec:
+    """A known model under another name, with the format that its name says, else that of the known one."""
+    quantization = base.quantization if says is None else stated(says)
+    by_block = base.name.startswith("qwen3") and name.lower().startswith(("qwen/", "qwen3"))
+    if says == "fp8" and (base.quantization == "fp8_block" or (by_block and names.tail_of(name).endswith("-fp8"))):
+        quantization = "fp8_block"
+    weights = f"{quantization} weights" if quantization else "16-bit weights"
+    return replace(
+        base,
+        hf_id=name if "/" in name else base.hf_id,
+        quantization=quantization,
+        read_as=f"model {name}: read as {base.name} with {weights}",
+    )
+
+
+def _of_hub(name: str) -> ModelSpec:
+    """The model of an id that the registry has nothing of."""
+    if not hub.is_id(name):
+        raise _unknown(name, "")
+    cached = hub.cached_config(name)
+    if cached is None:
+        try:
+            cached = hub.fetched_config(name)
+        except hub.NoConfig as reason:
+            raise _unknown(name, f"; {reason}, or give the path of its config.json") from None
+    spec = read_config(cached, hf_id=name)
+    weights = f"{spec.quantization} weights" if spec.quantization else "16-bit weights"
+    return replace(spec, read_as=f"model {name}: read from its config.json, with {weights}")
+
+
+def _unknown(name: str, advice: str) -> InputError:
+    candidates = {names.tail_of(key) for key in _registry()}
+    hint = nearest(names.stem(name), candidates)
+    return InputError(f"{name!r} is not known{hint}{advice} (list: simkit models)", key="model")
 
 
 def list_models() -> list[ModelSpec]:
@@ -60,11 +117,19 @@ def _looks_like_path(text: str) -> bool:
 
 
 @functools.cache
+def _tails() -> dict[str, ModelSpec]:
+    """The names of the registry without their owners, as `names` spells them."""
+    return {names.tail_of(key): spec for key, spec in _registry().items()}
+
+
+@functools.cache
 def _registry() -> dict[str, ModelSpec]:
     """Lower-case short name, Hugging Face id or alias to spec. Read once; the values are frozen."""
     text = resources.files("simkit").joinpath("data/models.yaml").read_text(encoding="utf-8")
     registry: dict[str, ModelSpec] = {}
-    for name, row in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
+    rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for name in rows:
+        row = _whole(rows, name)
         aliases = row.pop("aliases", [])
         spec = _build(name, row)
         for key in (name, spec.hf_id, *aliases):
@@ -72,6 +137,15 @@ def _registry() -> dict[str, ModelSpec]:
                 raise ValueError(f"models.yaml: {key} is listed twice")
             registry[key.lower()] = spec
     return registry
+
+
+def _whole(rows: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """A row with the values of the one that it is `like`, whose aliases are its own."""
+    own = dict(rows[name])
+    like = own.pop("like", None)
+    if like is None:
+        return own
+    return {key: value for key, value in _whole(rows, like).items() if key != "aliases"} | own
 
 
 def _build(name: str, row: dict[str, Any]) -> ModelSpec:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simkit.engine.build import check_placement, memory_settings, resolve
+from simkit.engine.build import check_placement, memory_settings, names_read, resolve
 from simkit.errors import InputError
 from simkit.memory.account import MemoryAccount, account
 from simkit.scenario import Scenario
@@ -46,7 +46,7 @@ def scenario_account(
         )
         if not simulated:
             settings = replace(settings, num_dummy_blocks=None)
-        notes: list[str] = []
+        notes = list(names_read(scenario, model, gpu))
         if lengths is None:
             lengths = _drawn_lengths(resolved, notes)
         memory = account(settings, lengths)

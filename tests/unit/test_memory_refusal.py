@@ -144,11 +144,11 @@ def test_only_formats_that_the_gpu_has_are_advised() -> None:
         for gpu in ("v100-sxm2-32gb", "t4-16gb", "a100-sxm4-80gb", "l4-24gb", "h100-sxm5-80gb", "mi300x")
     }
     assert formats == {
-        "v100-sxm2-32gb": ("gptq",),
-        "t4-16gb": ("int8", "awq", "gptq"),
-        "a100-sxm4-80gb": ("fp8", "int8", "awq", "gptq", "mxfp4"),
-        "l4-24gb": ("fp8", "int8", "awq", "gptq", "mxfp4"),
-        "h100-sxm5-80gb": ("fp8", "int8", "awq", "gptq", "mxfp4"),
+        "v100-sxm2-32gb": ("gptq", "bitsandbytes"),
+        "t4-16gb": ("int8", "awq", "gptq", "bitsandbytes"),
+        "a100-sxm4-80gb": ("fp8", "int8", "awq", "gptq", "mxfp4", "nvfp4", "bitsandbytes"),
+        "l4-24gb": ("fp8", "int8", "awq", "gptq", "mxfp4", "nvfp4", "bitsandbytes"),
+        "h100-sxm5-80gb": ("fp8", "int8", "awq", "gptq", "mxfp4", "nvfp4", "bitsandbytes"),
         "mi300x": ("fp8", "mxfp4"),
     }
     assert quantizations("8.0", (0, 5, 0)) == ("int8", "awq", "gptq"), "fp8 weights on Ampere came with 0.5.3"

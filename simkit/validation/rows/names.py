@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from simkit.errors import InputError, nearest
+from simkit.errors import nearest
 from simkit.specs.hardware import list_gpus
 from simkit.specs.model_spec import ModelSpec
-from simkit.specs.models import list_models, load_model
+from simkit.specs.models import list_models, registered_model
 from simkit.validation.rows.refusals import Unsuitable
 
 # Names of the data sheets and of `nvidia-smi`, lower case, with one dash between words.
@@ -33,6 +32,7 @@ _GPUS = {
     "t4-16gb": ("t4",),
     "rtx-3090": ("rtx-3090-24gb", "geforce-rtx-3090"),
     "rtx-4090": ("rtx-4090-24gb", "geforce-rtx-4090"),
+    "rtx-5090": ("rtx-5090-32gb", "geforce-rtx-5090"),
     "rtx-a6000": ("a6000", "rtx-a6000-48gb"),
     "rtx-pro-6000": ("rtx-pro-6000-96gb", "rtx-pro-6000-blackwell"),
     "mi300x": ("amd-mi300x", "mi300x-192gb"),
@@ -133,11 +133,8 @@ def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
 
 
 def _known(name: str) -> ModelSpec | None:
-    """A short name or id of the registry, never a file."""
-    try:
-        return load_model(name) if name and not Path(name).expanduser().exists() else None
-    except (InputError, OSError, ValueError, RuntimeError):  # no path at all
-        return None
+    """A short name or id of the registry."""
+    return registered_model(name)
 
 
 def _by_tail(tail: str) -> ModelSpec | None:

@@ -105,7 +105,7 @@ def _used_bytes(model: ModelSpec, scenario: Scenario) -> float:
     """On one GPU, in a step of one token: attention, MLP or the experts it is routed to, LM head."""
     engine = scenario.engine
     stage = split_stages(model, 1)[0]
-    parts = weight_parts(model, stage, scenario.hardware.tensor_parallel_size, engine.dtype, engine.quantization)
+    parts = weight_parts(model, stage, scenario.hardware.tensor_parallel_size, engine.dtype, engine.weight_format)
     share = (model.active_mlp_params_per_layer / model.mlp_params_per_layer) if model.is_moe else 0.0
     return parts["attention"] + parts["mlp"] + parts["experts"] * share + parts["lm_head"]
 

@@ -129,7 +129,7 @@ def scenario_facts(setup: Setup) -> dict[str, object]:
         "tensor_parallel_size": scenario.hardware.tensor_parallel_size,
         "replicas": scenario.replicas,
         "dtype": engine.dtype,
-        "quantization": engine.quantization,
+        "quantization": engine.weight_format,
         "kv_cache_dtype": engine.kv_cache_dtype,
         "engine_version": engine.version,
         "async_scheduling": setup.async_scheduling,
