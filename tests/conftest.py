@@ -17,3 +17,6 @@ typer.testing._get_command = functools.cache(get_command)
 
 # Processes that tests start keep the modules that they compile, or each of them would compile simkit anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# No test asks the hub, whatever is installed.
+os.environ["HF_HUB_OFFLINE"] = "1"

@@ -153,7 +153,7 @@ def test_an_answer_that_the_model_cannot_hold_is_cut_and_counted() -> None:
         ({"engine": {"gpu_memory_utilization": 0.1}}, ["GiB"]),
         ({"latency": {"profile": "unitt"}}, ["latency.profile", "unit"]),
         ({"model": "llama-3-9b"}, ["llama-3-8b"]),
-        ({"hardware": {"gpu": "a100"}}, ["a100"]),
+        ({"hardware": {"gpu": "a1000"}}, ["a100"]),
         ({"workload": {"arrivals": {"process": "poisson", "rate_per_s": -1.0}}}, ["rate_per_s", "> 0"]),
     ],
 )

@@ -48,7 +48,7 @@ def shell(*arguments: str, redirect: str) -> subprocess.CompletedProcess[str]:
     ("old", "new", "said"),
     [
         ("qwen2.5-0.5b", "qwen2.5-0.4b", "s.yaml:1: model: 'qwen2.5-0.4b' is not known; did you mean 'qwen2.5-0.5b'?"),
-        ("l4-24gb", "l4", "s.yaml:3: hardware.gpu: 'l4' is not known; did you mean 'l4-24gb'?"),
+        ("l4-24gb", "l4-24", "s.yaml:3: hardware.gpu: 'l4-24' is not known; did you mean 'l4-24gb'?"),
         ("qwen2.5-0.5b", "llama-3-70b", "s.yaml:1: model: model llama-3-70b needs"),
         ("max_model_len: 256", "max_model_len: 99999", "s.yaml:4: engine.max_model_len: expected <= 32768"),
         ("max_num_seqs: 4,", "max_num_seqs: 04,", "s.yaml:4: engine.max_num_seqs: expected an integer >= 1, got '04'"),

@@ -183,7 +183,7 @@ def test_kv_bytes_per_token_of_the_llamas() -> None:
 def test_registry_is_sorted_unique_and_large_enough() -> None:
     names = [spec.name for spec in list_models()]
     assert names == sorted(set(names))
-    assert len(names) == 92
+    assert len(names) == 94
     assert {"llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "mixtral-8x7b", "opt-13b", "mistral-7b", "phi-2"} <= set(names)
     assert all(spec.source for spec in list_models())
 

@@ -36,7 +36,9 @@ def model_tables(models: Sequence[ModelSpec], not_modelled: Sequence[str], width
         column("KV bytes\na token", (f"{spec.kv_bytes_per_token(2):,}" for spec in models)),
     )
     parts: list[RenderableType] = list(fit("model", names, groups, width))
-    parts.append(Text("KV bytes at 16 bits. Any Hugging Face config.json can be given by path instead of a name."))
+    parts.append(
+        Text("KV bytes at 16 bits. Tuned and quantised variants go by their own names, others by id or config.json.")
+    )
     parts.append(Text("! listed for memory questions only; a run refuses it. Not modelled:"))
     parts += [Text(f"  - {line}") for line in not_modelled]
     return parts

@@ -52,9 +52,6 @@ PROFILE_OF = {
 """GPU to the profile of another, with the same cores or of the generation before, which is scaled to its limits
 (`profile.values.transferred`)."""
 
-_SAME_SHAPES = {"qwen2-72b": "qwen2.5-72b", "deepseek-r1": "deepseek-v3"}
-"""Models, lower case, that differ from another in their weights alone (their `config.json`)."""
-
 _MODEL_FORMAT = re.compile(r"-(fp8|awq|gptq)(?:-dynamic|-block)?$", re.IGNORECASE)
 _BLOCK_SCALED = re.compile(r"-fp8-block$|^(?:qwen/)?qwen3-[^/]*-fp8$", re.IGNORECASE)
 """Checkpoints with a scale for each 128 x 128 weights: llm-compressor's say so, Qwen's own of Qwen3 do in their
@@ -120,7 +117,7 @@ def model_of(text: str) -> tuple[ModelSpec, str, str | None]:
     assumed = None
     base = _ASSISTANT.sub("", tail)
     if found is None:
-        found = _known(base) or _by_tail(base) or _known(_SAME_SHAPES.get(base.lower(), ""))
+        found = _known(base) or _by_tail(base)
         assumed = f"{text}: the shapes of {found.name}" if found is not None else None
     if found is None:
         names = [spec.name for spec in list_models()]
