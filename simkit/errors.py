@@ -17,6 +17,7 @@ begins with an underscore never leave their module.
     ├── BlocksMatter            blocks need names after all (simkit.engine.system)
     ├── BackgroundError         a second process has no result (simkit.studies.uniform_twin)
     ├── Unsuitable              a row cannot become a simulation (simkit.validation.rows.refusals)
+    ├── NoConfig                a model's config is not to be had (simkit.specs.hub)
     ├── Refusal                 a file is refused while it is read (simkit.logs.read.text)
     ├── CalibrationError        calibration cannot start or go on (calib)
     └── Refused                 an operation cannot be measured here (calib.measure.bench)

@@ -29,6 +29,7 @@ from simkit.latency.shapes import (
     layer_gemms,
     sampler,
 )
+from simkit.latency.unpacked import unpacked
 from simkit.specs.dtypes import computed_in
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
@@ -91,9 +92,6 @@ def dtype_peak(gpu: GpuSpec, dtype: str) -> float:
 
 
 # --- kernels
-WITHOUT_TIMES = ("bitsandbytes",)
-"""Formats whose kernels were neither measured nor are known well enough for a formula."""
-
 TABLE_ROWS = 16_384
 """Rows (tokens, sequences) up to which times are looked up."""
 
@@ -104,21 +102,15 @@ class Kernels:
     """What the model of a deployment runs on one of its GPUs.
 
     MoE: a step of t tokens reads the weights of the share 1 - (1 - k/E)**t of E experts, the expectation when each
-    token picks k experts uniformly. `quantization` fp8 and int8 use that format's peak where the GPU has one;
-    everything else computes in `dtype`. Raises InputError for formats, links and splits the GPU or the model
-    cannot do.
+    token picks k experts uniformly. `quantization` fp8, int8 and nvfp4 use that format's peak where the GPU has one;
+    everything else computes in `dtype`, bitsandbytes once its weights are `unpacked`. Raises InputError for formats,
+    links and splits the GPU or the model cannot do.
     """
 
     def __init__(self, deployment: Deployment) -> None:
         model, gpu, dtype, quantization = deployment.model, deployment.gpu, deployment.dtype, deployment.quantization
         if model.not_modelled:
             raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
-        if quantization in WITHOUT_TIMES:
-            raise InputError(
-                f"{quantization} weights have no step times here, `simkit memory` sizes them; expected fp8, int8, awq, "
-                "gptq or nvfp4",
-                key="model" if quantization == model.quantization else "engine.quantization",
-            )
         self.ranks = ranks = deployment.tensor_parallel_size
         check_parallel(model, ranks)
         self.formats = fmt = formats(
@@ -132,6 +124,7 @@ class Kernels:
         self.attention = attention_shape(model, ranks, fmt)
         quantized_peak = gpu.peak_flops_per_s.get(computed_in(quantization) or "")
         self.rates = Rates(gpu.hbm_bytes_per_s, peak, quantized_peak)
+        self.unpacked = unpacked(quantization, fmt, self.rates.gemm_ns_per_byte, GEMM_FLOOR_NS)
         by = deployment.errors.all_reduce
         self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect, deployment.link, by=by)
         self.reduce_bytes = model.hidden_size * fmt.activation_bytes
@@ -153,6 +146,8 @@ class Kernels:
 
     def gemm_ns(self, gemm: Gemm, rows: Floats, some: Floats) -> Floats:
         """Time of one call on the roofline; `some` is 0 where there are no rows, else 1."""
+        if gemm.quantized and self.unpacked is not None:
+            return self.unpacked.around(gemm, rows, self.gemm_ns(self.unpacked.sixteen_bit(gemm), rows, some))
         moved = gemm.weight_bytes * self._share_read(gemm, rows) + gemm.row_bytes * rows
         roofs = np.maximum(
             rows * (gemm.flops * self.rates.gemm_ns_per_flop(gemm.quantized)), moved * self.rates.gemm_ns_per_byte

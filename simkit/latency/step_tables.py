@@ -17,6 +17,7 @@ from simkit.latency.physics import ARRAYS, SIXTEEN_BIT, Heads, Limits, Varlen, l
 from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.residuals import HEADS, OpFit, Prediction
 from simkit.latency.shapes import Elementwise, Gemm
+from simkit.latency.unpacked import Unpacked
 from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.specs.dtypes import quantization as quantization_of
 from simkit.types import Floats
@@ -221,6 +222,8 @@ class TableBuilder:
             assert self._quantization is not None
             if self._widens:
                 return self._widened_ns(gemm, calls, tagged)
+            if self._kernels.unpacked is not None:
+                return self._unpacked_ns(self._kernels.unpacked, gemm, calls, tagged)
             fit = self._profile.op("gemm", self._quantization)
             if fit is None and self._quantization in BLOCK_SCALED:
                 return self._by_tensor_ns(gemm, calls, tagged)
@@ -251,6 +254,12 @@ class TableBuilder:
         ns: Floats = us * NS_PER_US * self._some
         bits = quantization_of(self._quantization).bits
         tagged.add(f"{bits:g}-bit weights: formula", calls * ns)
+        return ns
+
+    def _unpacked_ns(self, unpacked: Unpacked, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
+        """By the 16-bit GEMM behind a kernel that widens the weights."""
+        ns = unpacked.around(gemm, self._rows, self._gemm_ns(unpacked.sixteen_bit(gemm), 0, tagged))
+        tagged.add("weights widened before each product: formula", calls * ns)
         return ns
 
     def _fused_ns(self, fit: OpFit, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:

@@ -48,8 +48,8 @@ class Reading:
 
 
 def tail_of(name: str) -> str:
-    """A name without its owner, lower case, one dash between words."""
-    return re.sub(r"[-_]+", "-", name.strip().lower().rpartition("/")[2])
+    """A name without its owner, lower case, one dash between words (and between Llama and its number)."""
+    return re.sub(r"[-_]+|(?<=llama)(?=[0-9])", "-", name.strip().lower().rpartition("/")[2])
 
 
 def read(name: str, known: Collection[str]) -> Reading | None:
