@@ -3,7 +3,7 @@
 Owns the waiting queue and the scheduling pass; who runs is in `roster`, what a step brought in `outputs`. Never imports
 a clock, randomness, a latency model or true output lengths. Section numbers in docstrings are those of the scheduler
 specification. Beyond the real engine and off by default: policies `sjf` and `fair`, preemption by swapping, several
-samples of one prompt.
+samples of one prompt, and the admission of TensorRT-LLM, which never preempts.
 
 Sequences that decode one token in every step form the *decode group*, which is scheduled as one, however large. Where
 the order among them matters (a block is missing, the budget is short) they are taken one by one.
@@ -18,8 +18,9 @@ from simkit.batching.group import PrefillLimits, Roster
 from simkit.batching.outputs import Outputs
 from simkit.batching.plan import ContinuousSettings, PassState, Preemption, ScheduledChunk, StepPlan
 from simkit.batching.policies import POLICIES
+from simkit.batching.promises import Promises
 from simkit.batching.protocol import OutputListener, WaitingQueue
-from simkit.kv.protocol import CanSwap, CountsBlocks, KVAllocator
+from simkit.kv.protocol import CanSwap, CountsBlocks, KVPool
 from simkit.sequence import Phase, Sequence
 
 
@@ -33,7 +34,7 @@ class ContinuousBatcher:
     def __init__(
         self,
         settings: ContinuousSettings,
-        kv: KVAllocator,
+        kv: KVPool,
         listener: OutputListener,
         host_pool: CanSwap | None = None,
         prefers_swap: Callable[[Sequence, list[Sequence]], bool] | None = None,
@@ -59,6 +60,7 @@ class ContinuousBatcher:
         self._plain = not self._policy.charges and settings.prefill_schedule_interval == 1
         self._last_goes_first = self._policy.preempts_last and isinstance(kv, CountsBlocks)
         self._limits = PrefillLimits(settings)
+        self._promises = Promises(kv) if settings.never_evicts else None
 
     def add(self, seq: Sequence) -> bool:
         """Join the waiting queue. Behind a blocked head, or with no slot free, an arrival changes nothing."""
@@ -234,6 +236,8 @@ class ContinuousBatcher:
             if not settings.enable_chunked_prefill and num_tokens > state.budget:
                 break
             num_tokens = min(num_tokens, state.budget)
+            if self._promises is not None and not self._promises.leaves_room(seq, self.running, self._roster.version):
+                break
             gate_tokens = min(known, settings.max_model_len) if settings.scheduler_reserve_full_isl else 0
             if not self.kv.try_admit(seq, computed + num_tokens, gate_tokens, headroom=bool(self.running)):
                 break

@@ -152,7 +152,8 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class ContinuousSettings:
-    """Scheduler settings under vLLM's names; `prefill_first` gives the older prefill-prioritised engine."""
+    """Scheduler settings under vLLM's names; `prefill_first` gives the older prefill-prioritised engine, `never_evicts`
+    admits only who fits to the end, beside all who run."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -163,6 +164,7 @@ class ContinuousSettings:
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool = True
+    never_evicts: bool = False
     prefill_schedule_interval: int = 1
     max_num_active_seqs: int | None = None
     async_scheduling: bool = False

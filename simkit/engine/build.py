@@ -39,6 +39,8 @@ from simkit.units import gib_to_bytes, s_to_ns
 FIRST_ASYNC = (0, 14)
 """Since then vLLM schedules ahead unless told otherwise (release notes of 0.14.0, pull request 27614)."""
 
+NEVER_EVICTS = "capacity_scheduler_policy: guaranteed_no_evict"
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -277,12 +279,20 @@ def _check_samples(scenario: Scenario) -> None:
     slots = require(engine.max_num_active_seqs)
     if engine.batching == "continuous" and samples > slots:
         raise InputError(f"expected at most the {slots} slots of the engine, got {samples}", key="workload.samples")
+    if samples > 1 and never_evicts(engine):
+        raise InputError(f"expected 1 with {NEVER_EVICTS}, got {samples}", key="workload.samples")
 
 
 def check_placement(engine: Engine, num_gpu_blocks: int) -> None:
-    """One sequence of max_model_len must find a region where memory is contiguous. Raises InputError."""
+    """One sequence of max_model_len must find a region where memory is contiguous, and blocks where nobody is ever
+    preempted. Raises InputError."""
     max_model_len = require(engine.max_model_len)
     capacity = (num_gpu_blocks - 1) * engine.block_size
+    if never_evicts(engine) and max_model_len > capacity:
+        raise InputError(
+            f"expected <= {capacity} (the tokens of the KV pool) with {NEVER_EVICTS}, got {max_model_len}",
+            key="engine.max_model_len",
+        )
     if engine.kv_allocator == "contiguous" and not ContiguousAllocator(capacity, engine.placement).fits_ever(
         max_model_len, max_model_len
     ):
@@ -336,12 +346,18 @@ def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVPool:
     )
 
 
+def never_evicts(engine: Engine) -> bool:
+    """Whether only those are admitted who fit to the end; memory in one piece is reserved to the end anyway."""
+    return engine.capacity_scheduler_policy == NEVER_EVICTS.rpartition(" ")[2] and engine.kv_allocator == "paged"
+
+
 def may_ride(setup: Setup) -> bool:
     """Whether, while nobody waits, everything about a request is known when it is admitted (`engine.fast_path`)."""
     engine, workload = setup.scenario.engine, setup.scenario.workload
     plain = POLICIES[engine.policy] is Fcfs and not engine.prefill_first and engine.prefill_schedule_interval == 1
     whole_prompts = engine.long_prefill_token_threshold == 0
     counted = engine.kv_allocator == "paged" and not setup.prefix_caching and setup.samples == 1
+    counted = counted and not never_evicts(engine)
     patient = workload.timeout_s is None and workload.queue_limit is None
     # Running ahead of outputs, the batcher schedules a step beyond an end that it cannot see.
     ends_are_seen = workload.stop == "length" or not setup.async_scheduling
@@ -370,6 +386,7 @@ def make_batcher(setup: Setup, kv: KVPool, listener: OutputListener, *, one_by_o
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=engine.long_prefill_token_threshold_adaptive,
         scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+        never_evicts=never_evicts(engine),
         prefill_schedule_interval=engine.prefill_schedule_interval,
         max_num_active_seqs=engine.max_num_active_seqs,
         async_scheduling=setup.async_scheduling,

@@ -44,6 +44,7 @@ def _without_effect(engine: Engine) -> tuple[str, ...]:
         "prefill_first": (continuous, "batching: continuous"),
         "long_prefill_token_threshold": (continuous, "batching: continuous"),
         "prefill_schedule_interval": (continuous, "batching: continuous"),
+        "capacity_scheduler_policy": (continuous and paged, "continuous batching with paged KV"),
         "watermark": (continuous and paged, "continuous batching with paged KV"),
     }
     unused = [

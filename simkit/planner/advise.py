@@ -143,7 +143,7 @@ def command(chosen: PointResult) -> tuple[str | None, tuple[str, ...]]:
     if engine.preemption != "recompute":
         missing.append(f"preemption {engine.preemption} has no flag: the engine recomputes")
     unnamed = ("watermark", "prefill_schedule_interval", "prefill_first", "scheduler_reserve_full_isl",
-               "long_prefill_token_threshold_adaptive")  # fmt: skip
+               "capacity_scheduler_policy", "long_prefill_token_threshold_adaptive")  # fmt: skip
     for key in unnamed:
         if getattr(engine, key) != type(engine).model_fields[key].default:
             missing.append(f"engine.{key} is {getattr(engine, key)} here: see your engine for the flag")

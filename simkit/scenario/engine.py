@@ -108,6 +108,7 @@ class Engine(Strict):
     placement: Literal["first_fit", "best_fit", "buddy"] = "first_fit"
     watermark: Watermark = 0.0
     scheduler_reserve_full_isl: Flag = True
+    capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
     long_prefill_token_threshold: Count = 0
     long_prefill_token_threshold_adaptive: Flag = False
     prefill_schedule_interval: PositiveInt = 1

@@ -9,9 +9,11 @@ from ears import Ear
 
 from simkit.batching.continuous import ContinuousBatcher, ContinuousSettings
 from simkit.batching.plan import Hold, StepPlan
+from simkit.batching.promises import Promises
 from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.paged import PagedAllocator
+from simkit.kv.prefix import PromptTokens
 from simkit.kv.protocol import KVAllocator
 from simkit.sequence import Sequence
 from simkit.types import Request
@@ -190,6 +192,30 @@ def test_the_gate_counts_generated_tokens_of_a_resumed_request(gate: bool, passe
     assert [desk.step() for _ in range(4)] == [{0: 1, 1: 5}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}]
     assert (desk.waiting, resumed.num_known_tokens, resumed.num_computed_tokens) == ([1], 8, 0)
     assert desk.step() == passes
+
+
+def test_who_may_not_be_preempted_is_admitted_only_if_it_fits_to_its_end() -> None:
+    """The second needs 10 blocks to its end, of which 12 - 8 are not promised: it waits until the first has left."""
+    passes = {False: [{0: 4, 1: 4, 2: 1}], True: [{0: 4}, {0: 1}, {0: 1}, {0: 1}, {1: 4, 2: 1}]}
+    for never, expected in passes.items():
+        desk = Desk(12, never_evicts=never)
+        desk.add(seq(0, 4, 4, reserve=8), seq(1, 4, 6, reserve=10), seq(2, 1, 1, reserve=2))
+        assert [desk.step() for _ in expected] == expected
+
+
+def test_blocks_that_are_shared_are_promised_once() -> None:
+    """Of 12 blocks one sequence promises 8; a second one, of which 4 are the same, finds room for 8 + 8 - 4."""
+    kv = PagedAllocator(13, 1, enable_prefix_caching=True)
+    promises = Promises(kv)
+    running: list[Sequence] = []
+    for number in range(2):
+        one = Sequence(Request(number, 0, 5, 3, 3), tokens=PromptTokens(number, 0, 4, 5, 1), reserve_tokens=8)
+        kv.lookup(one)
+        assert kv.try_admit(one, 5, 0, headroom=False)
+        running.append(one)
+    assert kv.shared_tokens == 4
+    assert promises.leaves_room(Sequence(Request(2, 0, 0, 1, 1), reserve_tokens=0), running, 0)
+    assert not promises.leaves_room(Sequence(Request(2, 0, 1, 1, 1), reserve_tokens=1), running, 0)
 
 
 def test_the_watermark_is_waived_when_nothing_runs() -> None:

@@ -68,6 +68,8 @@ def rules(name: EngineName, context_tokens: int, known: Section, assumed: Assump
         prompts_first = name.family == SGLANG
         budget = max(WHOLE_PROMPTS_BUDGET, context_tokens)
         found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_batched_tokens": budget}
+        if name.family == TRTLLM:
+            found["capacity_scheduler_policy"] = "guaranteed_no_evict"
         text = f"{name.family}: {WHOLE_PROMPTS_BUDGET} tokens a step (more where requests are longer)"
         assumed.add(text, "engine.max_num_batched_tokens")
         text = f"{name.family}: whole prompts{', before decodes' if prompts_first else ''}"
