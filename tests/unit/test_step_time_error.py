@@ -34,6 +34,8 @@ from simkit.scenario import Scenario, from_dict
 from simkit.specs.hardware import load_gpu
 from simkit.studies.compare import compare
 from simkit.types import StepShapes
+from simkit.validation.rows.read import read_rows
+from simkit.validation.rows.study import study_rows
 
 SLOWER = Factors(1.3, 1.3, 1.3, 1.3, 1.3, 1.3)
 MIXED_STEP = StepShapes.of(
@@ -307,3 +309,19 @@ def test_draws_of_rows_and_a_stated_error_are_not_both(value: str) -> None:
     assert told.stderr.strip() == (
         f"--set latency.error={value}: expected without --draws, which draws the error of step times"
     )
+
+
+def test_rows_of_a_gpu_that_may_be_a_card_are_given_its_interval_too(tmp_path: Path) -> None:
+    """An H100 without a part is predicted as the SXM part, and a card over PCIe is within its interval."""
+    header = "set,engine,model,gpu,tp,dtype_quant,input_len,output_len,max_concurrency,num_prompts,mean_tpot_ms"
+    rows = [
+        f"{number},a,vLLM 0.19,meta-llama/Llama-3.1-8B,{gpu},4,bf16,1024,64,32,64,10"
+        for number, gpu in enumerate(("H100 80GB", "H100 SXM", "H100 PCIe"))
+    ]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([f"row_id,{header}", *rows]) + "\n")
+    study = study_rows(read_rows(path).rows, draws=4, jobs=1)
+    unsaid, sxm, card = (row.metrics["mean_tpot_ms"] for row in study.rows)
+    assert unsaid.predicted == sxm.predicted
+    assert None not in (unsaid.low_90, unsaid.high_90, sxm.high_90, card.predicted)
+    assert sxm.high_90 < card.predicted < unsaid.high_90  # type: ignore[operator]

@@ -43,6 +43,13 @@ _VARIANT_ASSUMED = {
     "a100-sxm4": "80 GB of memory",
 }
 
+PCIE_PART = {
+    "h100-sxm5-80gb": "h100-pcie-80gb",
+    "a100-sxm4-80gb": "a100-pcie-80gb",
+    "a100-sxm4-40gb": "a100-pcie-40gb",
+}
+"""GPUs that are sold as a card too, which a name without a part may be: slower, and linked by PCIe."""
+
 PROFILE_OF = {
     "a100-sxm4-40gb": "a100-sxm4-80gb",
     "a100-pcie-40gb": "a100-sxm4-80gb",

@@ -7,8 +7,10 @@ row that leaves out too much raises `Unsuitable`. Settings given for all rows co
 - vLLM: its version where stated. Before 0.8 prompts are taken whole and go before decodes, and there is no prefix
   cache; async scheduling is on from 0.14. A fixed batch without a version is one of 2024, as 0.6.
 - TensorRT-LLM and SGLang: 8,192 tokens a step and whole prompts, which are their defaults; SGLang takes prompts
-  before decodes. Host terms are those that ship for the engine.
+  before decodes, TensorRT-LLM admits who fits to the end of the answer beside all who run
+  (`capacity_scheduler_policy`). Host terms are those that ship for the engine.
 - GPUs are linked by NVLink where they have it; cards with a bridge only in pairs; several nodes need `hardware.link`.
+- A GPU whose part is not stated is the SXM part; half of the draws for its interval take the PCIe card.
 - fp8: the KV cache is in 16 bits, but in fp8 for NVIDIA's own checkpoints, which TensorRT-LLM takes.
 - Lengths are alike, but where the benchmark draws them: InferenceX from 0.8 of the stated length to it.
 - `kv_cache_tokens`: so many whole blocks, beside the block that the scheduler keeps as a dummy.
@@ -28,13 +30,13 @@ from dataclasses import dataclass
 
 from simkit.errors import InputError
 from simkit.latency.link import NODE_GPUS
-from simkit.scenario import Scenario, from_labelled
+from simkit.scenario import Scenario, apply_sets, from_labelled
 from simkit.scenario.workload import AllAtOnce, ClosedLoop
 from simkit.scenario.yaml import parse_set, set_label
 from simkit.specs.hardware import list_gpus, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
-from simkit.validation.rows.names import PROFILE_OF, SGLANG, TRTLLM, EngineName, gpu_of, model_of
+from simkit.validation.rows.names import PCIE_PART, PROFILE_OF, SGLANG, TRTLLM, EngineName, gpu_of, model_of
 from simkit.validation.rows.read import CACHED, LENGTHS, Row, Section
 from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse
 
@@ -63,7 +65,8 @@ class RowRun:
     """A row that can be simulated.
 
     `engine` is family and version, which share their host terms. `concurrency`: clients, batch or requests at once;
-    None at a finite rate. `assumed`: what the row left open, in words that are the same for all rows alike.
+    None at a finite rate. `assumed`: what the row left open, in words that are the same for all rows alike. `or_else`:
+    the scenario if the GPU is the other part that its name may stand for.
     """
 
     row: Row
@@ -71,6 +74,7 @@ class RowRun:
     engine: str
     concurrency: int | None
     assumed: tuple[str, ...]
+    or_else: Scenario | None = None
 
     @property
     def logged_running(self) -> int | None:
@@ -122,7 +126,20 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
         assumed.add("other_config: only generated tokens, running sequences, nodes and parallelism are read")
     if base is not None and base.base_dir is not None:
         scenario = scenario.based_at(base.base_dir)
-    return RowRun(row, scenario, name.label, _at_once(scenario), assumed.holding(given))
+    open_part = given.isdisjoint(("hardware.gpu", "hardware.interconnect", "hardware.link", "latency.profile"))
+    other = _other_part(row, scenario) if open_part else None
+    return RowRun(row, scenario, name.label, _at_once(scenario), assumed.holding(given), other)
+
+
+def _other_part(row: Row, scenario: Scenario) -> Scenario | None:
+    """The scenario on the card of the same name; None where the row says which part it is, or there is no card."""
+    gpu, left_open = gpu_of(row.text("gpu"))
+    if left_open is None or gpu not in PCIE_PART:
+        return None
+    card = PCIE_PART[gpu]
+    values = {"gpu": card, "interconnect": "pcie"}
+    keys = {f"hardware.{key}": value for key, value in values.items()} | {"latency.profile": PROFILE_OF.get(card, gpu)}
+    return apply_sets(scenario, keys, label="the other part")
 
 
 def _check_budget(name: EngineName, engine: Section) -> None:

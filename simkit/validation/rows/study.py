@@ -77,7 +77,8 @@ def study_rows(
 ) -> RowStudy:
     """Simulate the rows. `base` gives engine settings that rows leave open, `sets` (``KEY=VALUE``) hold for all rows,
     `max_rows` of those that can be simulated are taken, `fit` says which of them fit the host terms. Each row is
-    simulated `draws` times more with step times that err by a draw, for its 90 % interval.
+    simulated `draws` times more with step times that err by a draw, for its 90 % interval; of a GPU whose part is not
+    stated, on the other part in half of them.
 
     Raises InputError when nothing can be simulated, or fitted as asked, and CheckError when a simulation goes wrong.
     """
@@ -167,9 +168,12 @@ class _Simulator:
         return self.run(runs, terms, None)
 
     def erring(self, runs: Sequence[RowRun], terms: Mapping[str, HostTerms], draw: int) -> dict[str, Predicted]:
-        """With the terms that hold, and step times that err; without the rows in which a simulation then fails."""
+        """With the terms that hold, step times that err and, of every other pair of draws, the GPU that may be meant
+        as well; without the rows in which a simulation then fails."""
+        others = [run.or_else if draw % 4 >= 2 and run.or_else is not None else run.scenario for run in runs]
         wrong = [
-            replace(run, scenario=apply_sets(run.scenario, {"latency.error": draw}, label="error")) for run in runs
+            replace(run, scenario=apply_sets(scenario, {"latency.error": draw}, label="error"))
+            for run, scenario in zip(runs, others, strict=True)
         ]
         return self.run(wrong, terms, None)[0]
 
