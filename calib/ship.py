@@ -1,25 +1,28 @@
-"""Makes the profiles that ship from the kernel tables they were imported from: ``python -m calib.ship FOLDER``.
+"""Makes the profiles that ship from the kernel tables they were imported from: ``python -m calib.ship FOLDER ...``.
 
 Owns their provenance and licences, and the tables that come beside: what decodes of unequal length cost on RTX PRO
-6000, in a form of its own, its all-reduces, and GEMMs of H100 and H200 with scales by block, of other hands. Needs no
-torch.
+6000, in a form of its own, its all-reduces, GEMMs of H100 and H200 with scales by block, of other hands, and layers of
+latent attention. Needs no torch.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from calib.fit.fit import fit_table
-from calib.table import Table, read_table
-from calib.tables import read_tables
+from calib.table import Rows, Table, read_table
+from calib.tables import Tables, read_tables
 from simkit.specs.hardware import load_gpu
 
 AICONFIGURATOR = {"measured_by": "NVIDIA, aiconfigurator-core 0.12.0", "licence": "Apache-2.0"}
-BLOCK_SCALED = {"fp8_block": "NVIDIA, aisimulate 0.13.0.dev202610270000000085, vLLM 0.25.0 kernels, Apache-2.0"}
+SIM = "NVIDIA, aisimulate 0.13.0.dev202610270000000085, vLLM 0.25.0 kernels, Apache-2.0"
+CORE = "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.24 kernels, Apache-2.0"
+BLOCK_SCALED = {"fp8_block": SIM, "latent": SIM}
 PROVENANCE: dict[str, dict[str, str]] = {
     "a100-sxm4-80gb": {**AICONFIGURATOR, "software": "vLLM 0.14 kernels"},
     "h100-sxm5-80gb": {**AICONFIGURATOR, "software": "vLLM 0.24 kernels", **BLOCK_SCALED},
@@ -29,10 +32,18 @@ PROVENANCE: dict[str, dict[str, str]] = {
         "licence": "MIT",
         "software": "vLLM 0.19 kernels, eager, shapes of Llama-3.1-8B",
         "all_reduce": "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.24 custom all-reduce over PCIe, Apache-2.0",
+        "latent": CORE,
+    },
+    "l40s-48gb": {
+        **AICONFIGURATOR,
+        "software": "vLLM 0.24 kernels",
+        "all_reduce": "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.14 custom all-reduce over PCIe, Apache-2.0",
+        "latent": CORE,
     },
 }
-"""`all_reduce` and `fp8_block`: where all-reduces, and GEMMs of fp8 with scales by block, are from that stand in tables
-of their own, `NAME.comm.csv.gz` and `NAME.dense.csv.gz`."""
+"""`all_reduce`, `fp8_block` and `latent`: where all-reduces, GEMMs of fp8 with scales by block, and layers of latent
+attention are from that stand in tables of their own, `NAME.comm.csv.gz`, `NAME.dense.csv.gz` and `NAME.mla.csv.gz`. A
+GPU without a table `NAME.csv.gz` has all its dense kernels in the second."""
 
 BLOCK_ROWS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65, 80, 96, 97, 112, 128, 129, 160, 161, 192, 224, 256, 257, 512, 513,
               1024, 1025, 1536, 2048, 2049, 3072, 4096, 8192, 16384, 32768)  # fmt: skip
@@ -50,29 +61,60 @@ def with_all_reduces(table: Table, collectives: Path) -> Table:
 
 def with_block_scaled(table: Table, dense: Path) -> Table:
     """`table` and the GEMMs with scales by block of a table of dense kernels."""
+    return _with_rows_of_blocks(table, read_table(dense).rows["gemm", "fp8_block"])
+
+
+def with_latent(table: Table, latent: Path) -> Table:
+    """`table` and the layers of latent attention of a table of these."""
+    return replace(table, rows={**table.rows, **read_table(latent).rows})
+
+
+def _with_rows_of_blocks(table: Table, rows: Rows) -> Table:
     key = ("gemm", "fp8_block")
-    rows = read_table(dense).rows[key]
     wide = (rows.sizes["n"] >= BLOCK_SIDE) & (rows.sizes["k"] >= BLOCK_SIDE)
     return replace(table, rows={**table.rows, key: rows.take(wide & np.isin(rows.sizes["m"], BLOCK_ROWS))})
 
 
-def ship(tables: Path, folder: Path = FOLDER) -> list[Path]:
+def gathered(name: str, folders: Seq[Path]) -> Tables:
+    """All tables of one profile, each from the first of the folders that has it."""
+    provenance, dense = PROVENANCE[name], _found(f"{name}.dense", folders)
+    skew = _found(f"{name}-skew", folders)
+    plain = _found(name, folders) or dense
+    assert plain is not None, f"no table of {name}"
+    found = read_tables([plain, *([skew] if skew is not None else [])])
+    table = found.table
+    if ("gemm", "fp8_block") in table.rows:
+        table = _with_rows_of_blocks(table, table.rows["gemm", "fp8_block"])
+    for part, end, add in _PARTS:
+        if part in provenance:
+            path = _found(f"{name}.{end}", folders)
+            assert path is not None, f"no table {name}.{end}"
+            table = add(table, path)
+    return replace(found, table=table)
+
+
+_PARTS = (
+    ("all_reduce", "comm", with_all_reduces),
+    ("fp8_block", "dense", with_block_scaled),
+    ("latent", "mla", with_latent),
+)
+
+
+def _found(stem: str, folders: Seq[Path]) -> Path | None:
+    return next((path for folder in folders if (path := folder / f"{stem}.csv.gz").exists()), None)
+
+
+def ship(folders: Seq[Path], into: Path = FOLDER) -> list[Path]:
     """Write the profile of every table that ships; the paths written."""
     written = []
     for name, provenance in PROVENANCE.items():
-        skew = tables / f"{name}-skew.csv.gz"
-        found = read_tables([tables / f"{name}.csv.gz", *([skew] if skew.exists() else [])])
-        table = found.table
-        if "all_reduce" in provenance:
-            table = with_all_reduces(table, tables / f"{name}.comm.csv.gz")
-        if "fp8_block" in provenance:
-            table = with_block_scaled(table, tables / f"{name}.dense.csv.gz")
-        result = fit_table(table, load_gpu(name), name, provenance, more=found.launches)
-        written.append(folder / f"{name}.json")
+        found = gathered(name, folders)
+        result = fit_table(found.table, load_gpu(name), name, provenance, more=found.launches)
+        written.append(into / f"{name}.json")
         written[-1].write_text(result.text, encoding="utf-8")
     return written
 
 
 if __name__ == "__main__":
-    for path in ship(Path(sys.argv[1])):
+    for path in ship([Path(text) for text in sys.argv[1:]]):
         print(f"{path}: {path.stat().st_size:,} bytes")

@@ -17,7 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from calib import CalibrationError
-from simkit.latency.profile import AXES, ELEMENT_BYTES, EXTRA, KEYS, MEMORY_BOUND_OPS, Limits, work_of
+from simkit.latency.profile import (
+    AXES,
+    DIMS,
+    ELEMENT_BYTES,
+    EXTRA,
+    KEYS,
+    MEMORY_BOUND_OPS,
+    MODEL_DTYPES,
+    OF_DEEPSEEK_V3,
+    Limits,
+    work_of,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,13 +57,22 @@ COLUMNS = (
 )
 """In this order. Cells that do not apply to an op are empty; `latency_us` is one call in microseconds."""
 
+FURTHER = (*DIMS, "kv_dtype")
+TEXTS = ("op", "dtype", "source", "kv_dtype")
+"""Columns that a table may have besides: sizes of a model, and the format of the KV cache, 16 bits where it is left
+out. Those of text."""
+
 MIXED = ("q_len", "kv_len", "decode_batch", "decode_kv_len", "num_heads", "num_kv_heads", "head_dim")
 SKEW = ("batch", "kv_len", "decode_batch", "decode_kv_len", "num_heads", "num_kv_heads", "head_dim")
 LAUNCHES = {"attention_mixed": MIXED, "attention_skew": SKEW}
 """Ops of several kinds of sequences in one launch, and the sizes that tell them apart."""
 
-_DEFAULTED = {op: {"num_heads": 32, "num_kv_heads": 8} for op in ("rotary_embedding", "rotary_kv_write")}
-"""Rotary rows that name no heads are of 32 heads and 8 KV heads, those of the tables that leave them out."""
+_DEFAULTED: dict[str, dict[str, int]] = {
+    **{op: {"num_heads": 32, "num_kv_heads": 8} for op in ("rotary_embedding", "rotary_kv_write")},
+    **{op: {**OF_DEEPSEEK_V3} for op in ("mla_decode_module", "mla_prefill_module")},
+}
+"""Rotary rows that name no heads are of 32 heads and 8 KV heads, and modules of latent attention that name no sizes
+are of DeepSeek-V3: the tables that leave them out are."""
 
 LONGEST_US = 1e9
 LARGEST_SIZE = 1e13
@@ -116,12 +136,17 @@ def table_of(path: Path, content: bytes, frame: Any) -> Table:
     if missing:
         raise CalibrationError(f"{path}:1: missing column {missing[0]}; expected the columns {', '.join(COLUMNS)}")
     absent = set(COLUMNS) - set(frame.columns)
-    frame = frame.reindex(columns=[*COLUMNS])
-    for name in frame.columns.difference(["op", "dtype", "source"]):
+    frame = frame.reindex(columns=[*COLUMNS, *FURTHER])
+    for name in frame.columns.difference(TEXTS):
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
     frame["line"] = np.arange(len(frame)) + 2
     rows: dict[tuple[str, str], Rows] = {}
     unusable: list[str] = []
+    narrow = ~(frame["kv_dtype"].isna() | frame["kv_dtype"].isin(MODEL_DTYPES))
+    for (op, dtype, kv), part in frame[narrow].groupby(["op", "dtype", "kv_dtype"], sort=True):
+        line = part["line"].iloc[0]
+        unusable.append(f"{path.name}:{line}: {len(part)} rows of {op} {dtype} over a KV cache of {kv}, ignored")
+    frame = frame[~narrow]
     groups = [frame[name].map(lambda cell: "" if pd.isna(cell) else str(cell)) for name in ("op", "dtype")]
     for (op, dtype), part in frame.groupby(groups, sort=True):
         unknown = _unknown(op, dtype)

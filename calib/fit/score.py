@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from calib.fit.fit_op import fit_op
 from calib.table import Floats, Rows
-from simkit.latency.profile import AXES, HEADS, KEYS, Limits, OpFit
+from simkit.latency.profile import AXES, EXTRA, KEYS, Limits, OpFit
 
 HELD_OUT_SHARE = 0.2
 HELD_OUT_SEED = 0
@@ -136,15 +136,16 @@ def predict(fit: OpFit, rows: Rows) -> Predicted:
 
 def _groups(rows: Rows) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Floats]]]:
     """Rows of equal heads at a time, since a prediction is for one shape of heads."""
-    if not KEYS.get(rows.op):
+    names = KEYS.get(rows.op)
+    if not names:
         yield np.arange(len(rows)), dict(rows.sizes)
         return
-    keys = np.stack([rows.sizes[name] for name in HEADS], axis=1)
+    keys = np.stack([rows.sizes[name] for name in names], axis=1)
     distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
     for index, key in enumerate(distinct):
         chosen = np.flatnonzero(inverse.reshape(-1) == index)
-        sizes = {name: rows.sizes[name][chosen] for name in AXES[rows.op]}
-        yield chosen, sizes | dict(zip(HEADS, key, strict=True))
+        sizes = {name: rows.sizes[name][chosen] for name in (*AXES[rows.op], *EXTRA.get(rows.op, ()))}
+        yield chosen, sizes | dict(zip(names, key, strict=True))
 
 
 def _halves(rows: Rows) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

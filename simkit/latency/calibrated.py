@@ -8,6 +8,7 @@ All arithmetic is elementwise, and single steps are priced by the same operation
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -18,6 +19,7 @@ from simkit.latency.deployment import Deployment, graph_rows
 from simkit.latency.effects import ALL_REDUCE, EFFECTS, GRAPH_PADDING, RULES, SAMPLED_ROWS, check_known, nothing
 from simkit.latency.error import erring
 from simkit.latency.kernels import TABLE_ROWS, Kernels
+from simkit.latency.latent import LatentAttention
 from simkit.latency.lookup import RowLookup
 from simkit.latency.profile import Profile
 from simkit.latency.profile.values import is_scaled, transferred
@@ -57,7 +59,7 @@ class Calibrated(HardwareLatency):
             of_tokens, of_samples = [*of_tokens, *of_samples], []
         self._token_ns = RowLookup(tokens, self._least_row_ns(of_tokens))
         self._sample_ns = RowLookup(samples, self._least_row_ns(of_samples))
-        self._attention = Attention(tables, profile, deployment.without)
+        self._attention = attention_of(tables, profile, deployment.without)
         swap_in, swap_out = tables.swap_ns_per_byte(gpu.pcie_bytes_per_s)
         self._swap_in_ns, self._swap_out_ns = swap_in / kernels.ranks, swap_out / kernels.ranks
         padding = RULES if deployment.graph_sizes else nothing("no CUDA graphs")
@@ -117,6 +119,12 @@ class Calibrated(HardwareLatency):
 
     def _with_swaps(self, ns: Any, step: StepShapes | OneStep) -> Any:
         return ns + step.swap_in_bytes * self._swap_in_ns + step.swap_out_bytes * self._swap_out_ns
+
+
+def attention_of(tables: TableBuilder, profile: Profile, without: Collection[str]) -> Attention | LatentAttention:
+    """Attention of keys and values, or of latents."""
+    modules = tables.modules
+    return Attention(tables, profile, without) if modules is None else LatentAttention(tables, modules, without)
 
 
 def _elsewhere(measured_on: str, gpu: str, scaled: bool) -> str:

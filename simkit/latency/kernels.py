@@ -168,7 +168,7 @@ class Kernels:
         for layers, window in ((shape.full_layers, 0), (shape.sliding_layers, shape.window)):
             if layers:
                 context, pairs, cached = attended(shapes, window)
-                flops = flops + layers * shape.flops_per_pair * (context + pairs)
+                flops = flops + layers * (shape.flops_per_pair * context + shape.prefill_flops_per_pair * pairs)
                 moved = moved + layers * shape.kv_bytes_per_token * (context + cached)
         return flops * self.ranks, moved * self.ranks + shapes.swap_in_bytes + shapes.swap_out_bytes
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from simkit.latency import latent_work
 from simkit.specs.dtypes import MODEL_DTYPES, element_bytes
 from simkit.types import Floats
 from simkit.units import US_PER_S
@@ -97,7 +98,10 @@ _Formula = Callable[[float, float, Mapping[str, Floats]], Work]
 """(bytes of an operand, bytes of a result, sizes) to work."""
 
 
-MEMORY_BOUND_OPS = ("gemm", "gemm_triton", "attention_decode", "attention_prefill", "memcpy_d2d")
+MEMORY_BOUND_OPS = (
+    "gemm", "gemm_triton", "attention_decode", "attention_prefill", "mla_decode_module", "mla_prefill_module",
+    "memcpy_d2d",
+)  # fmt: skip
 """Ops whose operands come from GPU memory. Activations between kernels live in the L2 cache, and switches add up what
 crosses links, so that the rates of memory and links do not bound the other ops."""
 
@@ -130,6 +134,10 @@ def _prefill(width: float, out: float, s: Sizes) -> Work:
     heads, kv_heads = s["num_heads"], s["num_kv_heads"]
     moved = batch * s["head_dim"] * (2.0 * out * heads * q + 2.0 * width * kv_heads * (before + q))
     return Work(4.0 * s["head_dim"] * heads * pairs, moved, before + q + 0.0 * batch, batch * heads)
+
+
+def _latent(counts: Callable[[float, float, Mapping[str, Floats]], latent_work.Counts]) -> _Formula:
+    return lambda width, out, s: Work(*counts(width, out, s))
 
 
 def _only_moving(moved_bytes: Floats) -> Work:
@@ -183,6 +191,8 @@ _FORMULAS: dict[str, _Formula] = {
     "gemm_triton": _gemm,
     "attention_decode": _decode,
     "attention_prefill": _prefill,
+    "mla_decode_module": _latent(latent_work.decode),
+    "mla_prefill_module": _latent(latent_work.prefill),
     "rms_norm": _moving(4.0),
     "rms_norm_final": _moving(4.0),
     "qk_norm": _moving(2.0),

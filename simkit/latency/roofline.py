@@ -162,7 +162,7 @@ class _AttentionCosts:
         self.context_ns = max(kv_ns, flop_ns)
         self.full_layers = shape.full_layers
         self.is_line = not shape.sliding_layers
-        self._pair_ns, self._cached_ns = flop_ns, kv_ns
+        self._pair_ns, self._cached_ns = shape.prefill_flops_per_pair * rates.attention_ns_per_flop, kv_ns
 
     def one(self, step: OneStep) -> float:
         """`ns` of one step without arrays."""

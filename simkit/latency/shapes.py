@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simkit.errors import InputError
 from simkit.specs.dtypes import KV_DTYPES, MODEL_DTYPES, element_bytes
 from simkit.specs.dtypes import quantization as quantization_of
-from simkit.specs.models import ModelSpec
+from simkit.specs.model_spec import Latent, ModelSpec
 
 _LOGIT_BYTES = 4.0
 
@@ -58,9 +58,11 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Attention of one layer on one GPU: FLOPs a (query, key) pair and KV bytes a cached token."""
+    """Attention of one layer on one GPU: FLOPs a (query, key) pair of decodes and of prefills, and KV bytes a cached
+    token."""
 
     flops_per_pair: float
+    prefill_flops_per_pair: float
     kv_bytes_per_token: float
     full_layers: int
     sliding_layers: int
@@ -106,6 +108,8 @@ def layer_gemms(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Gemm, ...]:
         _gemm("qkv", model.num_layers, hidden, query + 2 * kv, fmt.weight_bytes, fmt, quantized),
         _gemm("o", model.num_layers, query, hidden, fmt.weight_bytes, fmt, quantized),
     ]
+    if model.latent is not None:
+        gemms = _latent_gemms(model, model.latent, ranks, fmt, quantized)
     if dense_layers:
         gemms += _mlp_gemms(model, "mlp", dense_layers, _split(model.intermediate_size, ranks), fmt, quantized)
     if moe_layers:
@@ -131,11 +135,14 @@ def layer_elementwise(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Eleme
     moe_layers = model.num_moe_layers
     dense_layers = model.num_layers - moe_layers
     inputs = 2 if model.gated_mlp else 1
-    kernels = [
-        Elementwise("norms", 2 * model.num_layers, 4 * model.hidden_size * act, model.hidden_size),
-        Elementwise("rotary", model.num_layers, 2 * (query + kv) * act, query + kv),
-        Elementwise("kv_write", model.num_layers, 2 * kv * (act + fmt.kv_bytes), kv),
-    ]
+    kernels = [Elementwise("norms", 2 * model.num_layers, 4 * model.hidden_size * act, model.hidden_size)]
+    if model.latent is None:
+        kernels += [
+            Elementwise("rotary", model.num_layers, 2 * (query + kv) * act, query + kv),
+            Elementwise("kv_write", model.num_layers, 2 * kv * (act + fmt.kv_bytes), kv),
+        ]
+    else:
+        kernels += _latent_elementwise(model, model.latent, ranks, fmt)
     if dense_layers:
         width = _split(model.intermediate_size, ranks)
         kernels.append(Elementwise("activation", dense_layers, (inputs + 1) * width * act, width))
@@ -157,8 +164,15 @@ def sampler(model: ModelSpec, fmt: Formats) -> Elementwise:
 def attention_shape(model: ModelSpec, ranks: int, fmt: Formats) -> AttentionShape:
     """Q.K and A.V are 2 FLOPs each per head element, so 4 per pair; K and V are read once per cached token."""
     sliding = model.num_sliding_layers if model.sliding_window else 0
+    decode = prefill = 4.0 * _query_width(model, ranks)
+    if model.latent is not None:
+        heads, latent = _split(model.num_attention_heads, ranks), model.latent
+        # Decodes attend to the latents, prefills to the keys and values that come of them.
+        decode = 2.0 * heads * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim)
+        prefill = 2.0 * heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
     return AttentionShape(
-        flops_per_pair=4.0 * _query_width(model, ranks),
+        flops_per_pair=decode,
+        prefill_flops_per_pair=prefill,
         kv_bytes_per_token=model.kv_elements_per_layer(ranks) * fmt.kv_bytes,
         full_layers=model.num_layers - sliding,
         sliding_layers=sliding,
@@ -187,6 +201,42 @@ def _mlp_gemms(model: ModelSpec, name: str, layers: int, width: int, fmt: Format
     return [
         _gemm(f"{name}_up", layers, model.hidden_size, inputs * width, fmt.weight_bytes, fmt, quantized),
         _gemm(f"{name}_down", layers, width, model.hidden_size, fmt.weight_bytes, fmt, quantized),
+    ]
+
+
+LATENT_KERNELS = ("q_a", "q_b", "q", "kv_a", "kv_b", "o", "latent_norms", "rotary", "kv_write")
+"""What of a layer with latents a measured module holds, beside attention."""
+
+
+def _latent_gemms(model: ModelSpec, latent: Latent, ranks: int, fmt: Formats, quantized: bool) -> list[Gemm]:
+    """Down to the latents, which every rank does whole, and up to the heads; what absorbs the keys' and values' weights
+    does as much as what expands the latents, in 16 bits."""
+    layers, hidden, heads = model.num_layers, model.hidden_size, _split(model.num_attention_heads, ranks)
+    queries = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    shapes = [("q", hidden, queries)]
+    if latent.q_lora_rank:
+        shapes = [("q_a", hidden, latent.q_lora_rank), ("q_b", latent.q_lora_rank, queries)]
+    shapes += [
+        ("kv_a", hidden, latent.kv_lora_rank + latent.qk_rope_head_dim),
+        ("o", heads * latent.v_head_dim, hidden),
+    ]
+    up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    return [
+        *(_gemm(name, layers, k, n, fmt.weight_bytes, fmt, quantized) for name, k, n in shapes),
+        _gemm("kv_b", layers, latent.kv_lora_rank, up, fmt.activation_bytes, fmt, False),
+    ]
+
+
+def _latent_elementwise(model: ModelSpec, latent: Latent, ranks: int, fmt: Formats) -> list[Elementwise]:
+    layers, act = model.num_layers, fmt.activation_bytes
+    turned = (_split(model.num_attention_heads, ranks) + 1) * latent.qk_rope_head_dim
+    ranks_of = [rank for rank in (latent.q_lora_rank, latent.kv_lora_rank) if rank]
+    cached = latent.kv_lora_rank + latent.qk_rope_head_dim
+    width = sum(ranks_of) // len(ranks_of)
+    return [
+        Elementwise("latent_norms", len(ranks_of) * layers, 2 * width * act, width),
+        Elementwise("rotary", layers, 2 * turned * act, turned),
+        Elementwise("kv_write", layers, cached * (act + fmt.kv_bytes), cached),
     ]
 
 

@@ -12,11 +12,12 @@ from simkit.latency import fused_fp8, weight_only
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, KERNEL_TABLE, ONE_GPU, STATED, Source
 from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
+from simkit.latency.latent_modules import Modules
 from simkit.latency.lookup import ChunkLookup, DecodeLookup, RowTable
 from simkit.latency.physics import ARRAYS, SIXTEEN_BIT, Heads, Limits, Varlen, launch_us, work_of
 from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.residuals import HEADS, OpFit, Prediction
-from simkit.latency.shapes import Elementwise, Gemm
+from simkit.latency.shapes import LATENT_KERNELS, Elementwise, Gemm
 from simkit.latency.unpacked import Unpacked
 from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.specs.dtypes import quantization as quantization_of
@@ -54,13 +55,15 @@ class TableBuilder:
             kernels.formats.kv_bytes,
         )
         self.layers, self.sliding_layers, self.window = shape.full_layers, shape.sliding_layers, shape.window
+        self._modules = None if model.latent is None else Modules(model.latent, model.hidden_size, profile, deployment)
 
     def token_table(self) -> RowTable:
         """Everything but attention in the layers, and what a pass does once for its tokens."""
         kernels, total, tagged = self._kernels, np.zeros(TABLE_ROWS + 1), _Tags()
-        for gemm in kernels.gemms:
+        inside = LATENT_KERNELS if self._modules is not None else ()
+        for gemm in (gemm for gemm in kernels.gemms if gemm.name not in inside):
             total = total + gemm.layers * self._gemm_ns(gemm, gemm.layers, tagged)
-        for kernel in kernels.elementwise:
+        for kernel in (kernel for kernel in kernels.elementwise if kernel.name not in inside):
             total = total + kernel.layers * self._elementwise_ns(kernel, tagged)
         total = total + self._once_ns(tagged)
         if kernels.link and self._reduces:
@@ -107,7 +110,7 @@ class TableBuilder:
         batch, q_len, kv_len = axes[0][:, None, None], axes[1][None, :, None], axes[2][None, None, :]
         found = self._predict(fit, batch=batch, q_len=q_len, kv_len=kv_len)
         us, lists = found.us, [axis.tolist() for axis in axes]
-        if self._profile.mixed.varlen is not None and not self.context_measured:
+        if self._modules is None and self._profile.mixed.varlen is not None and not self.context_measured:
             us = self._over_context(fit, self._profile.mixed.varlen, us[:, :, :1], batch, q_len, kv_len)
         return ChunkLookup(lists, np.round(us, 5)), ChunkLookup(lists, found.extrapolated.astype(np.float64))
 
@@ -185,18 +188,28 @@ class TableBuilder:
         )
 
     def _attention(self, op: str) -> OpFit:
+        if self._modules is not None:
+            return self._modules.of(op)
         return self._needed(op, self._op(op), self._dtype)
 
     def _kv_tokens(self, tokens: Floats, fit: OpFit) -> Floats:
         """Tokens of as many bytes in the format that was measured: decode attention is bound by reading the cache."""
-        return tokens * (self.heads.kv_element_bytes / 2.0) if fit.dtype in SIXTEEN_BIT else tokens
+        sixteen_bit = fit.dtype in SIXTEEN_BIT or self._modules is not None
+        return tokens * (self.heads.kv_element_bytes / 2.0) if sixteen_bit else tokens
 
     @property
     def kv_is_measured(self) -> bool:
         """Whether the cache holds the format that attention was measured on."""
         return self.heads.kv_element_bytes == 2.0
 
+    @property
+    def modules(self) -> Modules | None:
+        """What prices whole attention layers, of a model with latents."""
+        return self._modules
+
     def _head_sizes(self) -> dict[str, Floats]:
+        if self._modules is not None:
+            return self._modules.sizes(self.heads.num_heads)
         return {name: np.asarray(float(getattr(self.heads, name))) for name in HEADS}
 
     def _predict(self, fit: OpFit, **sizes: Floats) -> Prediction:

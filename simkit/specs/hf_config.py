@@ -37,7 +37,9 @@ _FAMILY_OF = {
     "llama4_text": "llama4",
     "glm4_moe": "glm4_moe",
     "minimax_m2": "minimax_m2",
-    **dict.fromkeys(LATENT_TYPES, "llama"),
+    "deepseek_v2": "deepseek_v2",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
 }
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {
@@ -53,7 +55,7 @@ _TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3_text", "opt"}
 _ENCODERS = {"t5", "mt5", "bart", "mbart", "whisper", "pegasus", "marian", "bert", "roberta", "xlm-roberta", "albert"}
 _GATED_ACTIVATIONS = {"silu", "swish", "swiglu"}
 _REFUSED_FIELDS = {
-    "kv_lora_rank": "multi-head latent attention is not modelled",
+    "index_topk": "sparse attention is not modelled",
     "attention_chunk_size": "chunked attention is not modelled",
     "num_kv_shared_layers": "KV shared between layers is not modelled",
     "block_configs": "layers of unequal shape are not modelled",
@@ -68,7 +70,7 @@ _REFUSED_FIELDS = {
     "linear_conv_kernel_dim": "linear attention is not modelled",
     "attn_layer_period": "hybrid layers are not modelled",
 }
-_OF_TYPE = {"kv_lora_rank": LATENT_TYPES, "attention_chunk_size": ("llama4_text",)}
+_OF_TYPE = {"attention_chunk_size": ("llama4_text",)}
 """Fields that are refused but in these families."""
 
 
@@ -140,9 +142,10 @@ class _Reader:
         """The model; every check of what is not modelled comes first."""
         self._refuse_not_modelled()
         family = self._family()
-        spec = with_experts(self._in, self._dense(name, family))
+        spec = self._dense(name, family)
         if self._in.get("kv_lora_rank"):
-            return complete(with_latent(self._in, spec, family), family)
+            return complete(with_experts(self._in, with_latent(self._in, spec)), family)
+        spec = with_experts(self._in, spec)
         window, num_sliding = sliding(self._in, spec.num_layers)
         return complete(replace(spec, sliding_window=window, num_sliding_layers=num_sliding), family)
 

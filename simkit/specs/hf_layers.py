@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simkit.specs.config_fields import Fields
-from simkit.specs.model_spec import Family, ModelSpec, count_params
+from simkit.specs.model_spec import Latent, ModelSpec
 
 EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-"""Families with multi-head latent attention that are read for questions of memory."""
-LATENT_ATTENTION = "multi-head latent attention (MLA) has no latency model or block layout here yet"
+"""Families with multi-head latent attention."""
 
 _FULL_LAYER_EVERY = 4
 """Llama 4: the layers that look at the whole context (`no_rope_layer_interval` of its configuration class)."""
@@ -120,16 +119,16 @@ def _chunked(fields: Fields, num_layers: int) -> tuple[int | None, int]:
     return (fields.int("attention_chunk_size"), count) if count else (None, 0)
 
 
-def with_latent(fields: Fields, spec: ModelSpec, family: Family) -> ModelSpec:
-    """The model with a cache of latents, its weights counted; runs refuse it."""
-    latent, rotary = fields.int("kv_lora_rank"), fields.int("qk_rope_head_dim")
-    plain, values, heads = fields.int("qk_nope_head_dim"), fields.int("v_head_dim"), spec.num_attention_heads
-    hidden, low = spec.hidden_size, fields.int("q_lora_rank", 0, least=0)
-    query = heads * (plain + rotary)
-    attention = low * (hidden + 1 + query) if low else hidden * query
-    attention += hidden * (latent + rotary) + latent + latent * heads * (plain + values) + heads * values * hidden
-    spec = replace(spec, attention="mla", num_kv_heads=1, head_dim=latent + rotary, not_modelled=LATENT_ATTENTION)
-    # Counted as a model without attention of its own; the router's bias is that of `topk_method: noaux_tc`.
-    others = count_params(replace(spec, attention="gqa", num_attention_heads=0, num_kv_heads=0), family)
-    bias = spec.num_moe_layers * spec.num_experts if fields.get("topk_method") in (None, "noaux_tc") else 0
-    return replace(spec, num_params=others + spec.num_layers * attention + bias * (fields.type != "deepseek_v2"))
+def with_latent(fields: Fields, spec: ModelSpec) -> ModelSpec:
+    """The model with one latent a token in place of keys and values."""
+    if fields.type not in LATENT_TYPES:
+        raise fields.error("kv_lora_rank", f"latent attention of model_type {fields.type!r} is not modelled")
+    latent = Latent(
+        q_lora_rank=fields.int("q_lora_rank", 0, least=0),
+        kv_lora_rank=fields.int("kv_lora_rank"),
+        qk_nope_head_dim=fields.int("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.int("qk_rope_head_dim"),
+        v_head_dim=fields.int("v_head_dim"),
+    )
+    width = latent.kv_lora_rank + latent.qk_rope_head_dim
+    return replace(spec, attention="mla", num_kv_heads=1, head_dim=width, latent=latent)

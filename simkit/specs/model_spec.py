@@ -10,19 +10,41 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Ranks and widths of multi-head latent attention, named as in `config.json`.
+
+    `q_lora_rank` 0: queries are projected at once. A token's cache is `kv_lora_rank` + `qk_rope_head_dim` elements.
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    def params(self, hidden_size: int, heads: int) -> int:
+        """Weights of the projections of a layer, without norms."""
+        queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        of_queries = self.q_lora_rank * (hidden_size + queries) if self.q_lora_rank else hidden_size * queries
+        down = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
+        up = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return of_queries + down + up + heads * self.v_head_dim * hidden_size
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shape of one model. Sizes are element counts; parameter counts are of the whole model, not of a TP rank.
 
     `intermediate_size` is that of a dense MLP; `moe_intermediate_size` that of one expert. `num_shared_experts` are
     always active and have `moe_intermediate_size` each. `num_dense_layers` counts the layers of a MoE model that have
     a dense MLP instead. `sliding_window` (tokens) applies to `num_sliding_layers` layers. With `attention` "mla"
-    `head_dim` is the width of the latent cached per token and `num_kv_heads` is 1. `embedding_size` differs from
-    `hidden_size` only where the embeddings are projected (opt-350m). `image_tower_params` are weights of a multimodal
-    model that text does not use and memory must hold; `num_params` leaves them out. `not_modelled` says why a run must
-    refuse the model, None when it may run. `family` is a name of `FAMILIES`, empty where it is none of them.
-    `quantization` is the format that the published weights have, None for 16 bits; with `experts_only` the weights of
-    experts alone have it. `num_stateful_layers` keep a state of fixed size, which is not counted, in place of keys and
-    values. `read_as` says what a name was taken for that is not in the registry.
+    `head_dim` is the width of the latent cached per token, `num_kv_heads` is 1, and `latent` has its parts.
+    `embedding_size` differs from `hidden_size` only where the embeddings are projected (opt-350m). `image_tower_params`
+    are weights of a multimodal model that text does not use and memory must hold; `num_params` leaves them out.
+    `not_modelled` says why a run must refuse the model, None when it may run. `family` is a name of `FAMILIES`, empty
+    where it is none of them. `quantization` is the format that the published weights have, None for 16 bits; with
+    `experts_only` the weights of experts alone have it. `num_stateful_layers` keep a state of fixed size, which is not
+    counted, in place of keys and values. `read_as` says what a name was taken for that is not in the registry.
     """
 
     name: str
@@ -55,6 +77,7 @@ class ModelSpec:
     experts_only: bool = False
     num_stateful_layers: int = 0
     read_as: str = ""
+    latent: Latent | None = None
 
     def splits(self, ranks: int) -> bool:
         """Whether that many TP ranks can share the heads evenly."""
@@ -92,7 +115,10 @@ class ModelSpec:
 
     @property
     def attention_params_per_layer(self) -> int:
-        """Weights of the Q, K, V and output projections of a layer (biases left out). MLA: the rest of `num_params`."""
+        """Weights of the Q, K, V and output projections of a layer (biases left out), of MLA those of its `latent`;
+        without one the rest of `num_params`."""
+        if self.latent is not None:
+            return self.latent.params(self.hidden_size, self.num_attention_heads)
         if self.attention == "mla":
             other = self._mlp_params + self.embedding_params + self.lm_head_params
             return (self.num_params - other) // self.num_layers
@@ -186,6 +212,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(qkv_bias=True),
     "qwen2_moe": Family(qkv_bias=True, shared_expert_gate=True),
     "qwen3": Family(qk_norm=True),
+    "deepseek_v2": Family(),
+    "deepseek_v3": Family(router_bias=True),
     "gemma2": Family(norms_per_layer=4),
     "gemma3": Family(norms_per_layer=4, qk_norm=True),
     "llama4": Family(),
@@ -216,6 +244,7 @@ def other_params(spec: ModelSpec, family: Family) -> int:
     per_layer += 2 * spec.head_dim if family.qk_norm else 0
     per_layer += (q_width + kv_width) if family.wide_qk_norm else 0
     per_layer += spec.num_attention_heads if family.attention_sinks else 0
+    per_layer += spec.latent.q_lora_rank + spec.latent.kv_lora_rank if spec.latent is not None else 0
     total = spec.num_layers * per_layer + spec.num_layers * _mlp_bias(spec) * family.mlp_bias
     total += spec.num_moe_layers * spec.hidden_size if family.shared_expert_gate else 0
     total += spec.num_moe_layers * spec.num_experts if family.router_bias else 0

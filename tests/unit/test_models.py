@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simkit.errors import InputError
-from simkit.specs.models import NOT_MODELLED, list_models, load_model
+from simkit.specs.models import list_models, load_model
 
 EVIDENCE = Path(__file__).resolve().parents[3] / "shared/data/evidence/models.csv"
 
@@ -245,7 +245,7 @@ def test_latent_attention_is_counted_from_a_config(tmp_path: Path) -> None:
     }  # fmt: skip
     spec = load_model(write(tmp_path, KIMI | lite))
     assert spec.num_params == load_model("deepseek-v2-lite").num_params
-    assert spec.not_modelled
+    assert spec.not_modelled is None
 
 
 def test_layers_with_a_state_hold_no_kv() -> None:
@@ -299,12 +299,13 @@ def test_opt_mlp_is_not_gated() -> None:
     assert spec.lm_head_params == 0
 
 
-def test_mla_is_listed_but_not_modelled() -> None:
+def test_latent_attention_is_counted_as_published() -> None:
+    """671,026,419,200 and 15,706,484,224 parameters; a token's latent is 576 elements in every layer."""
     spec = load_model("deepseek-v3")
-    assert spec.not_modelled
-    assert "MLA" in spec.not_modelled
+    assert spec.not_modelled is None
+    assert (spec.num_params, load_model("deepseek-v2-lite").num_params) == (671_026_419_200, 15_706_484_224)
     assert spec.kv_bytes_per_token(2) == 61 * 576 * 2
-    assert any("latent attention" in line for line in NOT_MODELLED)
+    assert load_model("deepseek-ai/DeepSeek-R1") is spec
 
 
 def test_attention_kinds_and_sliding_windows() -> None:
@@ -405,7 +406,7 @@ def test_unknown_type_is_read_as_llama_like_and_says_so(tmp_path: Path) -> None:
         ({"state_size": 16}, "state_size: Mamba is not modelled"),
         ({"layer_types": ["linear_attention"] * 32}, "layer_types: 'linear_attention' layers"),
         ({"vision_config": {"depth": 2}}, "vision_config: a multimodal model without text_config is not modelled"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank: multi-head latent attention is not modelled"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank: latent attention of model_type 'llama' is not modelled"),
         ({"attention_chunk_size": 8192}, "attention_chunk_size: chunked attention is not modelled"),
         ({"model_type": "olmoe", "num_experts": 64}, "num_experts: a mixture of experts of model_type 'olmoe'"),
         ({"model_type": "gpt_neox", "hidden_act": "gelu"}, "hidden_act: model_type 'gpt_neox' is not known"),

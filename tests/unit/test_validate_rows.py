@@ -397,7 +397,7 @@ def test_what_was_generated_is_generated_to_the_token(tmp_path_factory: pytest.T
     [
         ({"model": "acme/none"}, "model acme/none is unknown"),
         ({"model": "/etc/passwd"}, "is unknown"),
-        ({"model": "deepseek-ai/DeepSeek-V3"}, "DeepSeek"),
+        ({"model": "deepseek-ai/DeepSeek-V3.2"}, "DeepSeek"),
         ({"gpu": "GH200"}, "GPU GH200 is unknown"),
         ({"gpu": "A100"}, "GPU A100 is unknown"),
         ({"gpu": ""}, "not stated"),

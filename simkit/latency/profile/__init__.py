@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simkit.latency.latent_work import DIMS, OF_DEEPSEEK_V3
 from simkit.latency.physics import (
     ARRAYS,
     ELEMENT_BYTES,
@@ -53,13 +54,13 @@ from simkit.latency.profile.values import (
     ProfileError,
 )
 from simkit.latency.shapes import formats, head_gemm, layer_gemms
-from simkit.specs.dtypes import BLOCK_SCALED
+from simkit.specs.dtypes import BLOCK_SCALED, MODEL_DTYPES
 
 __all__ = [
-    "ARRAYS", "AXES", "BLOCK_SCALED", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS", "NAME", "SCALARS",
-    "SCHEMA", "EngineHost", "Heads", "Host", "HostTerms", "Limits", "Mixed", "NotMeasured", "OpFit", "Physics",
-    "Prediction", "Profile", "ProfileError", "ResidualGrid", "Sizes", "Skew", "Varlen", "Work", "added",
-    "between_neighbours", "describe", "formats", "grid_key_sizes", "grid_keys", "head_gemm", "is_shipped", "launch_us",
-    "layer_gemms", "list_profiles", "load_profile", "log_sizes", "parse_profile", "profile_text", "skewed", "to_nested",
-    "work_of",
+    "ARRAYS", "AXES", "BLOCK_SCALED", "DIMS", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS",
+    "MODEL_DTYPES", "NAME", "OF_DEEPSEEK_V3", "SCALARS", "SCHEMA", "EngineHost", "Heads", "Host", "HostTerms",
+    "Limits", "Mixed", "NotMeasured", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "ResidualGrid",
+    "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe", "formats", "grid_key_sizes",
+    "grid_keys", "head_gemm", "is_shipped", "launch_us", "layer_gemms", "list_profiles", "load_profile", "log_sizes",
+    "parse_profile", "profile_text", "skewed", "to_nested", "work_of",
 ]  # fmt: skip

@@ -276,7 +276,7 @@ class Reader:
             if number != int(number):
                 raise self._error(f"{key}.{name}", f"expected a whole number, got {number:g}")
             keys.append(int(number))
-        if KEYS.get(op) and keys[1] > keys[0]:
+        if len(keys) > 1 and keys[1] > keys[0]:
             raise self._error(f"{key}.num_kv_heads", f"expected at most the {keys[0]} heads, got {keys[1]}")
         return tuple(keys), ResidualGrid(sizes, residuals)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simkit.latency.latent_work import DIMS
 from simkit.latency.physics import MEMORY_BOUND_OPS, Limits, Physics, Sizes, work_of
 from simkit.types import Floats
 
@@ -186,6 +187,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "gemm_triton": ("m", "n", "k"),
     "attention_decode": ("batch", "kv_len"),
     "attention_prefill": ("batch", "q_len", "kv_len"),
+    "mla_decode_module": ("batch", "kv_len"),
+    "mla_prefill_module": ("batch", "q_len", "kv_len"),
     "rms_norm": ("m", "n"),
     "rms_norm_final": ("m", "n"),
     "qk_norm": ("m", "n"),
@@ -201,7 +204,12 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 """The sizes over which the residual of an op is a grid, slowest changing first."""
 
-KEYS: dict[str, tuple[str, ...]] = {"attention_decode": HEADS, "attention_prefill": HEADS}
+KEYS: dict[str, tuple[str, ...]] = {
+    "attention_decode": HEADS,
+    "attention_prefill": HEADS,
+    "mla_decode_module": HEADS[:1],
+    "mla_prefill_module": HEADS[:1],
+}
 """The sizes that choose a grid."""
 
 ALIGNED_ROWS = {"fp8": 16, "fp8_block": 4, "int8": 16}
@@ -211,6 +219,8 @@ blocks are in 32 bits, and their columns have to begin at 16 bytes (DeepGEMM, ge
 EXTRA: dict[str, tuple[str, ...]] = {
     "rotary_embedding": ("n", "num_heads", "num_kv_heads"),
     "rotary_kv_write": ("n", "num_heads", "num_kv_heads"),
+    "mla_decode_module": DIMS,
+    "mla_prefill_module": DIMS,
 }
 """Sizes that only the physics looks at."""
 
@@ -299,6 +309,8 @@ class OpFit:
         """
         if not KEYS.get(self.op):
             return Chosen(((self.grids[()], 1.0),), 1.0, False)
+        if KEYS[self.op] == HEADS[:1]:
+            return self._by_heads(float(sizes["num_heads"]))
         heads, kv_heads, head_dim = (int(sizes[name]) for name in HEADS)
         dims = sorted({key[2] for key in self.grids}, key=lambda dim: (abs(dim - head_dim), dim))
         dim, extrapolated = dims[0], dims[0] != head_dim
@@ -310,13 +322,23 @@ class OpFit:
         grids = tuple((self.grids[int(h), kv, dim], share) for h, share in near.items())
         return Chosen(grids, scale, extrapolated)
 
+    def _by_heads(self, heads: float) -> Chosen:
+        """The grid of so many heads, or the blend of the two between which they lie."""
+        measured = sorted(key[0] for key in self.grids)
+        near = dict(_between(measured, heads))
+        return Chosen(tuple((self.grids[(int(h),)], share) for h, share in near.items()), 1.0, heads not in near)
+
     def _near(self, target: float, kv: int, dim: int) -> Iterator[tuple[float, float]]:
-        measured = sorted(key[0] for key in self.grids if key[1:] == (kv, dim))
-        low = max([h for h in measured if h <= target], default=measured[0])
-        high = min([h for h in measured if h >= target], default=measured[-1])
-        if low >= high:
-            yield (low if low == target or high != target else high), 1.0
-            return
-        share = float(np.log(target / low) / np.log(high / low))
-        yield low, 1.0 - share
-        yield high, share
+        return _between(sorted(key[0] for key in self.grids if key[1:] == (kv, dim)), target)
+
+
+def _between(measured: Seq[int], target: float) -> Iterator[tuple[float, float]]:
+    """The measured sizes next to `target`, each with its share, in the logarithm; beyond them the nearest."""
+    low = max([h for h in measured if h <= target], default=measured[0])
+    high = min([h for h in measured if h >= target], default=measured[-1])
+    if low >= high:
+        yield (low if low == target or high != target else high), 1.0
+        return
+    share = float(np.log(target / low) / np.log(high / low))
+    yield low, 1.0 - share
+    yield high, share
