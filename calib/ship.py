@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from calib.fit.fit import fit_table
-from calib.table import Rows, Table, read_table
+from calib.table import Rows, Table, joined, read_table
 from calib.tables import Tables, read_tables
 from simkit.specs.hardware import load_gpu
 
 AICONFIGURATOR = {"measured_by": "NVIDIA, aiconfigurator-core 0.12.0", "licence": "Apache-2.0"}
 SIM = "NVIDIA, aisimulate 0.13.0.dev202610270000000085, vLLM 0.25.0 kernels, Apache-2.0"
 CORE = "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.24 kernels, Apache-2.0"
-BLOCK_SCALED = {"fp8_block": SIM, "latent": SIM}
+BLOCK_SCALED = {"fp8_block": SIM, "latent": SIM, "windows": SIM}
 PROVENANCE: dict[str, dict[str, str]] = {
     "a100-sxm4-80gb": {**AICONFIGURATOR, "software": "vLLM 0.14 kernels"},
     "h100-sxm5-80gb": {**AICONFIGURATOR, "software": "vLLM 0.24 kernels", **BLOCK_SCALED},
@@ -33,16 +33,19 @@ PROVENANCE: dict[str, dict[str, str]] = {
         "software": "vLLM 0.19 kernels, eager, shapes of Llama-3.1-8B",
         "all_reduce": "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.24 custom all-reduce over PCIe, Apache-2.0",
         "latent": CORE,
+        "windows": CORE,
     },
     "l40s-48gb": {
         **AICONFIGURATOR,
         "software": "vLLM 0.24 kernels",
         "all_reduce": "NVIDIA, aiconfigurator-core 0.12.0, vLLM 0.14 custom all-reduce over PCIe, Apache-2.0",
         "latent": CORE,
+        "windows": CORE,
     },
 }
 """`all_reduce`, `fp8_block` and `latent`: where all-reduces, GEMMs of fp8 with scales by block, and layers of latent
-attention are from that stand in tables of their own, `NAME.comm.csv.gz`, `NAME.dense.csv.gz` and `NAME.mla.csv.gz`. A
+attention are from that stand in tables of their own, `NAME.comm.csv.gz`, `NAME.dense.csv.gz` and `NAME.mla.csv.gz`;
+`windows`, likewise in `NAME.attention.csv.gz`: attention with other widths of a head, and with windows. A
 GPU without a table `NAME.csv.gz` has all its dense kernels in the second."""
 
 BLOCK_ROWS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65, 80, 96, 97, 112, 128, 129, 160, 161, 192, 224, 256, 257, 512, 513,
@@ -67,6 +70,14 @@ def with_block_scaled(table: Table, dense: Path) -> Table:
 def with_latent(table: Table, latent: Path) -> Table:
     """`table` and the layers of latent attention of a table of these."""
     return replace(table, rows={**table.rows, **read_table(latent).rows})
+
+
+def with_heads_and_windows(table: Table, attention: Path) -> Table:
+    """`table` and attention with other widths of a head, and with windows, of a table of these."""
+    found = dict(table.rows)
+    for key, rows in read_table(attention).rows.items():
+        found[key] = joined(found[key], rows) if key in found else rows
+    return replace(table, rows=found)
 
 
 def _with_rows_of_blocks(table: Table, rows: Rows) -> Table:
@@ -97,6 +108,7 @@ _PARTS = (
     ("all_reduce", "comm", with_all_reduces),
     ("fp8_block", "dense", with_block_scaled),
     ("latent", "mla", with_latent),
+    ("windows", "attention", with_heads_and_windows),
 )
 
 

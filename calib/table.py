@@ -57,7 +57,7 @@ COLUMNS = (
 )
 """In this order. Cells that do not apply to an op are empty; `latency_us` is one call in microseconds."""
 
-FURTHER = (*DIMS, "kv_dtype")
+FURTHER = (*DIMS, "window", "kv_dtype")
 TEXTS = ("op", "dtype", "source", "kv_dtype")
 """Columns that a table may have besides: sizes of a model, and the format of the KV cache, 16 bits where it is left
 out. Those of text."""
@@ -142,6 +142,7 @@ def table_of(path: Path, content: bytes, frame: Any) -> Table:
     frame["line"] = np.arange(len(frame)) + 2
     rows: dict[tuple[str, str], Rows] = {}
     unusable: list[str] = []
+    _name_windows(frame)
     narrow = ~(frame["kv_dtype"].isna() | frame["kv_dtype"].isin(MODEL_DTYPES))
     for (op, dtype, kv), part in frame[narrow].groupby(["op", "dtype", "kv_dtype"], sort=True):
         line = part["line"].iloc[0]
@@ -162,6 +163,15 @@ def table_of(path: Path, content: bytes, frame: Any) -> Table:
         raise CalibrationError(f"{path}: no usable row" + (f"; {unusable[0]}" if unusable else ""))
     sources = tuple(sorted({str(source) for source in frame["source"].dropna()}))
     return Table(rows, tuple(unusable), sources, hashlib.sha256(content).hexdigest(), len(frame))
+
+
+def _name_windows(frame: Any) -> None:
+    """Launches with a window that a sequence is longer than are ops of their own: a decode takes as long however much
+    longer it is, and what lies within a window is attended to in full."""
+    wide, longer = frame["window"] > 0, frame["kv_len"] > frame["window"]
+    prompts = frame["kv_len"].fillna(0) + frame["q_len"] > frame["window"]
+    frame.loc[wide & longer & (frame["op"] == "attention_decode_ext"), "op"] = "attention_decode_window"
+    frame.loc[wide & prompts & (frame["op"] == "attention_prefill_ext"), "op"] = "attention_prefill_window"
 
 
 def frame_of(path: Path) -> tuple[bytes, Any]:
@@ -230,11 +240,24 @@ def _append(rows: dict[tuple[str, str], Rows], found: Rows) -> None:
     if not len(found):
         return
     key = (found.op, found.dtype)
-    if key in rows:
-        old = rows[key]
-        sizes = {name: np.concatenate([old.sizes[name], found.sizes[name]]) for name in old.sizes}
-        found = Rows(found.op, found.dtype, sizes, np.concatenate([old.us, found.us]))
-    rows[key] = found
+    rows[key] = joined(rows[key], found) if key in rows else found
+
+
+def joined(one: Rows, other: Rows) -> Rows:
+    """The rows of both, of one op."""
+    sizes = {name: np.concatenate([one.sizes[name], other.sizes[name]]) for name in one.sizes}
+    return Rows(one.op, one.dtype, sizes, np.concatenate([one.us, other.us]))
+
+
+def equal_shape(one: Rows, other: Rows) -> str | None:
+    """A shape that both hold, in words; None where they have none in common."""
+    keys = [np.unique(np.stack(list(rows.sizes.values()), axis=1), axis=0) for rows in (one, other)]
+    distinct, counts = np.unique(np.concatenate(keys), axis=0, return_counts=True)
+    twice = np.flatnonzero(counts > 1)
+    if not len(twice):
+        return None
+    sizes = {name: distinct[twice[:1], index] for index, name in enumerate(one.sizes)}
+    return Rows(one.op, one.dtype, sizes, np.ones(1)).describe(0)
 
 
 FAR_APART = 1.25

@@ -1,6 +1,6 @@
 """The files that one profile is fitted from: kernel tables, and a table of decodes of unequal length.
 
-Owns which of the two a file is, the form of the second, and how several become one table. Nothing stands in two files.
+Owns which of the two a file is, the form of the second, and how several become one table. No shape stands in two files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ import numpy as np
 
 from calib import CalibrationError
 from calib.fit.launches import Launches
-from calib.table import COLUMNS, LARGEST_SIZE, LONGEST_US, Floats, Table, frame_of, table_of
+from calib.table import (
+    COLUMNS,
+    LARGEST_SIZE,
+    LONGEST_US,
+    Floats,
+    Rows,
+    Table,
+    equal_shape,
+    frame_of,
+    joined,
+    table_of,
+)
 from simkit.latency.profile import Heads
 
 if TYPE_CHECKING:
@@ -73,8 +84,8 @@ class Tables:
 def read_tables(paths: Seq[Path]) -> Tables:
     """Read kernel tables and at most one table of unequal decodes, in any order.
 
-    Raises CalibrationError for a file that is neither or is not usable, an op that two files hold, a second table of
-    unequal decodes, and no kernel table at all.
+    Raises CalibrationError for a file that is neither or is not usable, a shape of an op that two files hold, a second
+    table of unequal decodes, and no kernel table at all.
     """
     kernels: list[KernelFile] = []
     unequal: UnequalFile | None = None
@@ -116,15 +127,19 @@ def _read(path: Path) -> KernelFile | UnequalFile:
 def _joined(files: Seq[KernelFile]) -> Table:
     """The tables as one, with the hash of the first."""
     owners: dict[tuple[str, str], Path] = {}
+    found: dict[tuple[str, str], Rows] = {}
     for file in files:
-        for op, dtype in file.table.rows:
-            if (op, dtype) in owners:
-                other = owners[op, dtype]
-                raise CalibrationError(f"{file.path}: {other} has {op} {dtype} as well: expected an op in one file")
-            owners[op, dtype] = file.path
+        for key, rows in file.table.rows.items():
+            if key in found:
+                twice = equal_shape(found[key], rows)
+                if twice is not None:
+                    shape, other = twice.partition(":")[0], owners[key]
+                    raise CalibrationError(f"{file.path}: {other} has {shape} as well: expected a shape in one file")
+            found[key] = rows if key not in found else joined(found[key], rows)
+            owners[key] = file.path
     tables = [file.table for file in files]
     return Table(
-        rows={key: rows for table in tables for key, rows in table.rows.items()},
+        rows=found,
         unusable=tuple(line for table in tables for line in table.unusable),
         sources=tuple(sorted({source for table in tables for source in table.sources})),
         sha256=tables[0].sha256,

@@ -44,6 +44,7 @@ class Attention:
         self._heads, self._kv_measured = tables.heads, tables.kv_is_measured
         self._decode = tables.decode()
         self._chunks, self._chunks_outside = tables.chunks()
+        self._windows = tables.windows()
         self._mixed, self._skew = profile.mixed, None if UNEQUAL_DECODES in without else profile.skew
         self._one_by_one = MIXED_LAUNCHES in without
         self._context_share = 0.0 if CHUNK_CONTEXT in without else 1.0
@@ -81,7 +82,7 @@ class Attention:
         total = 0.0
         for scale, window in self._kinds:
             if window:
-                total = total + self._decodes_one(seqs, min(context, seqs * window), min(longest, window)) * scale
+                total = total + self._windowed_one(seqs, context, longest, window) * scale
             else:
                 total = total + self._decodes_one(seqs, context, longest) * scale
         return total
@@ -107,11 +108,17 @@ class Attention:
         """One layer: decodes alone everywhere, then the steps that hold chunks, which are few, over it."""
         context, longest = _within(shapes, window)
         us = self._decodes(shapes.decode_seqs, context, longest)
+        if window and self._windows is not None:
+            beyond = shapes.decode_context_sum > shapes.decode_seqs * window
+            us = np.where(beyond, self._windows[0].at(shapes.decode_seqs, np.ones(len(shapes))), us)
         some = np.flatnonzero(shapes.prefill_tokens)
         if len(some):
             chunks, q, before = self._chunks_of(shapes, some, window)
             seqs, context = shapes.decode_seqs[some], context[some]
             alone = self._chunks.at(chunks, q, before)
+            if window and self._windows is not None:
+                all_chunks, all_q, all_before = self._chunks_of(shapes, some, 0)
+                alone = np.where(all_q + all_before > window, self._windows[1].at(all_chunks, all_q, all_before), alone)
             ruled = self._both(alone, us[some], chunks, q, before, seqs, context, longest[some], ARRAYS)
             both = np.maximum(ruled, np.maximum(*self._roofs_us(chunks, q, before, context)))
             if raised is not None:
@@ -125,20 +132,24 @@ class Attention:
 
     def _layer_one(self, step: OneStep, window: int) -> float:
         context, longest, seqs = step.decode_context_sum, step.decode_context_max, step.num_decode
-        if window:
-            context, longest = min(context, seqs * window), min(longest, window)
         chunks, q, before = equal_chunks(step.prefill_tokens, step.prefill_context_tokens, step.prefill_pairs, SCALARS)
         before = before * self._context_share
+        beyond = 0.0 < window < q + before and self._windows is not None
+        alone = self._windows[1].one(chunks, q, before) if beyond and self._windows is not None else 0.0
         if window:
+            decodes = self._windowed_one(seqs, context, longest, window)
+            context, longest = min(context, seqs * window), min(longest, window)
             chunks, q, before = windowed(chunks, q, before, window, SCALARS)
+        else:
+            decodes = self._decodes_one(seqs, context, longest)
         if q <= 1.0:
             rows = seqs + step.prefill_tokens
             us = self._decode.one(rows, (context + chunks * (before + 1.0)) / rows)
-            return max(self._decodes_one(seqs, context, longest), us)
-        alone = self._chunks.one(chunks, q, before)
+            return max(decodes, us)
+        if not beyond:
+            alone = self._chunks.one(chunks, q, before)
         if not seqs:
             return alone
-        decodes = self._decodes_one(seqs, context, longest)
         ruled = self._both(alone, decodes, chunks, q, before, seqs, context, longest, SCALARS)
         return float(max(ruled, *self._roofs_us(chunks, q, before, context)))
 
@@ -159,6 +170,12 @@ class Attention:
             return us
         longest_us = self._decode.one(seqs, float(longest))
         return float(skewed(self._skew, self._heads.num_kv_heads, seqs, us, longest_us, mean, longest, SCALARS))
+
+    def _windowed_one(self, seqs: int, context: int, longest: int, window: int) -> float:
+        """Decodes of a layer with a window."""
+        if self._windows is not None and context > seqs * window:
+            return self._windows[0].one(seqs, 1.0)
+        return self._decodes_one(seqs, min(context, seqs * window), min(longest, window))
 
     def _both(
         self,

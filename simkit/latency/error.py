@@ -140,6 +140,7 @@ def _held_out(profile: Profile, op: str, dtypes: Iterable[str]) -> float | None:
 # --- a profile that errs
 _CLASS_OF = {
     "gemm": "products", "gemm_triton": "products", "attention_decode": "attention", "attention_prefill": "attention",
+    "attention_decode_window": "attention", "attention_prefill_window": "attention",
     "mla_decode_module": "attention", "mla_prefill_module": "attention",
     "all_reduce": "all_reduce", "memcpy_h2d": None, "memcpy_d2h": None, "memcpy_d2d": None,
 }  # fmt: skip

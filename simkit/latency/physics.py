@@ -99,8 +99,8 @@ _Formula = Callable[[float, float, Mapping[str, Floats]], Work]
 
 
 MEMORY_BOUND_OPS = (
-    "gemm", "gemm_triton", "attention_decode", "attention_prefill", "mla_decode_module", "mla_prefill_module",
-    "memcpy_d2d",
+    "gemm", "gemm_triton", "attention_decode", "attention_prefill", "attention_decode_window",
+    "attention_prefill_window", "mla_decode_module", "mla_prefill_module", "memcpy_d2d",
 )  # fmt: skip
 """Ops whose operands come from GPU memory. Activations between kernels live in the L2 cache, and switches add up what
 crosses links, so that the rates of memory and links do not bound the other ops."""
@@ -134,6 +134,23 @@ def _prefill(width: float, out: float, s: Sizes) -> Work:
     heads, kv_heads = s["num_heads"], s["num_kv_heads"]
     moved = batch * s["head_dim"] * (2.0 * out * heads * q + 2.0 * width * kv_heads * (before + q))
     return Work(4.0 * s["head_dim"] * heads * pairs, moved, before + q + 0.0 * batch, batch * heads)
+
+
+def _windowed_decode(width: float, out: float, s: Sizes) -> Work:
+    return _decode(width, out, {**s, "kv_len": s["window"]})
+
+
+def _windowed_prefill(width: float, out: float, s: Sizes) -> Work:
+    """Each query sees the keys of a window that ends with itself."""
+    q, window = s["q_len"], s["window"]
+    before = np.minimum(s["kv_len"], window)
+    whole = np.maximum(q - (window - before), 0.0)  # queries that see a whole window
+    part = q - whole
+    pairs = part * (before + (part + 1.0) / 2.0) + whole * window
+    heads, kv_heads, batch = s["num_heads"], s["num_kv_heads"], s["batch"]
+    moved = batch * s["head_dim"] * (2.0 * out * heads * q + 2.0 * width * kv_heads * (before + q))
+    chain = np.minimum(before + q, window) + 0.0 * batch
+    return Work(4.0 * s["head_dim"] * heads * batch * pairs, moved, chain, batch * heads)
 
 
 def _latent(counts: Callable[[float, float, Mapping[str, Floats]], latent_work.Counts]) -> _Formula:
@@ -191,6 +208,8 @@ _FORMULAS: dict[str, _Formula] = {
     "gemm_triton": _gemm,
     "attention_decode": _decode,
     "attention_prefill": _prefill,
+    "attention_decode_window": _windowed_decode,
+    "attention_prefill_window": _windowed_prefill,
     "mla_decode_module": _latent(latent_work.decode),
     "mla_prefill_module": _latent(latent_work.prefill),
     "rms_norm": _moving(4.0),

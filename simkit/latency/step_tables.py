@@ -114,6 +114,28 @@ class TableBuilder:
             us = self._over_context(fit, self._profile.mixed.varlen, us[:, :, :1], batch, q_len, kv_len)
         return ChunkLookup(lists, np.round(us, 5)), ChunkLookup(lists, found.extrapolated.astype(np.float64))
 
+    def windows(self) -> tuple[DecodeLookup, ChunkLookup] | None:
+        """us of attention with the model's window in a layer, of sequences longer than it: of decodes by their number,
+        of chunks as `chunks`. None without a window, or without such launches in the profile."""
+        decode, prefill = self._op("attention_decode_window"), self._op("attention_prefill_window")
+        if not self.window or decode is None or prefill is None:
+            return None
+        window = self._kv_tokens(np.asarray(float(self.window)), decode)
+        batches = _knots([1.0, *_measured(decode, 0)], MAX_SEQS, KNOTS_PER_OCTAVE)
+        found = self._predict(decode, batch=batches, window=window)
+        times: Floats = np.asarray(np.interp(np.arange(MAX_SEQS + 1), batches, found.us), np.float64)
+        times[0] = 0.0
+        both: Floats = np.repeat(np.round(times, 5)[:, None], 2, axis=1)
+        decodes = DecodeLookup([1.0, 2.0], both, np.zeros(both.shape, dtype=bool))
+        axes = (
+            _knots([1.0, *_measured(prefill, 0)], 256, KNOTS_PER_OCTAVE),
+            _knots([1.0, *_measured(prefill, 1)], LARGEST_TOKENS, CHUNK_KNOTS_PER_OCTAVE),
+            np.array([0.0, self.window / 2.0, float(self.window), float(LARGEST_TOKENS)]),
+        )
+        batch, q_len, kv_len = axes[0][:, None, None], axes[1][None, :, None], axes[2][None, None, :]
+        chunks = self._predict(prefill, batch=batch, q_len=q_len, kv_len=kv_len, window=np.asarray(float(self.window)))
+        return decodes, ChunkLookup([axis.tolist() for axis in axes], np.round(chunks.us, 5))
+
     def _over_context(
         self, fit: OpFit, varlen: Varlen, alone: Floats, batch: Floats, q_len: Floats, kv_len: Floats
     ) -> Floats:

@@ -105,8 +105,11 @@ def test_rows_of_unequal_decodes_that_cannot_be_true_are_left_out_and_told(home:
         (("whole.csv", "other.csv"), "of a table of unequal decodes (n, nb, kv_big, kvs, pc, kp, t_skew_us"),
         (("unequal.csv",), "unequal.csv: a table of unequal decodes alone: expected a kernel table beside it"),
         (("unequal.csv", "whole.csv", "unequal.csv"), "unequal.csv: unequal.csv is a table of unequal decodes as well"),
-        (("whole.csv", "gemm.csv"), "gemm.csv: whole.csv has gemm bfloat16 as well: expected an op in one file"),
-        (("whole.csv", "whole.csv"), "whole.csv: whole.csv has attention_decode bfloat16 as well"),
+        (
+            ("whole.csv", "gemm.csv"),
+            "whole.csv has gemm bfloat16 m=1 n=256 k=256 as well: expected a shape in one file",
+        ),
+        (("whole.csv", "whole.csv"), "whole.csv: whole.csv has attention_decode bfloat16 num_heads=8 num_kv_heads=1 "),
         (
             ("own.csv", "unequal.csv"),
             "unequal.csv: own.csv has attention_skew as well: expected unequal decodes in one",

@@ -387,7 +387,7 @@ def _without_decode(data: dict[str, Any]) -> None:
         (lambda d: d["ops"][0]["sheets"][0].update(log_residual_per_mille=[1]), "p.json: ops[0].sheets[0].log_residual_per_mille: "),
         (lambda d: d.update(schema=True), "p.json: schema: expected 1, got True; calibrate again"),
         (lambda d: d.update(name="a\nb"), "p.json: name: expected letters, digits, dots, dashes and underscores, got 'a\\nb'"),
-        (lambda d: d.update(ops=d["ops"] + d["ops"][:1]), "p.json: ops[12]: attention_prefill bfloat16 is there twice"),
+        (lambda d: d.update(ops=d["ops"] + d["ops"][:1]), "p.json: ops[14]: attention_prefill bfloat16 is there twice"),
         (lambda d: d["ops"][0]["physics"].update(sharpness=0), "p.json: ops[0].physics.sharpness: expected a number from 1 to 100, got 0"),
         (lambda d: d["ops"][0]["physics"].update(compute_fraction=0), "p.json: ops[0].physics.compute_fraction: expected a number from 0.001"),
         (lambda d: d["ops"][0]["physics"].update(chain_us=10**400), "p.json: ops[0].physics.chain_us: expected a number from 0 to 1e+06, got 1000"),

@@ -187,6 +187,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "gemm_triton": ("m", "n", "k"),
     "attention_decode": ("batch", "kv_len"),
     "attention_prefill": ("batch", "q_len", "kv_len"),
+    "attention_decode_window": ("batch", "window"),
+    "attention_prefill_window": ("batch", "q_len", "window"),
     "mla_decode_module": ("batch", "kv_len"),
     "mla_prefill_module": ("batch", "q_len", "kv_len"),
     "rms_norm": ("m", "n"),
@@ -207,6 +209,8 @@ AXES: dict[str, tuple[str, ...]] = {
 KEYS: dict[str, tuple[str, ...]] = {
     "attention_decode": HEADS,
     "attention_prefill": HEADS,
+    "attention_decode_window": HEADS,
+    "attention_prefill_window": HEADS,
     "mla_decode_module": HEADS[:1],
     "mla_prefill_module": HEADS[:1],
 }
@@ -219,6 +223,7 @@ blocks are in 32 bits, and their columns have to begin at 16 bytes (DeepGEMM, ge
 EXTRA: dict[str, tuple[str, ...]] = {
     "rotary_embedding": ("n", "num_heads", "num_kv_heads"),
     "rotary_kv_write": ("n", "num_heads", "num_kv_heads"),
+    "attention_prefill_window": ("kv_len",),
     "mla_decode_module": DIMS,
     "mla_prefill_module": DIMS,
 }
