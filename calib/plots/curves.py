@@ -57,6 +57,7 @@ def _wide(width: float) -> Kind:
     return Kind("m", ({"n": width},), "{op}, n {n:,.0f}")
 
 
+_WINDOWS = (128, 1024, 8192)
 _COPY = Kind("bytes", ({},), "{op}")
 
 KINDS: dict[str, Kind] = {
@@ -68,6 +69,12 @@ KINDS: dict[str, Kind] = {
         tuple({"batch": b, "kv_len": c} for b, c in ((1, 0), (8, 0), (64, 0), (1, 4096), (1, 16384))),
         "batch {batch:,.0f}, {kv_len:,.0f} cached",
     ),
+    "attention_decode_window": Kind("batch", tuple({"window": w} for w in _WINDOWS), "window {window:,.0f}"),
+    "attention_prefill_window": Kind(
+        "q_len", tuple({"batch": b, "window": w} for w in _WINDOWS for b in (1, 8)), "batch {batch:,.0f}, {window:,.0f}"
+    ),
+    "mla_decode_module": Kind("kv_len", tuple({"batch": b} for b in (1, 8, 64, 256)), "batch {batch:,.0f}"),
+    "mla_prefill_module": Kind("q_len", tuple({"batch": b} for b in (1, 8, 64)), "batch {batch:,.0f}"),
     "rms_norm": _wide(4096),
     "rms_norm_final": _wide(4096),
     "qk_norm": _wide(128),
@@ -86,6 +93,7 @@ X_LABELS = {
     "m": "tokens in the pass, m",
     "kv_len": "context of each sequence (tokens)",
     "q_len": "new tokens of each sequence",
+    "batch": "sequences",
     "bytes": "message (bytes)",
 }
 TITLES = {
@@ -93,6 +101,10 @@ TITLES = {
     "gemm_triton": "GEMM (Triton)",
     "attention_decode": "Decode attention",
     "attention_prefill": "Prefill attention",
+    "attention_decode_window": "Window decodes",
+    "attention_prefill_window": "Window prefills",
+    "mla_decode_module": "MLA layer, decodes",
+    "mla_prefill_module": "MLA layer, prefills",
 }
 """Ops with a panel of their own; the others share one by the size along x."""
 
@@ -171,8 +183,11 @@ def _is(rows: Rows, fixed: Shape) -> Any:
 
 
 def _heads(series: Series) -> str:
-    if not KEYS.get(series.fit.op):
+    keys = KEYS.get(series.fit.op)
+    if not keys:
         return ""
+    if "num_kv_heads" not in keys:
+        return "{num_heads:.0f} heads, ".format(**series.fixed)
     return "{num_heads:.0f}/{num_kv_heads:.0f} KV heads, ".format(**series.fixed)
 
 
