@@ -88,8 +88,10 @@ def fit_table(
     *,
     more: Seq[Launches] = (),
     progress: Progress | None = None,
+    experts: Seq[Json] = (),
 ) -> FitResult:
-    """Fit every op of `table`; `more` are launches of unlike sequences that no kernel table can hold.
+    """Fit every op of `table`; `more` are launches of unlike sequences that no kernel table can hold, `experts` what
+    `fit.experts` made of a table of its own.
 
     Raises CalibrationError for wrong units and for a table without the main kernels.
     """
@@ -122,6 +124,8 @@ def fit_table(
         "skew": fit_skew(unequal, fits["attention_decode"], varlen, gpu),
         "ops": [_op_json(found.fit, found.report) for found in fitted],
     }
+    if experts:
+        data["experts"] = list(experts)
     text = to_text(data)
     return FitResult(text, parse_profile(text, name), tuple(found.report for found in fitted), table.unusable)
 

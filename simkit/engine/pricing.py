@@ -153,7 +153,16 @@ def _error_sizes(deployment: Deployment, profile: Profile | None, *, own_kernels
     if profile is None:
         return error.of_data_sheet(link=links, host=host)
     gpu, dtype, quantization = deployment.gpu, deployment.dtype, deployment.quantization
-    return error.of_profile(profile, gpu, dtype, quantization, link=links, host=host, own_kernels=own_kernels)
+    return error.of_profile(
+        profile,
+        gpu,
+        dtype,
+        quantization,
+        link=links,
+        host=host,
+        own_kernels=own_kernels,
+        routed=deployment.model.is_moe,
+    )
 
 
 def given_terms(scenario: Scenario) -> dict[str, float]:

@@ -20,6 +20,7 @@ from simkit.latency.effects import LAUNCHES as LAUNCHING
 from simkit.latency.error import EXACT, Factors
 from simkit.latency.host import NO_HOST, NO_LAUNCHES, VLLM, HostCosts, LaunchCost, Launches, Loop, Version
 from simkit.latency.link import StatedLink
+from simkit.latency.routing import Routing
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.types import Ints
@@ -33,7 +34,8 @@ class Deployment:
     `without` names effects that are switched off. `graph_sizes` are the batches that were captured as CUDA graphs,
     ascending; none for an engine without. `launch`: what a kernel outside of them takes to launch. A `link` that is
     stated takes the place of the `interconnect`. `engine`: whose kernels run (`host.ENGINES`), and of which version,
-    None for the newest. `errors` are factors by which times are wrong (`latency.error`).
+    None for the newest. `errors` are factors by which times are wrong (`latency.error`). `routing`: which experts
+    tokens go to. `expert_parallel`: ranks hold whole experts each, not a part of every expert.
     """
 
     model: ModelSpec
@@ -51,6 +53,8 @@ class Deployment:
     launch: LaunchCost = NO_LAUNCHES
     engine: tuple[str, Version | None] = (VLLM, None)
     errors: Factors = EXACT
+    routing: Routing = None
+    expert_parallel: bool = False
 
     def has(self, effect: str) -> bool:
         """Whether an effect is not switched off."""

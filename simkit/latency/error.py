@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 from simkit.latency.physics import SIXTEEN_BIT, Physics, Varlen
 from simkit.latency.profile import OpFit, Profile
+from simkit.latency.profile.experts import ExpertFit, priced_as
 from simkit.latency.profile.values import is_scaled
 from simkit.specs.hardware import GpuSpec
 
@@ -101,13 +102,17 @@ def of_profile(
     link: float,
     host: float,
     own_kernels: bool = True,
+    routed: bool = False,
 ) -> Sizes:
     """Sizes where kernels are those of a profile: what its fit misses of kernels that it did not see, and how far labs
     are apart; of another GPU, how far profiles that are scaled are from those measured. `link` is how far links without
-    a table are apart, `host` the error of `HostCosts`, `own_kernels` whether the engine runs those of the tables."""
+    a table are apart, `host` the error of `HostCosts`, `own_kernels` whether the engine runs those of the tables,
+    `routed` whether products are of experts, whose table may err more than that of the others."""
     dtypes = (dtype, *SIXTEEN_BIT, "float32")
     formula = FORMULA if quantization is not None and profile.op("gemm", quantization) is None else 0.0
     products = _held_out(profile, "gemm", (dtype if quantization is None else quantization, *dtypes))
+    if routed:
+        products = max(products or 0.0, _held_out_experts(profile, dtype, quantization))
     small, reduced = _held_out(profile, "rms_norm", dtypes), _held_out(profile, "all_reduce", dtypes)
     return Sizes(
         kernels=math.hypot(ELSEWHERE if is_scaled(profile, gpu) else LAB, 0.0 if own_kernels else OTHER_KERNELS),
@@ -125,16 +130,25 @@ def of_data_sheet(*, link: float, host: float) -> Sizes:
     return Sizes(DATA_SHEET, 0.0, 0.0, 0.0, link, host, host)
 
 
+def _held_out_experts(profile: Profile, dtype: str, quantization: str | None) -> float:
+    name = priced_as(profile.experts, dtype, quantization)
+    return 0.0 if name is None else _inside(profile.report["moe", name])
+
+
 def _held_out(profile: Profile, op: str, dtypes: Iterable[str]) -> float | None:
     """Standard deviation of what a fit misses of kernels between those it saw; None for an op that it lacks, 0 for one
     with too few rows to hold any out."""
     for dtype in dtypes:
         if profile.op(op, dtype) is not None:
-            errors = profile.report[op, dtype].get("errors")
-            inside = errors.get("held_out_inside") if isinstance(errors, Mapping) else None
-            off_pct = inside.get("mape_pct") if isinstance(inside, Mapping) else None
-            return NORMAL * off_pct / 100.0 if isinstance(off_pct, int | float) else 0.0
+            return _inside(profile.report[op, dtype])
     return None
+
+
+def _inside(report: Mapping[str, object]) -> float:
+    errors = report.get("errors")
+    inside = errors.get("held_out_inside") if isinstance(errors, Mapping) else None
+    off_pct = inside.get("mape_pct") if isinstance(inside, Mapping) else None
+    return NORMAL * off_pct / 100.0 if isinstance(off_pct, int | float) else 0.0
 
 
 # --- a profile that errs
@@ -152,29 +166,34 @@ def erring(profile: Profile, factors: Factors) -> Profile:
     if factors == EXACT:
         return profile
     ops = {key: _slower(fit, factors) for key, fit in profile.ops.items()}
+    experts = {dtype: _slower_experts(fit, factors.products) for dtype, fit in profile.experts.items()}
     mixed, skew, by = profile.mixed, profile.skew, factors.attention
     if mixed.varlen is not None:
         mixed = replace(mixed, varlen=_slower_launch(mixed.varlen, by))
     if skew is not None:
         skew = replace(skew, us_per_token=skew.us_per_token * by)
-    return replace(profile, ops=ops, mixed=replace(mixed, floor_us=mixed.floor_us * by), skew=skew)
+    return replace(profile, ops=ops, experts=experts, mixed=replace(mixed, floor_us=mixed.floor_us * by), skew=skew)
 
 
 def _slower(fit: OpFit, factors: Factors) -> OpFit:
     name = _CLASS_OF.get(fit.op, "small_kernels")
     if name is None:
         return fit
-    by, physics = getattr(factors, name), fit.physics
-    return replace(
-        fit,
-        physics=Physics(
-            compute_fraction=physics.compute_fraction / by,
-            bandwidth_fraction=physics.bandwidth_fraction / by,
-            chain_us=physics.chain_us * by,
-            piece_us=physics.piece_us * by,
-            floor_us=physics.floor_us * by,
-            sharpness=physics.sharpness,
-        ),
+    return replace(fit, physics=_slower_by(fit.physics, getattr(factors, name)))
+
+
+def _slower_experts(fit: ExpertFit, by: float) -> ExpertFit:
+    return replace(fit, physics=_slower_by(fit.physics, by))
+
+
+def _slower_by(physics: Physics, by: float) -> Physics:
+    return Physics(
+        compute_fraction=physics.compute_fraction / by,
+        bandwidth_fraction=physics.bandwidth_fraction / by,
+        chain_us=physics.chain_us * by,
+        piece_us=physics.piece_us * by,
+        floor_us=physics.floor_us * by,
+        sharpness=physics.sharpness,
     )
 
 

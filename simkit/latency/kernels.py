@@ -18,10 +18,12 @@ import numpy as np
 from simkit.errors import InputError
 from simkit.latency.deployment import Deployment
 from simkit.latency.link import Link
+from simkit.latency.routing import load_over
 from simkit.latency.shapes import (
     Elementwise,
     Gemm,
     attention_shape,
+    check_experts,
     check_parallel,
     formats,
     head_gemm,
@@ -129,7 +131,11 @@ class Kernels:
         self.link = None if ranks == 1 else Link(gpu, ranks, deployment.interconnect, deployment.link, by=by)
         self.reduce_bytes = model.hidden_size * fmt.activation_bytes
         self.gather_bytes = model.vocab_size * fmt.activation_bytes / 2  # an all-gather is half an all-reduce
-        self._untouched = _untouched_experts(model)
+        self._untouched, self._crowd = _untouched_experts(model), np.ones(TABLE_ROWS + 1)
+        if deployment.expert_parallel:
+            check_experts(model, ranks)
+        if model.is_moe and (deployment.routing is not None or deployment.expert_parallel):
+            self._untouched, self._crowd = _busiest_rank(deployment)
         uses_quantized_peak = quantized_peak is not None and any(g.quantized for g in self.gemms)
         self.peak_flops_per_s = ranks * (quantized_peak if quantized_peak and uses_quantized_peak else peak)
         self.peak_bytes_per_s = ranks * gpu.hbm_bytes_per_s
@@ -149,9 +155,10 @@ class Kernels:
         if gemm.quantized and self.unpacked is not None:
             return self.unpacked.around(gemm, rows, self.gemm_ns(self.unpacked.sixteen_bit(gemm), rows, some))
         moved = gemm.weight_bytes * self._share_read(gemm, rows) + gemm.row_bytes * rows
-        roofs = np.maximum(
-            rows * (gemm.flops * self.rates.gemm_ns_per_flop(gemm.quantized)), moved * self.rates.gemm_ns_per_byte
-        )
+        compute = rows * (gemm.flops * self.rates.gemm_ns_per_flop(gemm.quantized))
+        if gemm.routed:
+            compute = compute * self._crowd[np.minimum(rows, TABLE_ROWS).astype(np.int64)]
+        roofs = np.maximum(compute, moved * self.rates.gemm_ns_per_byte)
         return np.maximum(roofs, some * GEMM_FLOOR_NS)
 
     def elementwise_ns(self, kernel: Elementwise, rows: Floats, some: Floats, floor_ns: float) -> Floats:
@@ -206,6 +213,18 @@ def attended(shapes: StepShapes, window: int) -> tuple[Ints, Ints, Ints]:
         reach = shapes.prefill_tokens * window
         pairs, before = np.minimum(pairs, reach), np.minimum(before, reach)
     return context, pairs, before + shapes.prefill_tokens
+
+
+def _busiest_rank(deployment: Deployment) -> tuple[Floats, Floats]:
+    """Share of its experts that the busiest rank does not touch, and how many times its part of the rows it computes,
+    for 0 .. TABLE_ROWS tokens."""
+    model, ranks = deployment.model, deployment.tensor_parallel_size if deployment.expert_parallel else 1
+    rows = np.maximum(np.arange(TABLE_ROWS + 1, dtype=np.float64), 1.0)
+    load = load_over(deployment.routing, model.num_experts, model.experts_per_token, ranks, rows)
+    untouched: Floats = 1.0 - load.touched * (ranks / model.num_experts)
+    untouched[0] = 1.0
+    crowd: Floats = load.rows * (ranks / model.experts_per_token) / rows
+    return untouched, crowd
 
 
 def _untouched_experts(model: ModelSpec) -> Floats:

@@ -7,7 +7,7 @@ repeated when there are fewer of them than ranks, norms and the router run on ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simkit.errors import InputError
 from simkit.specs.dtypes import KV_DTYPES, MODEL_DTYPES, element_bytes
@@ -97,6 +97,18 @@ def check_parallel(model: ModelSpec, tensor_parallel_size: int) -> None:
         )
 
 
+def check_experts(model: ModelSpec, ranks: int) -> None:
+    """Raise InputError where ranks cannot hold as many whole experts each."""
+    if not model.is_moe:
+        raise InputError(f"{model.name} has no experts to share over ranks", key="hardware.expert_parallel")
+    if model.num_experts % ranks:
+        raise InputError(
+            f"expected a hardware.tensor_parallel_size that divides the {model.num_experts} experts of {model.name},"
+            f" got {ranks}",
+            key="hardware.expert_parallel",
+        )
+
+
 def layer_gemms(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Gemm, ...]:
     """The GEMMs that every token goes through, on one of `ranks` GPUs."""
     hidden = model.hidden_size
@@ -153,6 +165,22 @@ def layer_elementwise(model: ModelSpec, ranks: int, fmt: Formats) -> tuple[Eleme
         combined = (model.experts_per_token + 1) * model.hidden_size * act
         kernels.append(Elementwise("combine", moe_layers, combined, model.hidden_size))
     return tuple(kernels)
+
+
+def without_experts(
+    gemms: tuple[Gemm, ...], elementwise: tuple[Elementwise, ...], model: ModelSpec
+) -> tuple[tuple[Gemm, ...], tuple[Elementwise, ...]]:
+    """What is left of a layer where its routed experts are priced as one: of the activations those of shared experts,
+    and no weighted sum."""
+    active, shared = model.experts_per_token + model.num_shared_experts, model.num_shared_experts
+    kept = []
+    for kernel in elementwise:
+        if kernel.name == "expert_activation" and shared:
+            part = kernel.row_bytes * shared / active
+            kept.append(replace(kernel, row_bytes=part, width=kernel.width * shared // active))
+        elif kernel.name not in ("expert_activation", "combine"):
+            kept.append(kernel)
+    return tuple(gemm for gemm in gemms if not gemm.routed), tuple(kept)
 
 
 def sampler(model: ModelSpec, fmt: Formats) -> Elementwise:

@@ -11,13 +11,14 @@ import numpy as np
 from simkit.latency import fused_fp8, weight_only
 from simkit.latency.deployment import Deployment
 from simkit.latency.effects import ALL_REDUCE, KERNEL_TABLE, ONE_GPU, STATED, Source
+from simkit.latency.experts import PricedExperts, experts_of
 from simkit.latency.kernels import ELEMENTWISE_FLOOR_NS, SAMPLER_FLOOR_NS, TABLE_ROWS, Kernels
 from simkit.latency.latent_modules import Modules
 from simkit.latency.lookup import ChunkLookup, DecodeLookup, RowTable
 from simkit.latency.physics import ARRAYS, SIXTEEN_BIT, Heads, Limits, Varlen, launch_us, work_of
 from simkit.latency.profile import NotMeasured, Profile
 from simkit.latency.profile.residuals import HEADS, OpFit, Prediction
-from simkit.latency.shapes import LATENT_KERNELS, Elementwise, Gemm
+from simkit.latency.shapes import LATENT_KERNELS, Elementwise, Gemm, without_experts
 from simkit.latency.unpacked import Unpacked
 from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.specs.dtypes import quantization as quantization_of
@@ -45,6 +46,7 @@ class TableBuilder:
         self._reduces, self._links_alike = deployment.has(ALL_REDUCE), _links_alike(deployment, profile)
         self._rows = np.arange(TABLE_ROWS + 1, dtype=np.float64)
         self._some = np.minimum(self._rows, 1.0)
+        self._experts = experts_of(deployment, profile, np.maximum(self._rows, 1.0))
         self.num_clamped = 0
         self._fused = fused_fp8.fused(deployment, kernels.link if self._reduces else None)
         shape = kernels.attention
@@ -61,9 +63,13 @@ class TableBuilder:
         """Everything but attention in the layers, and what a pass does once for its tokens."""
         kernels, total, tagged = self._kernels, np.zeros(TABLE_ROWS + 1), _Tags()
         inside = LATENT_KERNELS if self._modules is not None else ()
-        for gemm in (gemm for gemm in kernels.gemms if gemm.name not in inside):
+        gemms, elementwise = kernels.gemms, kernels.elementwise
+        if self._experts is not None:
+            total = total + self._experts_ns(self._experts, tagged)
+            gemms, elementwise = without_experts(gemms, elementwise, self._model)
+        for gemm in (gemm for gemm in gemms if gemm.name not in inside):
             total = total + gemm.layers * self._gemm_ns(gemm, gemm.layers, tagged)
-        for kernel in (kernel for kernel in kernels.elementwise if kernel.name not in inside):
+        for kernel in (kernel for kernel in elementwise if kernel.name not in inside):
             total = total + kernel.layers * self._elementwise_ns(kernel, tagged)
         total = total + self._once_ns(tagged)
         if kernels.link and self._reduces:
@@ -268,6 +274,13 @@ class TableBuilder:
         else:
             fit = self._needed("gemm", self._op("gemm"), self._dtype)
         return self._predicted(fit, gemm.name, calls, tagged, m=self._rows, n=float(gemm.n), k=float(gemm.k))
+
+    def _experts_ns(self, experts: PricedExperts, tagged: _Tags) -> Floats:
+        """ns of the routed experts of all layers."""
+        ns: Floats = self._model.num_moe_layers * experts.ns * self._some
+        for name, rows in experts.reasons:
+            tagged.add(name, ns * rows)
+        return ns
 
     def _by_tensor_ns(self, gemm: Gemm, calls: int, tagged: _Tags) -> Floats:
         """Of scales by block on a profile without such products: by those of one scale."""

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from calib.fit.fit import FitResult, fit_table
 from calib.fit.fit_op import fit_op
 from calib.fit.score import predict
-from calib.ship import BLOCK_ROWS, BLOCK_SIDE, PROVENANCE, gathered
+from calib.ship import BLOCK_ROWS, BLOCK_SIDE, PROVENANCE, experts_of, gathered
 from calib.table import Rows, Table, merge_equal, read_table
 from calib.tables import Tables
 from simkit.latency.deployment import Deployment
 from simkit.latency.kernels import Kernels
-from simkit.latency.profile import MEMORY_BOUND_OPS, load_profile, work_of
+from simkit.latency.profile import MEMORY_BOUND_OPS, ExpertShape, Load, load_profile, work_of
 from simkit.latency.step_tables import TableBuilder
 from simkit.specs.hardware import load_gpu
 from simkit.specs.models import load_model
@@ -48,7 +49,8 @@ def table(name: str) -> Table:
 
 @functools.cache
 def fit(name: str) -> FitResult:
-    return fit_table(table(name), load_gpu(name), name, PROVENANCE[name], more=tables(name).launches)
+    experts = experts_of(name, (TABLES, COLLECTIVES))
+    return fit_table(table(name), load_gpu(name), name, PROVENANCE[name], more=tables(name).launches, experts=experts)
 
 
 def report(name: str, op: str, dtype: str = "bfloat16") -> Any:
@@ -71,6 +73,31 @@ def test_the_shipped_profile_is_the_fit_of_its_table(name: str) -> None:
     shipped = json.loads(resources.files("calib").joinpath(f"profiles/{name}.json").read_text(encoding="utf-8"))
     fitted = json.loads(fit(name).text)
     assert close(shipped, fitted)
+
+
+# Bars of 8 % between measured ranks of a model and 15 % beyond; what misses them is held to where it stands.
+MISSED = {("a100-sxm4-80gb", "bfloat16"): 9.5, ("rtx-pro-6000", "w4a16_mxfp4"): 10.0}
+
+
+@pytest.mark.parametrize("name", PROVENANCE)
+def test_experts_of_shapes_held_out_meet_their_bars(name: str) -> None:
+    for (op, dtype), found in fit(name).profile.report.items():
+        if op == "moe":
+            errors: Any = found["errors"]
+            assert errors["held_out_inside"]["mape_pct"] <= MISSED.get((name, dtype), 8.0), dtype
+            assert errors["held_out_outside"]["mape_pct"] <= 15.0, dtype
+
+
+def test_experts_that_few_tokens_touch_take_less_by_the_table_of_another_lab() -> None:
+    """Qwen3-30B-A3B of LLMServingSim, whose rows say how many of 128 experts were hit: those that memory bounds (at 32
+    tokens the kernels of vLLM 0.24 take a fourth longer than at 16 and at 48, whatever the shape)."""
+    rows = pd.read_csv(COLLECTIVES / "rtx-pro-6000.qwen3-30b-a3b.csv.gz", low_memory=False)
+    rows = rows[(rows["op"] == "moe") & rows["distribution"].isin(["hit_64", "hit_128"]) & rows["m"].between(64, 512)]
+    tokens, hit = rows["m"].to_numpy(), rows["distribution"].str[4:].astype(float).to_numpy()
+    load = Load(8 * tokens, hit, 0 * tokens)
+    us = load_profile("rtx-pro-6000").experts["bfloat16"].predict(ExpertShape(128, 8, 2048, 768, 1, 1), tokens, load).us
+    assert len(rows) == 8
+    assert np.abs(us / rows["latency_us"].to_numpy() - 1).mean() < 0.03
 
 
 @pytest.mark.parametrize(("name", "refused"), [("a100-sxm4-80gb", 0), ("h100-sxm5-80gb", 49), ("h200-sxm-141gb", 3)])

@@ -20,6 +20,7 @@ from simkit.latency.physics import (
     skewed,
     work_of,
 )
+from simkit.latency.profile.experts import EXPERT_FORMATS, ExpertFit, ExpertShape, expert_work, lies_between
 from simkit.latency.profile.read import (
     NAME,
     describe,
@@ -53,14 +54,16 @@ from simkit.latency.profile.values import (
     Profile,
     ProfileError,
 )
+from simkit.latency.routing import MEASURED_EXPONENT, Load, balanced_load, power_law_load
 from simkit.latency.shapes import formats, head_gemm, layer_gemms
 from simkit.specs.dtypes import BLOCK_SCALED, MODEL_DTYPES
 
 __all__ = [
-    "ARRAYS", "AXES", "BLOCK_SCALED", "DIMS", "ELEMENT_BYTES", "EXTRA", "HEADS", "KEYS", "MEMORY_BOUND_OPS",
-    "MODEL_DTYPES", "NAME", "OF_DEEPSEEK_V3", "SCALARS", "SCHEMA", "EngineHost", "Heads", "Host", "HostTerms",
-    "Limits", "Mixed", "NotMeasured", "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "ResidualGrid",
-    "Sizes", "Skew", "Varlen", "Work", "added", "between_neighbours", "describe", "formats", "grid_key_sizes",
-    "grid_keys", "head_gemm", "is_shipped", "launch_us", "layer_gemms", "list_profiles", "load_profile", "log_sizes",
-    "parse_profile", "profile_text", "skewed", "to_nested", "work_of",
+    "ARRAYS", "AXES", "BLOCK_SCALED", "DIMS", "ELEMENT_BYTES", "EXPERT_FORMATS", "EXTRA", "HEADS", "KEYS",
+    "MEASURED_EXPONENT", "MEMORY_BOUND_OPS", "MODEL_DTYPES", "NAME", "OF_DEEPSEEK_V3", "SCALARS", "SCHEMA",
+    "EngineHost", "ExpertFit", "ExpertShape", "Heads", "Host", "HostTerms", "Limits", "Load", "Mixed", "NotMeasured",
+    "OpFit", "Physics", "Prediction", "Profile", "ProfileError", "ResidualGrid", "Sizes", "Skew", "Varlen", "Work",
+    "added", "balanced_load", "between_neighbours", "describe", "expert_work", "formats", "grid_key_sizes",
+    "grid_keys", "head_gemm", "is_shipped", "launch_us", "layer_gemms", "lies_between", "list_profiles",
+    "load_profile", "log_sizes", "parse_profile", "power_law_load", "profile_text", "skewed", "to_nested", "work_of",
 ]  # fmt: skip

@@ -18,8 +18,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simkit.errors import nearest
 from simkit.latency.physics import ELEMENT_BYTES, Limits, Physics, Skew, Varlen
+from simkit.latency.profile.experts import EXPERT_FORMATS, ExpertFit, ExpertShape
 from simkit.latency.profile.residuals import AXES, KEYS, GridKey, OpFit, ResidualGrid, from_nested, grid_keys
 from simkit.latency.profile.values import SCHEMA, EngineHost, Host, HostTerms, Mixed, Profile, ProfileError
 
@@ -84,6 +87,11 @@ def describe(profile: Profile) -> dict[str, object]:
         sizes |= {name: [float(end) for axis in axes for end in axis[i][[0, -1]]] for i, name in enumerate(AXES[op])}
         valid = {name: [min(values), max(values)] for name, values in sizes.items()}
         ops.append({"op": op, "dtype": dtype, "valid": valid, "report": profile.report[op, dtype]})
+    for dtype, experts in profile.experts.items():
+        columns = zip(ExpertShape._fields, zip(*experts.shapes, strict=True), strict=True)
+        valid = {"m": [float(end) for end in experts.tokens[[0, -1]]]}
+        valid |= {name: [float(min(sizes)), float(max(sizes))] for name, sizes in columns}
+        ops.append({"op": "moe", "dtype": dtype, "valid": valid, "report": profile.report["moe", dtype]})
     return {
         "name": profile.name,
         "gpu": profile.gpu.get("name"),
@@ -133,6 +141,7 @@ VERSION = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})")
 """A version of vLLM as scenarios name it: 0.010 would be a second name of 0.10."""
 
 LARGEST_SIZE = 1e13
+MAX_EXPERT_SIZE = 1_000_000
 
 _SHARE, _US, _COUNT = (1e-3, 20.0), (0.0, 1e6), (1.0, 1e5)
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -178,6 +187,13 @@ class Reader:
                 raise self._error(f"ops[{index}]", f"{fit.op} {fit.dtype} is there twice")
             ops[fit.op, fit.dtype] = fit
             reports[fit.op, fit.dtype] = self._get({"report": {}} | row, f"ops[{index}].report", dict)
+        experts: dict[str, ExpertFit] = {}
+        for index, row in enumerate(self._get({"experts": []} | data, "experts", list)):
+            found = self._experts(f"experts[{index}]", row)
+            if found.dtype in experts:
+                raise self._error(f"experts[{index}]", f"{found.dtype} is there twice")
+            experts[found.dtype] = found
+            reports["moe", found.dtype] = self._get({"report": {}} | row, f"experts[{index}].report", dict)
         skew, host = data.get("skew"), data.get("host")
         return Profile(
             name=name,
@@ -191,6 +207,7 @@ class Reader:
             host=None if host is None else Host(*self._numbers(host, "host", ("fixed_us", "per_seq_us"))),
             engine_hosts=self._engine_hosts(self._get({"engine_hosts": []} | data, "engine_hosts", list)),
             content=content,
+            experts=experts,
         )
 
     def _engine_hosts(self, rows: list[Any]) -> dict[str, EngineHost]:
@@ -259,6 +276,36 @@ class Reader:
             physics=Physics(*self._numbers(physics, f"{key}.physics", tuple(Physics.__dataclass_fields__))),
             limits=Limits(*self._numbers(limits, f"{key}.limits", tuple(Limits.__dataclass_fields__))),
             grids=grids,
+        )
+
+    def _experts(self, key: str, row: Any) -> ExpertFit:
+        dtype = self._get(row, f"{key}.dtype", str)
+        if dtype not in EXPERT_FORMATS:
+            raise self._error(f"{key}.dtype", f"unknown {dtype!r:.40}; expected one of {', '.join(EXPERT_FORMATS)}")
+        physics, limits = self._get(row, f"{key}.physics", dict), self._get(row, f"{key}.limits", dict)
+        tokens, spreads = self._axis(row, f"{key}.m"), self._axis(row, f"{key}.spreads")
+        if tokens[0] < 1:
+            raise self._error(f"{key}.m", "expected numbers of tokens from 1 on")
+        shapes = self._get(row, f"{key}.shapes", list)
+        for place, shape in enumerate(shapes):
+            good = isinstance(shape, list) and len(shape) == len(ExpertShape._fields)
+            if not good or not all(type(size) is int and 1 <= size <= MAX_EXPERT_SIZE for size in shape):
+                raise self._error(f"{key}.shapes[{place}]", f"expected {', '.join(ExpertShape._fields)}")
+        try:
+            size = [len(shapes), len(spreads), len(tokens)]
+            residuals = from_nested(row.get("log_residual_per_mille"), size)
+        except ValueError as error:
+            raise self._error(f"{key}.log_residual_per_mille", str(error)) from None
+        if not shapes or np.isnan(residuals).any():
+            raise self._error(f"{key}.log_residual_per_mille", "expected a number for every shape, spread and m")
+        return ExpertFit(
+            dtype=dtype,
+            physics=Physics(*self._numbers(physics, f"{key}.physics", tuple(Physics.__dataclass_fields__))),
+            limits=Limits(*self._numbers(limits, f"{key}.limits", tuple(Limits.__dataclass_fields__))),
+            shapes=tuple(ExpertShape(*shape) for shape in shapes),
+            spreads=np.array(spreads),
+            tokens=np.array(tokens),
+            residuals=residuals,
         )
 
     def _grid(self, key: str, row: Any, op: str, dtype: str) -> tuple[GridKey, ResidualGrid]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from simkit.errors import InputError
-from simkit.latency.physics import MEMORY_BOUND_OPS, SIXTEEN_BIT, Skew, Varlen
+from simkit.latency.physics import MEMORY_BOUND_OPS, SIXTEEN_BIT, Limits, Skew, Varlen
+from simkit.latency.profile.experts import EXPERT_FORMATS, ExpertFit
 from simkit.latency.profile.residuals import OpFit
 from simkit.specs.dtypes import BLOCK_SCALED
 from simkit.specs.hardware import GpuSpec
@@ -78,7 +79,7 @@ class Mixed:
 class Profile:
     """A parsed profile. `gpu` has the limits it was fitted with, `provenance` who measured what, `report` the errors of
     each op, `launches` those of launches of unlike sequences. `engine_hosts` is by version of vLLM. `content` is the
-    hash of the file."""
+    hash of the file. `experts` are routed experts by format, the op `moe`, whose errors stand in `report`, too."""
 
     name: str
     gpu: Mapping[str, object]
@@ -91,6 +92,7 @@ class Profile:
     host: Host | None
     engine_hosts: Mapping[str, EngineHost]
     content: str
+    experts: Mapping[str, ExpertFit] = field(default_factory=dict)
 
     @property
     def interconnect(self) -> str:
@@ -121,7 +123,8 @@ def transferred(profile: Profile, gpu: GpuSpec) -> Profile:
     if not is_scaled(profile, gpu):
         return profile
     ops = {key: _on(fit, gpu) for key, fit in profile.ops.items()}
-    return replace(profile, ops=ops, mixed=_mixed_on(profile, gpu))
+    experts = {dtype: replace(fit, limits=_experts_on(fit, gpu)) for dtype, fit in profile.experts.items()}
+    return replace(profile, ops=ops, experts=experts, mixed=_mixed_on(profile, gpu))
 
 
 def _mixed_on(profile: Profile, gpu: GpuSpec) -> Mixed:
@@ -133,11 +136,17 @@ def _mixed_on(profile: Profile, gpu: GpuSpec) -> Mixed:
     return replace(mixed, varlen=replace(mixed.varlen, bytes_per_us=bytes_per_us))
 
 
+def _experts_on(fit: ExpertFit, gpu: GpuSpec) -> Limits:
+    return _limits_of(EXPERT_FORMATS[fit.dtype].computed_in, gpu)
+
+
 def _on(fit: OpFit, gpu: GpuSpec) -> OpFit:
     if fit.op not in MEMORY_BOUND_OPS:
         return fit
+    return replace(fit, limits=_limits_of(BLOCK_SCALED.get(fit.dtype, fit.dtype), gpu))
+
+
+def _limits_of(dtype: str, gpu: GpuSpec) -> Limits:
     peaks = gpu.peak_flops_per_s
-    flops = next(
-        peaks[dtype] for dtype in (BLOCK_SCALED.get(fit.dtype, fit.dtype), *SIXTEEN_BIT, *peaks) if dtype in peaks
-    )
-    return replace(fit, limits=replace(fit.limits, flops_per_s=flops, bytes_per_s=gpu.hbm_bytes_per_s))
+    flops = next(peaks[name] for name in (dtype, *SIXTEEN_BIT, *peaks) if name in peaks)
+    return Limits(flops, gpu.hbm_bytes_per_s)
