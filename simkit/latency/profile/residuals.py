@@ -9,7 +9,9 @@ between measured cells takes after the nearest measured cells along each axis, a
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -40,7 +42,11 @@ class ResidualGrid:
         self.residuals = residuals
         self._known = ~np.isnan(residuals)
         self._logs = [log_sizes(axis) for axis in self.axes]
-        self._all = fill(residuals, self._logs)
+
+    @functools.cached_property
+    def _all(self) -> Floats:
+        """Filled when it is first asked for: of the grids of a profile a model needs a few."""
+        return fill(self.residuals, self._logs)
 
     def at(self, sizes: Seq[Floats]) -> tuple[Floats, Bools]:
         """(residual, whether it is extrapolated) of calls whose sizes are given axis by axis."""
@@ -161,23 +167,35 @@ def _trim(values: list[Any], empty: Any) -> list[Any]:
     return values
 
 
+_NUMBER_OR_NULL = frozenset((int, float, type(None)))
+
+
 def from_nested(nested: Any, shape: Seq[int]) -> Floats:
     """The inverse of `to_nested`. Raises ValueError for what does not fit `shape` or is no number."""
-    cells = np.full(tuple(shape), np.nan)
-    _read_cells(cells, nested)
-    return cells / PER_MILLE
+    flat: list[Any] = []
+    _flatten(nested, tuple(shape), flat)
+    expected = f"expected null or numbers up to {MAX_PER_MILLE:g} per mille"
+    if not _NUMBER_OR_NULL.issuperset(map(type, flat)):
+        raise ValueError(expected)
+    try:
+        cells = np.array(flat, np.float64)  # null becomes NaN
+    except OverflowError:
+        raise ValueError(expected) from None
+    if (np.abs(cells) > MAX_PER_MILLE).any():
+        raise ValueError(expected)
+    return cells.reshape(tuple(shape)) / PER_MILLE
 
 
-def _read_cells(cells: Floats, nested: Any) -> None:
-    if not isinstance(nested, list) or len(nested) > len(cells):
-        raise ValueError(f"expected a list of at most {len(cells)} entries")
-    if cells.ndim == 1:
-        if not all(value is None or (type(value) in (int, float) and abs(value) <= MAX_PER_MILLE) for value in nested):
-            raise ValueError(f"expected null or numbers up to {MAX_PER_MILLE:g} per mille")
-        cells[: len(nested)] = [np.nan if value is None else value for value in nested]
-        return
-    for part, inner in zip(cells, nested, strict=False):
-        _read_cells(part, inner)
+def _flatten(nested: Any, shape: tuple[int, ...], flat: list[Any]) -> None:
+    """The cells of `nested` in the order of a grid of this shape, null for those left out."""
+    if not isinstance(nested, list) or len(nested) > shape[0]:
+        raise ValueError(f"expected a list of at most {shape[0]} entries")
+    if len(shape) == 1:
+        flat += nested
+    else:
+        for inner in nested:
+            _flatten(inner, shape[1:], flat)
+    flat += [None] * ((shape[0] - len(nested)) * math.prod(shape[1:]))
 
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
