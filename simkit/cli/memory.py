@@ -134,7 +134,8 @@ def memory(
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
     """What names of the scenario were read as."""
-    from simkit.engine.build import names_read, resolve
+    from simkit.engine.build import resolve
+    from simkit.engine.names import names_read
 
     _, model, gpu = resolve(scenario)
     return names_read(scenario, model, gpu)

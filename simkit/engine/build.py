@@ -14,6 +14,7 @@ from simkit.batching.plan import ContinuousSettings
 from simkit.batching.policies import POLICIES, Fcfs
 from simkit.batching.protocol import Batcher, OutputListener
 from simkit.batching.static import DynamicBatcher, StaticBatcher
+from simkit.engine.names import names_read
 from simkit.engine.pricing import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect
 from simkit.errors import InputError
@@ -26,7 +27,7 @@ from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
 from simkit.latency.kernels import dtype_peak
 from simkit.latency.protocol import LatencyModel
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
-from simkit.memory.rules import parse_version
+from simkit.memory.rules import check_kernels, parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
 from simkit.specs.dtypes import chosen
@@ -153,6 +154,7 @@ def _set_up(scenario: Scenario) -> Setup:
     scenario, model, gpu = resolve(scenario)
     if model.not_modelled:
         raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
+    check_kernels(scenario.engine.weight_format, gpu)
     memory = memory_budget(memory_settings(scenario, model, gpu))
     num_gpu_blocks = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
     check_placement(scenario.engine, num_gpu_blocks)
@@ -193,16 +195,6 @@ def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:
     dtype_peak(gpu, scenario.engine.dtype)  # the engine refuses a format that the GPU lacks, whatever the step times
     _check_samples(scenario)
     return scenario, model, gpu
-
-
-def names_read(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> tuple[str, ...]:
-    """A line for each name of a scenario, as it was given, that stands for another or for a format of weights."""
-    found = [model.read_as] if model.read_as else []
-    if not found and model.quantization is not None and scenario.engine.quantization is None:
-        found = [f"model {scenario.model}: {model.quantization} weights, as it is published"]
-    if is_alias(scenario.hardware.gpu):
-        found.append(f"hardware.gpu {scenario.hardware.gpu}: read as {gpu.name}")
-    return tuple(found)
 
 
 def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> MemorySettings:

@@ -16,6 +16,8 @@ import yaml
 
 from simkit.errors import InputError
 from simkit.memory.weights import Stage
+from simkit.specs.dtypes import computed_in
+from simkit.specs.hardware import GpuSpec
 from simkit.specs.models import ModelSpec
 from simkit.units import gib_to_bytes
 
@@ -152,6 +154,18 @@ def quantizations(compute_capability: str, version: Version | None = None) -> tu
         if (version is None or parse_version(entry["since"]) <= version) and _has_kernels(entry, compute_capability)
     ]
     return tuple(dict.fromkeys(names))
+
+
+def check_kernels(quantization: str | None, gpu: GpuSpec) -> None:
+    """Raise InputError for a format that the engine has no kernels for on a CUDA GPU; others are taken on trust."""
+    have = quantizations(gpu.compute_capability)
+    if computed_in(quantization) not in (None, *have) and _capability(gpu.compute_capability) is not None:
+        others = f"; it has {', '.join(have)}" if have else ""
+        raise InputError(
+            f"the engine has no {quantization} weights for {gpu.name} (compute capability {gpu.compute_capability})"
+            f"{others}",
+            key="engine.quantization",
+        )
 
 
 def block_sizes(compute_capability: str) -> tuple[tuple[int, ...], int | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 import threading
@@ -54,6 +55,8 @@ def fetched_config(repo: str) -> Path:
     """The config as the hub has it, which is then in the cache. Raises NoConfig."""
     if os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE", "")).lower() in _TRUE:
         raise NoConfig("HF_HUB_OFFLINE is set")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # it reads this when it is imported
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # or it says each time that it tries again
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:

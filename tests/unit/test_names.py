@@ -271,3 +271,20 @@ def test_a_run_says_it_and_keeps_it(tmp_path: Path) -> None:
     assert manifest["scenario"]["engine"]["quantization"] == "awq"
     assert manifest["scenario"]["hardware"]["gpu"] == "a100-sxm4-80gb"
     assert manifest["profile"]["name"] == "a100-sxm4-80gb"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given", "said"),
+    [
+        ("v100", "nvfp4", "the engine has no nvfp4 weights for v100-sxm2-32gb (compute capability 7.0); it has gptq"),
+        ("t4", "fp8", "the engine has no fp8 weights for t4-16gb (compute capability 7.5); it has int8, awq, gptq"),
+    ],
+)
+def test_a_run_needs_kernels_for_the_format(gpu: str, given: str, said: str) -> None:
+    args = ["run", "--model", "llama-3.2-1b", "--gpu", gpu, "--rate", "2", "--prompt", "9", "--output", "4"]
+    result = CliRunner().invoke(
+        app, [*args, "--set", "engine.dtype=float16", "--set", f"engine.quantization={given}", "--no-report"]
+    )
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"--set engine.quantization: {said}")
+    assert len(result.stderr.splitlines()) == 1
