@@ -14,7 +14,7 @@ from simkit.batching.plan import ContinuousSettings
 from simkit.batching.policies import POLICIES, Fcfs
 from simkit.batching.protocol import Batcher, OutputListener
 from simkit.batching.static import DynamicBatcher, StaticBatcher
-from simkit.engine.names import names_read
+from simkit.engine.names import names_read, stand_for
 from simkit.engine.pricing import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect
 from simkit.errors import InputError
@@ -30,8 +30,7 @@ from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, m
 from simkit.memory.rules import check_kernels, parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
-from simkit.specs.dtypes import chosen
-from simkit.specs.hardware import GpuSpec, is_alias, load_gpu
+from simkit.specs.hardware import GpuSpec, load_gpu
 from simkit.specs.model_spec import ModelSpec
 from simkit.specs.models import load_model
 from simkit.types import Request, StepShapes
@@ -258,11 +257,7 @@ def _resolve(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Scenario:
         "async_scheduling": parse_version(engine.version) >= FIRST_ASYNC,
     }
     missing = {f"engine.{key}": value for key, value in defaults.items() if getattr(engine, key) is None}
-    weights = chosen(engine.quantization, model.quantization)
-    if weights != engine.quantization:
-        missing["engine.quantization"] = weights
-    if is_alias(scenario.hardware.gpu):
-        missing["hardware.gpu"] = gpu.name
+    missing |= stand_for(scenario, model, gpu)
     return apply_sets(scenario, missing, label="default")
 
 

@@ -1,8 +1,9 @@
-"""What the names of a scenario, its model and its GPU, stand for: a line for each that is not one of the registries."""
+"""What names of a scenario stand for: of its model, its GPU and the format of its weights."""
 
 from __future__ import annotations
 
 from simkit.scenario import Scenario
+from simkit.specs.dtypes import chosen
 from simkit.specs.hardware import GpuSpec, is_alias
 from simkit.specs.model_spec import ModelSpec
 
@@ -15,3 +16,14 @@ def names_read(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> tuple[str,
     if is_alias(scenario.hardware.gpu):
         found.append(f"hardware.gpu {scenario.hardware.gpu}: read as {gpu.name}")
     return tuple(found)
+
+
+def stand_for(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> dict[str, str | None]:
+    """Dotted keys whose value has another name in the registries, with that name. Raises InputError."""
+    found: dict[str, str | None] = {}
+    weights = chosen(scenario.engine.quantization, model.quantization)
+    if weights != scenario.engine.quantization:
+        found["engine.quantization"] = weights
+    if is_alias(scenario.hardware.gpu):
+        found["hardware.gpu"] = gpu.name
+    return found
