@@ -35,7 +35,14 @@ from simkit.__main__ import main
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("fingerprints.txt")
 REWRITE = "python tests/bytes/rewrite.py"
-ENVIRONMENT = {"COLUMNS": "100", "FORCE_COLOR": "", "NO_COLOR": "", "TTY_COMPATIBLE": "0", "TTY_INTERACTIVE": "0"}
+ENVIRONMENT = {
+    "COLUMNS": "100",
+    "FORCE_COLOR": "",
+    "NO_COLOR": "",
+    "TTY_COMPATIBLE": "0",
+    "TTY_INTERACTIVE": "0",
+    "HF_HUB_OFFLINE": "1",
+}
 """A terminal that is none, of a certain width."""
 DIGITS = 16
 
