@@ -94,6 +94,9 @@ def memory(
     activation_gib: Annotated[
         float | None, option("--activation-gib", "Activation peak that you measured, in place of the table.")
     ] = None,
+    gpu_memory_used: Annotated[
+        float, option("--gpu-memory-used", "Memory of each GPU that others use (default 0).", "GiB")
+    ] = 0.0,
     lengths: LengthOptions,
     sets: Sets = None,
     out: Annotated[
@@ -115,7 +118,8 @@ def memory(
         chosen,
         pipeline_parallel_size=_at_least_one("--pipeline-parallel-size", engine.pipeline_parallel_size),
         enforce_eager=engine.enforce_eager,
-        activation_gib=_activation(activation_gib),
+        activation_gib=_gib("--activation-gib", activation_gib),
+        gpu_memory_used_gib=_gib("--gpu-memory-used", gpu_memory_used) or 0.0,
         lengths=None if scenario is not None else asked,
         simulated=scenario is not None,
     )
@@ -183,7 +187,7 @@ def _at_least_one(flag: str, value: int) -> int:
     return value
 
 
-def _activation(gib: float | None) -> float | None:
+def _gib(flag: str, gib: float | None) -> float | None:
     if gib is not None and not (0 <= gib <= 1e6 and math.isfinite(gib)):
-        raise InputError(f"--activation-gib: expected GiB >= 0 (and <= 1e6), got {gib:g}")
+        raise InputError(f"{flag}: expected GiB >= 0 (and <= 1e6), got {gib:g}")
     return gib

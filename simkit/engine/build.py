@@ -17,6 +17,7 @@ from simkit.batching.static import DynamicBatcher, StaticBatcher
 from simkit.engine.names import names_read, stand_for
 from simkit.engine.pricing import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect
+from simkit.engine.windowed_pool import windowed_pool
 from simkit.errors import InputError
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
@@ -27,6 +28,7 @@ from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
 from simkit.latency.kernels import dtype_peak
 from simkit.latency.protocol import LatencyModel
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory.layers import FIRST_ASYNC
 from simkit.memory.rules import check_kernels, parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
@@ -35,9 +37,6 @@ from simkit.specs.model_spec import ModelSpec
 from simkit.specs.models import load_model
 from simkit.types import Request, StepShapes
 from simkit.units import gib_to_bytes, s_to_ns
-
-FIRST_ASYNC = (0, 14)
-"""Since then vLLM schedules ahead unless told otherwise (release notes of 0.14.0, pull request 27614)."""
 
 NEVER_EVICTS = "capacity_scheduler_policy: guaranteed_no_evict"
 
@@ -63,6 +62,8 @@ class Setup:
     """Path of a request from its client to the engine's queue and back."""
     effects: Mapping[str, Source] = field(default_factory=dict)
     """What latencies are made of, and where each effect comes from."""
+    windows: str | None = None
+    """How layers with windows were counted, where there are any."""
     names_blocks: bool = True
     """False: nothing would ever be found in a prefix cache, so that blocks are merely counted."""
 
@@ -154,8 +155,10 @@ def _set_up(scenario: Scenario) -> Setup:
     if model.not_modelled:
         raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
     check_kernels(scenario.engine.weight_format, gpu)
-    memory = memory_budget(memory_settings(scenario, model, gpu))
-    num_gpu_blocks = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
+    settings = memory_settings(scenario, model, gpu)
+    memory = memory_budget(settings)
+    of_engine = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
+    num_gpu_blocks, of_windows = windowed_pool(scenario, settings, of_engine)
     check_placement(scenario.engine, num_gpu_blocks)
     path, error = _from_scenario_folder(scenario, scenario.latency.profile), scenario.latency.error
     times = step_times(scenario, model, gpu, path, error if isinstance(error, int) else None)
@@ -165,6 +168,7 @@ def _set_up(scenario: Scenario) -> Setup:
         gpu=gpu,
         memory=memory,
         num_gpu_blocks=num_gpu_blocks,
+        windows=of_windows,
         latency=times.latency,
         profile=times.profile,
         profile_hash=times.profile_hash,
@@ -215,6 +219,7 @@ def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> Memor
         enforce_eager=engine.enforce_eager,
         num_gpu_blocks=engine.num_gpu_blocks,
         num_dummy_blocks=1,
+        async_scheduling=engine.async_scheduling,
         # Left out, it follows the version: an engine before 0.8 chunks on request only.
         enable_chunked_prefill=(
             engine.enable_chunked_prefill if "enable_chunked_prefill" in engine.model_fields_set else None

@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from simkit.memory.budget import Refusal, Way, refusal_of
-from simkit.memory.rules import Rule, block_sizes, newest_engine, parse_version, quantizations, sureness
+from simkit.memory.budget import Way, refusal_of
+from simkit.memory.groups import Group, Kind
+from simkit.memory.rules import (
+    Rule,
+    block_sizes,
+    newest_engine,
+    parse_version,
+    quantizations,
+    sureness,
+    takes_any_block,
+)
 from simkit.memory.sizing import MemorySettings, Sizing, StageSizing, size
 from simkit.specs.dtypes import computed_in
 from simkit.units import bytes_to_gib
@@ -24,7 +33,7 @@ _WEIGHT_ROWS: dict[str | None, tuple[str, str]] = {
     "awq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
     "gptq": ("A014", "4.16 bits a weight; few rows: 1 log (another 4-bit format), within 1 %"),
     "gptq_int8": ("", "8.13 bits a weight; no log"),
-    "mxfp4": ("", "4.25 bits a weight of the experts; no log"),
+    "mxfp4": ("", "4.25 bits a weight of the experts, padded as the kernels hold them; 3 other logs, within 0.4 %"),
     "nvfp4": ("", "4.5 bits a weight; no log"),
     "bitsandbytes": ("", "4.13 bits a weight; no log"),
 }
@@ -53,6 +62,18 @@ class StageAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupAccount:
+    """Layers that share a block table, and the blocks that a sequence of max_model_len takes of it at most."""
+
+    kind: str
+    window: int | None
+    num_layers: int
+    block_size: int
+    page_bytes: int
+    blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Concurrency:
     """Sequences of so many tokens that fit at once when all have reached them: usable blocks / blocks of one."""
 
@@ -75,8 +96,7 @@ class MemoryAccount:
     """The split of each GPU, the KV pool, concurrency at several lengths, and the refusal or None.
 
     `parts` are those of the stage with most weights; blocks are what the stage that holds fewest has.
-    `refusal_upper_bound` is the refusal of a run that the engine may not share, since a run counts sliding windows in
-    full; `ways` then avoid it.
+    `kv_tokens` leaves out the dummy block, `engine_log` has the two lines of the engine, which count it.
     """
 
     model: str
@@ -94,13 +114,14 @@ class MemoryAccount:
     num_gpu_blocks: int
     num_dummy_blocks: int
     kv_tokens: int
+    groups: tuple[GroupAccount, ...]
+    engine_log: tuple[str, ...]
     max_concurrency: float | None
     concurrency: Mapping[str, Concurrency]
     stages: tuple[StageAccount, ...]
     limiting_stage: int
     refusal: str | None
     refusal_kind: str | None
-    refusal_upper_bound: str | None
     ways: tuple[Way, ...]
     rules: Mapping[str, Grounds]
     notes: tuple[str, ...]
@@ -127,10 +148,7 @@ def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None
     sizing = size(settings)
     stage = sizing.fullest
     found = refusal_of(sizing)
-    refused = None if found is None or found.upper_bound else found
-    bound = found if refused is None else None
-    block_size = settings.block_size
-    all_bytes = sum(s.bytes_per_block for s in sizing.stages) * settings.tensor_parallel_size
+    all_bytes = sum(s.kv_bytes_per_token for s in sizing.stages) * settings.tensor_parallel_size
     return MemoryAccount(
         model=settings.model.name,
         gpu=settings.gpu.name,
@@ -142,28 +160,29 @@ def account(settings: MemorySettings, lengths: Mapping[str, float] | None = None
         cuda_graph_in_budget=sizing.cuda_graphs_in_budget,
         outside_gib=bytes_to_gib(sizing.outside_bytes),
         bytes_per_block=stage.bytes_per_block,
-        kv_bytes_per_token=stage.bytes_per_block // block_size,
-        kv_bytes_per_token_all_gpus=all_bytes // block_size,
+        kv_bytes_per_token=stage.kv_bytes_per_token,
+        kv_bytes_per_token_all_gpus=all_bytes,
         num_gpu_blocks=sizing.num_gpu_blocks,
         num_dummy_blocks=sizing.num_dummy_blocks,
         kv_tokens=sizing.kv_tokens,
+        groups=tuple(_group(group, sizing) for group in sizing.groups),
+        engine_log=_engine_log(sizing),
         max_concurrency=_logged_concurrency(sizing),
         concurrency=_concurrency(sizing, lengths or {}),
         stages=tuple(StageAccount(s.stage.num_layers, _parts(s), s.num_blocks) for s in sizing.stages),
         limiting_stage=sizing.limiting,
-        refusal=None if refused is None else refused.text,
-        refusal_kind=None if refused is None else refused.kind,
-        refusal_upper_bound=None if bound is None else bound.text,
+        refusal=None if found is None else found.text,
+        refusal_kind=None if found is None else found.kind,
         ways=() if found is None else tuple(map(_with_names, found.ways)),
         rules=_rules(sizing),
-        notes=(*_cannot_tell(sizing, bound), *_notes(sizing), *_notes_of_engine(settings)),
+        notes=(*_notes(sizing), *_notes_of_engine(sizing.settings)),
     )
 
 
 _SETTINGS = (
     "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "block_size", "dtype", "kv_cache_dtype", "quantization", "engine_version",
-    "enforce_eager", "num_gpu_blocks", "activation_gib",
+    "enforce_eager", "num_gpu_blocks", "activation_gib", "gpu_memory_used_gib",
 )  # fmt: skip
 
 
@@ -187,6 +206,27 @@ def _logged_concurrency(sizing: Sizing) -> float | None:
     """The engine's "maximum concurrency": it counts the dummy block (vLLM scheduler notes of 0.33, section 9)."""
     length = sizing.settings.max_model_len
     return None if length is None else sizing.num_gpu_blocks / sizing.blocks_of(length)
+
+
+def _engine_log(sizing: Sizing) -> tuple[str, ...]:
+    """The lines of the engine's log that say how much the pool holds."""
+    length, at_once = sizing.settings.max_model_len, _logged_concurrency(sizing)
+    lines = [f"GPU KV cache size: {sizing.logged_tokens:,} tokens"]
+    if at_once is not None:
+        lines.append(f"Maximum concurrency for {length:,} tokens per request: {at_once:.2f}x")
+    return tuple(lines)
+
+
+def _group(group: Group, sizing: Sizing) -> GroupAccount:
+    length, ahead = sizing.settings.max_model_len, sizing.settings.in_flight_tokens
+    return GroupAccount(
+        kind=group.cache.kind.value,
+        window=group.cache.window or None,
+        num_layers=len(group.layers),
+        block_size=group.block_size,
+        page_bytes=group.page_bytes,
+        blocks=None if length is None else group.reserved(length, ahead),
+    )
 
 
 def _concurrency(sizing: Sizing, lengths: Mapping[str, float]) -> dict[str, Concurrency]:
@@ -224,18 +264,6 @@ def _rules(sizing: Sizing) -> dict[str, Grounds]:
     }
 
 
-def _cannot_tell(sizing: Sizing, bound: Refusal | None) -> list[str]:
-    """What is known, and what is not, where only an upper bound does not fit."""
-    if bound is None:
-        return []
-    model, full = sizing.settings.model, sizing.settings.model.num_layers - sizing.settings.model.num_sliding_layers
-    return [
-        f"cannot tell whether it starts: {bound.reason}; it fits if {model.num_sliding_layers} of {model.num_layers} "
-        f"layers keep no more than their window of {model.sliding_window:,} tokens and {full} the whole context, but "
-        "what the engine sets aside for a window is not modelled; a run counts every layer in full and refuses this"
-    ]
-
-
 def _notes_of_engine(settings: MemorySettings) -> list[str]:
     """Settings that are sized although the engine, or what is known of it, does not have them."""
     notes, gpu, size_of_block = [], settings.gpu, settings.block_size
@@ -248,7 +276,10 @@ def _notes_of_engine(settings: MemorySettings) -> list[str]:
             f"the engine documents no {settings.quantization} weights for {gpu.name} ({gpu.compute_capability})"
         )
     sizes, largest = block_sizes(gpu.compute_capability)
-    if size_of_block not in sizes:
+    if takes_any_block(settings.version):
+        if size_of_block % 16:
+            notes.append(f"block size {size_of_block}: most attention kernels of the engine take multiples of 16")
+    elif size_of_block not in sizes:
         listed = ", ".join(str(size) for size in sizes)
         notes.append(f"the engine has no block size {size_of_block}: it takes {listed}")
     elif largest is not None and size_of_block > largest:
@@ -267,18 +298,11 @@ def _notes(sizing: Sizing) -> list[str]:
             f"parts are of the stage with most weights; stage {sizing.limiting + 1} of {len(sizing.stages)} decides "
             f"the blocks (KV {last:.2f} GiB); runs do not simulate pipeline parallelism"
         )
-    if not sizing.graphs_fit:
-        notes.append(
-            f"CUDA graphs need {bytes_to_gib(sizing.fullest.cuda_graphs.num_bytes):.2f} GiB outside the budget, where "
-            f"{bytes_to_gib(sizing.outside_bytes):.2f} are: capturing them may run out of memory"
-        )
-    if model.num_sliding_layers:
-        notes.append(
-            f"upper bound: {model.num_sliding_layers} of {model.num_layers} layers keep a window of "
-            f"{model.sliding_window:,} tokens, and KV counts every layer in full"
-        )
+    notes += _of_windows(sizing)
     if model.attention == "mla":
         notes.append("the cache holds one latent a token, whole on every TP rank; a run refuses this model")
+        if settings.kernel_block_size != settings.block_size:
+            notes.append(f"blocks of {settings.kernel_block_size} tokens, as the kernels for latents take them")
     if model.num_stateful_layers:
         notes.append(
             f"{model.num_stateful_layers} of {model.num_layers} layers keep a state for each sequence instead of KV, "
@@ -287,3 +311,15 @@ def _notes(sizing: Sizing) -> list[str]:
     if settings.num_gpu_blocks is not None:
         notes.append(f"num_gpu_blocks {settings.num_gpu_blocks:,} as given, in place of what memory holds")
     return notes
+
+
+def _of_windows(sizing: Sizing) -> list[str]:
+    """What windows leave a sequence to hold."""
+    model = sizing.settings.model
+    if not model.num_sliding_layers or not model.sliding_window:
+        return []
+    kept = f"{model.num_sliding_layers} of {model.num_layers} layers see a window of {model.sliding_window:,} tokens"
+    if all(group.cache.kind is Kind.FULL for group in sizing.groups):
+        return [f"{kept}; engine {sizing.settings.engine_version} keeps every layer in full all the same"]
+    ahead = f"{sizing.settings.in_flight_tokens:,} tokens that may be under way"
+    return [f"{kept}, and a sequence keeps that and {ahead}: tokens and blocks of it depend on its length"]

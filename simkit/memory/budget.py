@@ -5,6 +5,7 @@ A change is named only after the start-up has been sized again with it. Knows no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,13 +20,14 @@ from simkit.units import bytes_to_gib
 __all__ = ["MemoryBudget", "MemorySettings", "default_limits", "memory_budget", "refusal_of"]
 
 _LARGEST_TP = 16
+_BESIDE = ("gpu_memory_used", "cuda_graphs", "sampler")  # less of the budget helps
 _FIRST_FP8 = (0, 5, 0)  # older engines are not advised to use an fp8 cache, which they lack or had on trial
 _FIRST_CHUNKED = (0, 5, 0)  # nor to chunk prompts, for the same reason
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Memory of one GPU. `cuda_graph_gib` is inside the budget since engine 0.20 and outside it (on top) before.
+    """Memory of one GPU. `cuda_graph_gib` is inside the budget since engine 0.21 and outside it (on top) before.
 
     `num_gpu_blocks` includes the dummy block, `kv_tokens` does not. `bytes_per_block` and `kv_bytes_per_token` are of
     one GPU; blocks and tokens are those of the replica, since every TP rank holds its share of each block.
@@ -67,8 +69,7 @@ def memory_budget(settings: MemorySettings) -> MemoryBudget:
     """How the engine splits the memory of each GPU, and how many KV blocks that leaves.
 
     Raises InputError when the engine would not start: the weights do not fit, nothing is left for KV, one sequence
-    of `max_model_len` (where given) does not fit (sliding windows counted in full, as a run does, so that here the
-    engine itself may start), or the token budget is below it where prompts are not chunked.
+    of `max_model_len` (where given) does not fit, or the token budget is below it where prompts are not chunked.
     `num_gpu_blocks` of the result is what memory gives, whatever the settings replace it with.
     """
     sizing = size(settings)
@@ -76,8 +77,7 @@ def memory_budget(settings: MemorySettings) -> MemoryBudget:
     if refused is not None:
         of_engine = refused.kind in ("max_model_len", "max_num_batched_tokens")
         key = f"engine.{refused.kind}" if of_engine else "model"
-        why = "; the engine itself may start, but a run counts every layer in full" if refused.upper_bound else ""
-        raise InputError(f"{refused.text}{why}", key=key, says_key=of_engine)
+        raise InputError(refused.text, key=key, says_key=of_engine)
     stage = sizing.stages[sizing.limiting]
     return MemoryBudget(
         total_gib=settings.gpu.memory_gib,
@@ -90,8 +90,8 @@ def memory_budget(settings: MemorySettings) -> MemoryBudget:
         kv_gib=bytes_to_gib(stage.kv_bytes),
         bytes_per_block=stage.bytes_per_block,
         num_gpu_blocks=stage.num_blocks,
-        kv_tokens=(stage.num_blocks - sizing.num_dummy_blocks) * settings.block_size,
-        kv_bytes_per_token=stage.bytes_per_block // settings.block_size,
+        kv_tokens=size(replace(settings, num_gpu_blocks=None)).kv_tokens,
+        kv_bytes_per_token=stage.kv_bytes_per_token,
         highest_gpu_memory_utilization=sizing.highest_utilization,
     )
 
@@ -110,14 +110,13 @@ class Refusal:
     """Why an engine does not start, and ways out.
 
     `kind`: "weights" (they do not fit), "kv" (nothing is left for KV), "max_model_len" (one sequence too long) or
-    "max_num_batched_tokens" (below max_model_len where prompts are not chunked). `upper_bound`: only because sliding
-    windows are counted in full, so that the engine may start.
+    "max_num_batched_tokens" (below max_model_len where prompts are not chunked), "gpu_memory_used" (others use too much
+    of the GPU), "cuda_graphs" or "sampler" (too little is left beside the budget: the start-up dies after sizing).
     """
 
     kind: str
     reason: str
     ways: tuple[Way, ...]
-    upper_bound: bool = False
 
     @property
     def text(self) -> str:
@@ -131,23 +130,19 @@ class Refusal:
 
 
 def refusal_of(sizing: Sizing) -> Refusal | None:
-    """Why the engine would not start, with single changes after which it would; None when it starts.
-
-    Where only an upper bound of the KV memory does not fit, the refusal says so (`Refusal.upper_bound`).
-    """
+    """Why the engine would not start, with single changes after which it would; None when it starts."""
     found = _reason(sizing)
     if found is None:
         return None
     kind, reason = found
     if kind == "max_num_batched_tokens":
         return Refusal(kind, reason, tuple(_ways_to_hold_prompts(sizing.settings)))
-    bound = kind == "max_model_len" and _may_fit(sizing)
     if sizing.settings.num_gpu_blocks is not None and kind == "max_model_len":
-        return Refusal(kind, reason, tuple(_ways_with_override(sizing)), bound)
+        return Refusal(kind, reason, tuple(_ways_with_override(sizing)))
     ways = tuple(_ways(sizing, kind))
     if not [way for way in ways if "max_model_len" not in way.changes]:
         ways += tuple(_larger_gpu(sizing.settings))
-    return Refusal(kind, reason, ways, bound)
+    return Refusal(kind, reason, ways)
 
 
 def _reason(sizing: Sizing) -> tuple[str, str] | None:
@@ -157,6 +152,11 @@ def _reason(sizing: Sizing) -> tuple[str, str] | None:
     if length is not None and settings.budget_holds_prompts and budget < length:
         whole = f"is below max_model_len {length}, and engine {settings.engine_version} takes prompts whole"
         return "max_num_batched_tokens", f"max_num_batched_tokens {budget} {whole}"
+    if sizing.free_bytes < sizing.requested_bytes:
+        free = f"free memory on {settings.gpu.name} ({bytes_to_gib(sizing.free_bytes):.2f}/"
+        free += f"{settings.gpu.memory_gib:.2f} GiB) is less than gpu_memory_utilization asks for"
+        asked = f"({settings.gpu_memory_utilization:g}, {bytes_to_gib(sizing.requested_bytes):.2f} GiB)"
+        return "gpu_memory_used", f"{free} {asked}"
     utilization = f"gpu_memory_utilization {settings.gpu_memory_utilization:g}"
     offer = f"{settings.gpu.name} offers {bytes_to_gib(sizing.requested_bytes):.1f} GiB at {utilization}"
     if sizing.fullest.weight_bytes >= sizing.requested_bytes:
@@ -171,23 +171,35 @@ def _reason(sizing: Sizing) -> tuple[str, str] | None:
             parts += f", CUDA graphs {bytes_to_gib(full.cuda_graphs.num_bytes):.1f}"
         return "kv", f"model {model.name} leaves no memory for KV: {offer}, used: {parts} GiB"
     if length is not None and sizing.blocks_of(length) > sizing.usable_blocks:
-        bound = " (its sliding windows counted in full)" if model.num_sliding_layers else ""
-        need = f"needs {sizing.blocks_of(length):,} blocks{bound}, {sizing.usable_blocks:,} fit"
-        if bound and not _may_fit(sizing):
-            need += ", nor does it fit with the windows alone"
+        need = f"needs {sizing.blocks_of(length):,} blocks{_of_groups(sizing)}, {sizing.usable_blocks:,} fit"
         return "max_model_len", f"max_model_len {length} {need}"
+    return _too_little_beside(sizing)
+
+
+def _too_little_beside(sizing: Sizing) -> tuple[str, str] | None:
+    """What runs out of memory after the KV cache is there: capturing graphs, and the warm-up of the sampler."""
+    spare, graphs, logits = sizing.spare_bytes, sizing.graph_bytes, sizing.logit_bytes
+    share = f"gpu_memory_utilization {sizing.settings.gpu_memory_utilization:g}"
+    left = f"{max(0.0, bytes_to_gib(spare)):.2f} GiB that {share} leaves beside the KV cache"
+    if graphs and graphs > spare:
+        return "cuda_graphs", f"capturing CUDA graphs needs {bytes_to_gib(graphs):.2f} GiB of the {left}"
+    if logits + graphs > spare:
+        settings = sizing.settings
+        shape = f"{settings.max_num_seqs} x {settings.model.vocab_size:,} logits"
+        also = f" and CUDA graphs {bytes_to_gib(graphs):.2f}" if graphs else ""
+        need = f"warming up the sampler needs {bytes_to_gib(logits):.2f} GiB (copies of {shape}){also}"
+        return "sampler", f"{need} of the {left}"
     return None
 
 
-def _may_fit(sizing: Sizing) -> bool:
-    """Whether a sequence that does not fit would if sliding-window layers kept their windows only."""
-    length = sizing.settings.max_model_len
-    return length is not None and sizing.settings.model.num_sliding_layers > 0 and sizing.holds_at_best(length)
+def _of_groups(sizing: Sizing) -> str:
+    """How many block tables a sequence has, where it is not one."""
+    return "" if len(sizing.groups) == 1 else f" in {len(sizing.groups)} groups of layers"
 
 
 def _starts(settings: MemorySettings) -> bool:
     sizing = size(settings)
-    return _reason(sizing) is None and sizing.graphs_fit
+    return _reason(sizing) is None
 
 
 def _ways_with_override(sizing: Sizing) -> Iterator[Way]:
@@ -201,6 +213,10 @@ def _ways(sizing: Sizing, kind: str) -> Iterator[Way]:
     settings = sizing.settings
     if kind == "max_model_len":
         yield _shorter(sizing)
+    if kind in _BESIDE:
+        yield from _first(settings, _less_utilization(settings))
+    if kind in _BESIDE and not settings.enforce_eager:
+        yield from _first(settings, iter([Way("set enforce_eager to true", {"enforce_eager": True})]))
     for candidates in (_utilization(settings), _fp8_cache(settings), _fewer_seqs(settings), _smaller_budget(settings),
                        _quantized(settings), _more_ranks(settings)):  # fmt: skip
         yield from _first(settings, candidates)
@@ -208,7 +224,7 @@ def _ways(sizing: Sizing, kind: str) -> Iterator[Way]:
 
 def _shorter(sizing: Sizing) -> Way:
     """A shorter max_model_len may be one up to which prompts are taken whole."""
-    settings, tokens = sizing.settings, sizing.kv_tokens
+    settings, tokens = sizing.settings, sizing.longest
     if replace(settings, max_model_len=tokens).budget_holds_prompts:
         tokens = min(tokens, settings.max_num_batched_tokens)
     return Way(f"lower it to {tokens:,}", {"max_model_len": tokens})
@@ -239,6 +255,12 @@ def _utilization(settings: MemorySettings) -> Iterator[Way]:
     for percent in range(lowest, round(size(settings).highest_utilization * 100) + 1):
         share = percent / 100
         yield Way(f"raise gpu_memory_utilization to {share:g}", {"gpu_memory_utilization": share})
+
+
+def _less_utilization(settings: MemorySettings) -> Iterator[Way]:
+    """In whole percent, the most first."""
+    for percent in range(math.ceil(settings.gpu_memory_utilization * 100 - 1e-9) - 1, 0, -1):
+        yield Way(f"lower gpu_memory_utilization to {percent / 100:g}", {"gpu_memory_utilization": percent / 100})
 
 
 def _fp8_cache(settings: MemorySettings) -> Iterator[Way]:

@@ -24,6 +24,7 @@ from simkit.units import gib_to_bytes
 Version = tuple[int, int, int]
 
 _LOGIT_BYTES = 4  # the sampler works in float32
+_SWITCHED = (9, 10)  # major compute capabilities of GPUs in boxes with NVLink switches
 _SMALL_BATCH = 256  # sequences up to which CUDA graphs are the smaller kind
 FIRST_V1: Version = (0, 8, 0)
 """The engine whose scheduler chunks prompts as a matter of course."""
@@ -81,7 +82,7 @@ def activation(
       (20,000 and 29,000 tokens, 2.07 and 2.99 GiB) and A021. A stage that hands on holds hidden states and residual
       too, and 0.07 GiB (A054, A055).
     - MoE: experts_per_token x (max(2 x moe_intermediate / TP, hidden) + max(moe_intermediate / TP, hidden)) elements a
-      token, kept while sampling; fits A072 and A079 to 0.02 GiB.
+      token, kept while sampling up to 0.25; fits A072 and A079 to 0.02 GiB.
     """
     entry = _entry("activation", version)
     token_bytes = max_num_batched_tokens * element_bytes
@@ -91,33 +92,50 @@ def activation(
     width = model.intermediate_size / tensor_parallel_size if has_dense else 0.0
     peak = 3 * (model.hidden_size + width) * token_bytes
     if stage.last:
-        logits = entry["logit_copies"] * max_num_seqs * model.vocab_size * _LOGIT_BYTES
+        copies = entry["logit_copies"] + (0 if model.is_moe else entry.get("state_copies", 0))
+        logits = copies * max_num_seqs * model.vocab_size * _LOGIT_BYTES
         peak = max(peak, logits + model.hidden_size * token_bytes + base)
     else:
         peak += 2 * model.hidden_size * token_bytes + base
-    workspace = _moe_workspace_elements(model, tensor_parallel_size) * token_bytes
+    kept = 0 if entry.get("without_workspace") else 1
+    workspace = kept * _moe_workspace_elements(model, tensor_parallel_size) * token_bytes
     rows = tuple(entry["rows"]) if stage.last else ("A054", "A055")
     error, about = (entry["error_gib"], entry.get("about", "")) if stage.last else (0.1, "")
     return Rule(round(peak + workspace), rows, error, about)
 
 
-def non_torch(tensor_parallel_size: int, pipeline_parallel_size: int, version: Version) -> Rule:
+def non_torch(
+    tensor_parallel_size: int, pipeline_parallel_size: int, version: Version, compute_capability: str = ""
+) -> Rule:
     """Memory outside torch (contexts, communication buffers); PP without a figure of its own is taken as one GPU."""
     entry = _entry("non_torch", version)
     kind = "tensor" if tensor_parallel_size > 1 else "single"
     if kind == "single" and pipeline_parallel_size > 1 and "pipeline_gib" in entry:
         kind = "pipeline"
-    rows, error = tuple(entry["rows"][kind]), entry["error_gib"][kind]
-    return Rule(gib_to_bytes(entry[f"{kind}_gib"]), rows, error, entry.get("about", ""))
+    if kind == "tensor" and "hopper_gib" in entry and (capability(compute_capability) or (0, 0))[0] in _SWITCHED:
+        kind = "hopper"
+    gib = entry[f"{kind}_gib"]
+    if kind == "tensor":
+        gib = min(gib + entry.get("rank_gib", 0.0) * (tensor_parallel_size - 2), entry.get("most_gib", gib))
+    return Rule(gib_to_bytes(gib), tuple(entry["rows"][kind]), entry["error_gib"][kind], entry.get("about", ""))
 
 
-def cuda_graphs(num_layers: int, tensor_parallel_size: int, max_num_seqs: int, version: Version) -> Rule:
-    """CUDA graphs of a stage: proportional to layers, more above 256 sequences (larger graphs) and with TP."""
+def cuda_graphs(
+    num_layers: int, tensor_parallel_size: int, max_num_seqs: int, version: Version, num_moe_layers: int = 0
+) -> Rule:
+    """CUDA graphs of a stage: proportional to layers, more above 256 sequences (larger graphs) and with TP.
+
+    Layers of experts have a figure of their own where engines estimate graphs instead of capturing them.
+    """
     entry = _entry("cuda_graphs", version)
     size = "small" if max_num_seqs <= _SMALL_BATCH else "large"
-    gib = num_layers * entry[f"{size}_gib_per_layer"]
-    gib *= entry["tensor_factor"] if tensor_parallel_size > 1 else 1.0
-    return Rule(gib_to_bytes(gib), tuple(entry["rows"]), entry["error_gib"], entry.get("about", ""))
+    own = num_moe_layers if "experts_gib_per_layer" in entry else 0
+    has_ranks = tensor_parallel_size > 1
+    gib = (num_layers - own) * entry[f"{size}_gib_per_layer"] * (entry["tensor_factor"] if has_ranks else 1.0)
+    if own:
+        gib += own * entry["experts_gib_per_layer"] * (entry["experts_tensor_factor"] if has_ranks else 1.0)
+    of = "experts_" if own else ""
+    return Rule(gib_to_bytes(gib), tuple(entry[f"{of}rows"]), entry[f"{of}error_gib"], entry.get("about", ""))
 
 
 def outside(vocab_size: int, max_num_seqs: int, graph_bytes: int, version: Version) -> int:
@@ -129,6 +147,24 @@ def outside(vocab_size: int, max_num_seqs: int, graph_bytes: int, version: Versi
     logits = entry["logit_copies"] * max_num_seqs * vocab_size * _LOGIT_BYTES
     graphs = 0 if graphs_in_budget(version) else graph_bytes
     return gib_to_bytes(entry["context_gib"]) + int(logits) + graphs
+
+
+def startup_logits(vocab_size: int, max_num_seqs: int, version: Version) -> int:
+    """Bytes of logits alive at once in the sampler's warm-up, after the KV cache is there; 0 in engines without."""
+    if version < parse_version(_table()["startup_logits_since"]):
+        return 0
+    copies: int = _table()["startup_logit_copies"]
+    return copies * max_num_seqs * vocab_size * _LOGIT_BYTES
+
+
+def startup_context() -> int:
+    """Bytes in use on a GPU before the engine looks how much is free."""
+    return gib_to_bytes(_table()["startup_context_gib"])
+
+
+def takes_any_block(version: Version) -> bool:
+    """Whether the engine takes blocks of any multiple of 16 tokens."""
+    return version >= parse_version(_table()["any_block_size_since"])
 
 
 def newest_row() -> str:
@@ -171,7 +207,7 @@ def check_kernels(quantization: str | None, gpu: GpuSpec) -> None:
 def block_sizes(compute_capability: str) -> tuple[tuple[int, ...], int | None]:
     """The engine's block sizes, and the largest that CUDA GPUs are documented to take (None: no such limit)."""
     largest: int = _table()["largest_cuda_block_size"]
-    return tuple(_table()["block_sizes"]), None if _capability(compute_capability) is None else largest
+    return tuple(_table()["block_sizes"]), None if capability(compute_capability) is None else largest
 
 
 def sureness(rule: Rule, version: Version) -> str:
@@ -193,15 +229,15 @@ def _moe_workspace_elements(model: ModelSpec, tensor_parallel_size: int) -> floa
 
 
 def _has_kernels(entry: Mapping[str, Any], compute_capability: str) -> bool:
-    have = _capability(compute_capability)
+    have = capability(compute_capability)
     if have is None:
         return compute_capability in entry.get("architectures", ())
-    needed = _capability(entry.get("compute_capability", ""))
+    needed = capability(entry.get("compute_capability", ""))
     return needed is not None and have >= needed
 
 
-def _capability(text: str) -> tuple[int, int] | None:
-    """CUDA's (major, minor); None for another maker's architecture."""
+def capability(text: str) -> tuple[int, int] | None:
+    """A compute capability as numbers: CUDA's (major, minor); None for another maker's architecture."""
     match = re.fullmatch(r"(\d+)(?:\.(\d+))?", text)
     return None if match is None else (int(match[1]), int(match[2] or 0))
 

@@ -1,7 +1,7 @@
 """From GPU memory to KV blocks, stage by stage: the arithmetic of the engine's start-up, which refuses nothing.
 
 requested = ceil(total x gpu_memory_utilization); KV = requested - weights - activation peak - non-torch - CUDA graphs
-(the last only since engine 0.20); blocks = floor(KV / bytes of a block), the fewest of any stage (vLLM scheduler notes
+(the last only since engine 0.21); blocks = floor(KV / bytes of a block), the fewest of any stage (vLLM scheduler notes
 of 0.33, section 9). Knows no clock.
 """
 
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from simkit.errors import InputError
 from simkit.memory import rules
+from simkit.memory.groups import Group, Kind, block_bytes, reserved_blocks, settled_blocks
+from simkit.memory.layers import FIRST_ASYNC, FIRST_TOKENS_AT_LENGTH, in_flight_tokens, kv_groups
+from simkit.memory.mxfp4 import expert_bytes, layout_of
 from simkit.memory.rules import Rule, Version
 from simkit.memory.weights import Stage, split_stages, weight_parts
 from simkit.specs.dtypes import element_bytes
@@ -22,6 +25,7 @@ from simkit.units import gib_to_bytes
 
 HIGHEST_UTILIZATION = 0.98
 """Above it the driver's own memory leaves too little free on any GPU; A010 ran at 0.98, no log shows more."""
+LATENT_BLOCK = 64
 
 # Stages whose weights differ by less (a final norm) are equally full; the first of them is shown.
 _SAME_WEIGHTS = 1.001
@@ -31,9 +35,9 @@ _SAME_WEIGHTS = 1.001
 class MemorySettings:
     """What decides the memory of each GPU; names and meanings are vLLM's.
 
-    `max_model_len` None asks about no length. `num_gpu_blocks` replaces the number that memory gives. `activation_gib`
-    replaces the rule. `num_dummy_blocks` None: by engine version. `enable_chunked_prefill` None: by engine
-    version. Where prompts are not chunked the token budget must hold max_model_len.
+    `max_model_len` None asks about no length. `num_gpu_blocks` replaces the number that memory gives, `activation_gib`
+    the rule; `gpu_memory_used_gib` is what others use on each GPU. `num_dummy_blocks`, `enable_chunked_prefill` and
+    `async_scheduling` None: by engine version. Where prompts are not chunked the token budget must hold max_model_len.
     """
 
     model: ModelSpec
@@ -51,14 +55,29 @@ class MemorySettings:
     engine_version: str = "0.33"
     enforce_eager: bool = False
     activation_gib: float | None = None
+    gpu_memory_used_gib: float = 0.0
     num_gpu_blocks: int | None = None
     num_dummy_blocks: int | None = None
     enable_chunked_prefill: bool | None = None
+    async_scheduling: bool | None = None
 
     @property
     def version(self) -> Version:
         """The engine version as numbers."""
         return rules.parse_version(self.engine_version)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens of one sequence that the engine may have under way."""
+        is_async = self.version >= FIRST_ASYNC if self.async_scheduling is None else self.async_scheduling
+        return in_flight_tokens(self.max_num_batched_tokens, is_async, self.version)
+
+    @property
+    def kernel_block_size(self) -> int:
+        """Tokens of a block: kernels for latent caches on Hopper and Blackwell take multiples of 64 (FlashMLA)."""
+        major = (rules.capability(self.gpu.compute_capability) or (0, 0))[0]
+        latent = self.model.attention == "mla" and self.version >= rules.FIRST_V1 and major in (9, 10)
+        return LATENT_BLOCK if latent and self.block_size % LATENT_BLOCK else self.block_size
 
     @property
     def budget_holds_prompts(self) -> bool:
@@ -70,7 +89,11 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class StageSizing:
-    """Memory in bytes of one GPU of a stage. `kv_bytes` is what is left for KV, below 0 when the rest does not fit."""
+    """Memory in bytes of one GPU of a stage.
+
+    `kv_bytes` is what is left for KV, below 0 when the rest does not fit. `bytes_per_block` are those of a block of the
+    pool, `kv_bytes_per_token` those of a token that every layer of the stage keeps.
+    """
 
     stage: Stage
     weights: Mapping[str, float]
@@ -79,6 +102,7 @@ class StageSizing:
     cuda_graphs: Rule
     kv_bytes: float
     bytes_per_block: int
+    kv_bytes_per_token: int
 
     @property
     def weight_bytes(self) -> float:
@@ -100,6 +124,7 @@ class Sizing:
     requested_bytes: int
     cuda_graphs_in_budget: bool
     num_dummy_blocks: int
+    groups: tuple[Group, ...]
     stages: tuple[StageSizing, ...]
 
     @property
@@ -125,8 +150,40 @@ class Sizing:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the pool holds."""
-        return self.usable_blocks * self.settings.block_size
+        """Tokens that the pool holds; with several groups, or windows, in sequences as long as max_model_len."""
+        length = self.settings.max_model_len
+        if self.is_counted or length is None:
+            return self.usable_blocks // len(self.groups) * self.block_size
+        return int(self.usable_blocks / self.blocks_of(length) * length)
+
+    @property
+    def logged_tokens(self) -> int:
+        """The engine's "GPU KV cache size", which counts the dummy block."""
+        length, pool = self.settings.max_model_len, self.num_gpu_blocks
+        if self.is_counted or length is None or self.settings.version < FIRST_TOKENS_AT_LENGTH:
+            return pool // len(self.groups) * self.block_size
+        return int(pool / self.blocks_of(length) * length)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that fits alone."""
+        low, high = 0, self.usable_blocks * self.block_size
+        if not self.is_counted:
+            high = max(high, self.settings.max_model_len or 0)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.blocks_of(middle) <= self.usable_blocks else (low, middle - 1)
+        return low
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether every token takes its share of a block, whatever the length: one group without a window."""
+        return len(self.groups) == 1 and self.groups[0].cache.kind is Kind.FULL
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block; the fewest of any group."""
+        return min(group.block_size for group in self.groups)
 
     @property
     def outside_bytes(self) -> int:
@@ -134,9 +191,26 @@ class Sizing:
         return self.total_bytes - self.requested_bytes
 
     @property
-    def graphs_fit(self) -> bool:
-        """Whether CUDA graphs that are not in the budget have room outside it."""
-        return self.cuda_graphs_in_budget or self.fullest.cuda_graphs.num_bytes <= self.outside_bytes
+    def free_bytes(self) -> int:
+        """Memory of a GPU that nobody else uses."""
+        return self.total_bytes - gib_to_bytes(self.settings.gpu_memory_used_gib)
+
+    @property
+    def spare_bytes(self) -> float:
+        """Memory of a GPU once the KV cache is there: outside the budget, and what activations give back."""
+        activation = min(stage.activation.num_bytes for stage in self.stages)
+        return self.free_bytes - self.requested_bytes + activation - rules.startup_context()
+
+    @property
+    def graph_bytes(self) -> int:
+        """CUDA graphs that are captured beside the budget."""
+        return 0 if self.cuda_graphs_in_budget else max(stage.cuda_graphs.num_bytes for stage in self.stages)
+
+    @property
+    def logit_bytes(self) -> int:
+        """What the sampler's warm-up takes after that."""
+        asked = self.settings
+        return rules.startup_logits(asked.model.vocab_size, asked.max_num_seqs, asked.version)
 
     @property
     def outside_needed_bytes(self) -> int:
@@ -151,25 +225,13 @@ class Sizing:
         free = max(0, self.total_bytes - self.outside_needed_bytes)
         return min(round(HIGHEST_UTILIZATION * 100), 100 * free // self.total_bytes) / 100
 
-    def holds_at_best(self, num_tokens: int) -> bool:
-        """Whether a sequence fits when a sliding-window layer keeps its window and nothing more, a lower bound.
-
-        Which layers of a stage slide is not known: as many as can be.
-        """
-        model, whole = self.settings.model, self.blocks_of(num_tokens)
-        window = self.blocks_of(min(num_tokens, model.sliding_window or 0))
-        for stage in self.stages:
-            layers = stage.stage.num_layers
-            sliding = min(layers, model.num_sliding_layers)
-            # Memory is counted in blocks of one layer; the pool then wastes nothing on layers that keep less.
-            pool = self.settings.num_gpu_blocks or stage.kv_bytes / stage.bytes_per_block
-            if (layers - sliding) * whole + sliding * window > pool * layers:
-                return False
-        return True
-
     def blocks_of(self, num_tokens: int) -> int:
-        """Blocks of a sequence of that many tokens."""
-        return -(-num_tokens // self.settings.block_size)
+        """Blocks that the engine sets against a sequence of that many tokens."""
+        return reserved_blocks(self.groups, num_tokens, self.settings.in_flight_tokens)
+
+    def settled_blocks_of(self, num_tokens: int) -> int:
+        """Blocks that a sequence of that many tokens holds while it decodes."""
+        return settled_blocks(self.groups, num_tokens)
 
 
 def size(settings: MemorySettings) -> Sizing:
@@ -179,14 +241,22 @@ def size(settings: MemorySettings) -> Sizing:
     requested = math.ceil(total * settings.gpu_memory_utilization)
     in_budget = rules.graphs_in_budget(settings.version)
     dummies = settings.num_dummy_blocks
-    stages = split_stages(settings.model, settings.pipeline_parallel_size)
+    cached_bytes = kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
+    ranks, version = settings.tensor_parallel_size, settings.version
+    groups = kv_groups(settings.model, ranks, settings.kernel_block_size, cached_bytes, version)
+    stages, first = [], 0
+    for stage in split_stages(settings.model, settings.pipeline_parallel_size):
+        held = range(first, first + stage.num_layers)
+        stages.append(_size_stage(settings, stage, requested, in_budget, block_bytes(groups, held)))
+        first = held.stop
     return Sizing(
         settings=settings,
         total_bytes=total,
         requested_bytes=requested,
         cuda_graphs_in_budget=in_budget,
         num_dummy_blocks=rules.num_dummy_blocks(settings.version) if dummies is None else dummies,
-        stages=tuple(_size_stage(settings, stage, requested, in_budget) for stage in stages),
+        groups=groups,
+        stages=tuple(stages),
     )
 
 
@@ -202,25 +272,14 @@ def kv_dtype_bytes(kv_cache_dtype: str, dtype: str) -> float:
     return element_bytes(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
 
 
-def kv_block_bytes(
-    model: ModelSpec,
-    tensor_parallel_size: int,
-    block_size: int,
-    bytes_per_element: float,
-    num_layers: int | None = None,
-) -> int:
-    """Bytes of a block of `num_layers` (default: all) on one rank.
-
-    Sliding-window layers count as full ones, an upper bound.
-    """
-    layers = model.num_layers if num_layers is None else num_layers
-    layers -= layers * model.num_stateful_layers // model.num_layers
-    return round(layers * block_size * model.kv_elements_per_layer(tensor_parallel_size) * bytes_per_element)
-
-
-def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budget: bool) -> StageSizing:
+def _size_stage(
+    settings: MemorySettings, stage: Stage, requested: int, in_budget: bool, bytes_per_block: int
+) -> StageSizing:
     model, ranks, version = settings.model, settings.tensor_parallel_size, settings.version
-    weights = weight_parts(model, stage, ranks, settings.dtype, settings.quantization)
+    experts = None
+    if settings.quantization == "mxfp4" and model.is_moe:
+        experts = expert_bytes(model, ranks, layout_of(settings.gpu.compute_capability, version))
+    weights = weight_parts(model, stage, ranks, settings.dtype, settings.quantization, experts)
     if settings.activation_gib is None:
         activation = rules.activation(
             model,
@@ -233,13 +292,12 @@ def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budge
         )
     else:
         activation = Rule(gib_to_bytes(settings.activation_gib), (), None, "given")
-    non_torch = rules.non_torch(ranks, settings.pipeline_parallel_size, version)
+    non_torch = rules.non_torch(ranks, settings.pipeline_parallel_size, version, settings.gpu.compute_capability)
     if settings.enforce_eager:
         graphs = Rule(0, (), None, "none are captured")
     else:
-        graphs = rules.cuda_graphs(stage.num_layers, ranks, settings.max_num_seqs, version)
+        graphs = rules.cuda_graphs(stage.num_layers, ranks, settings.max_num_seqs, version, stage.num_moe_layers)
     others = (activation.num_bytes, non_torch.num_bytes, graphs.num_bytes)
-    cached_bytes = kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
     return StageSizing(
         stage=stage,
         weights=weights,
@@ -247,7 +305,12 @@ def _size_stage(settings: MemorySettings, stage: Stage, requested: int, in_budge
         non_torch=non_torch,
         cuda_graphs=graphs,
         kv_bytes=left_for_kv(requested, sum(weights.values()), *others, in_budget),
-        bytes_per_block=kv_block_bytes(model, ranks, settings.block_size, cached_bytes, stage.num_layers),
+        bytes_per_block=bytes_per_block,
+        kv_bytes_per_token=round(
+            stage.num_layers
+            * model.kv_elements_per_layer(ranks)
+            * kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
+        ),
     )
 
 

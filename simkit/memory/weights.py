@@ -53,7 +53,12 @@ def weight_bytes(model: ModelSpec, dtype: str, quantization: str | None) -> floa
 
 
 def weight_parts(
-    model: ModelSpec, stage: Stage, tensor_parallel_size: int, dtype: str, quantization: str | None
+    model: ModelSpec,
+    stage: Stage,
+    tensor_parallel_size: int,
+    dtype: str,
+    quantization: str | None,
+    expert_bytes: float | None = None,
 ) -> Mapping[str, float]:
     """Bytes of each of `PARTS` on one TP rank of a stage.
 
@@ -61,6 +66,7 @@ def weight_parts(
     Embedding, LM head, norms, biases and an image tower keep `dtype`. Agrees with A058 (8.49 GiB for Llama-3.1-8B in
     fp8), A045 and A102 (70B in fp8). Norms, routers and biases are whole on every rank, and so is a KV head that
     several ranks share. A shared embedding is held once, but by the first and the last stage of a pipeline.
+    `expert_bytes` replaces what one expert takes on the rank.
     """
     full = dtypes.element_bytes(dtype)
     gemm, expert = _quantized_bytes(model, full, quantization)
@@ -80,7 +86,10 @@ def weight_parts(
         "lm_head": lm_head / ranks,
     }
     element = {"attention": gemm, "mlp": gemm, "experts": expert}
-    return {part: params[part] * element.get(part, full) for part in PARTS}
+    sizes = {part: params[part] * element.get(part, full) for part in PARTS}
+    if expert_bytes is not None:
+        sizes["experts"] = expert_bytes * (model.num_experts + model.num_shared_experts) * stage.num_moe_layers
+    return sizes
 
 
 def _quantized_bytes(model: ModelSpec, full: float, quantization: str | None) -> tuple[float, float]:

@@ -225,6 +225,8 @@ def _manifest(setup: Setup, parts: Sequence[ReplicationResult]) -> Json:
     clamped = getattr(setup.latency, "num_clamped", 0)
     if clamped:
         notes.append(f"latency: {clamped} prices of kernels were raised to what the hardware allows")
+    if setup.windows is not None:
+        notes.append(setup.windows)
     if setup.hosts_of_others is not None:
         host = setup.scenario.latency.host
         engine = f"vLLM {setup.scenario.engine.version}" if host is None or host.engine is None else host.engine

@@ -27,15 +27,16 @@ def scenario_account(
     pipeline_parallel_size: int = 1,
     enforce_eager: bool = False,
     activation_gib: float | None = None,
+    gpu_memory_used_gib: float = 0.0,
     lengths: Mapping[str, float] | None = None,
     simulated: bool = True,
 ) -> MemoryAccount:
     """The account of a scenario's memory; see `simkit.memory.account`.
 
-    `pipeline_parallel_size` and `activation_gib` are settings that runs do not have; `enforce_eager` holds beside that
-    of the scenario. `lengths` (name to tokens of a request) replaces those of the scenario's requests. Unless
-    `simulated`, the dummy block follows the engine version. Raises InputError, with the place that is to blame, for
-    wrong input; a start-up that would be refused is part of the result.
+    `pipeline_parallel_size`, `activation_gib` and `gpu_memory_used_gib` are settings that runs do not have;
+    `enforce_eager` holds beside that of the scenario. `lengths` (name to tokens of a request) replaces those of the
+    scenario's requests. Unless `simulated`, the dummy block follows the engine version. Raises InputError, with the
+    place that is to blame, for wrong input; a start-up that would be refused is part of the result.
     """
     try:
         resolved, model, gpu = resolve(scenario)
@@ -44,6 +45,7 @@ def scenario_account(
             pipeline_parallel_size=pipeline_parallel_size,
             enforce_eager=enforce_eager or resolved.engine.enforce_eager,
             activation_gib=activation_gib,
+            gpu_memory_used_gib=gpu_memory_used_gib,
         )
         if not simulated:
             settings = replace(settings, num_dummy_blocks=None)
@@ -51,7 +53,7 @@ def scenario_account(
         if lengths is None:
             lengths = _drawn_lengths(resolved, notes)
         memory = account(settings, lengths)
-        if memory.refusal is None and memory.refusal_upper_bound is None:
+        if memory.refusal is None:
             memory = _placed(memory, resolved)
     except InputError as error:
         if error.key == "pipeline_parallel_size":  # a setting that scenarios do not have

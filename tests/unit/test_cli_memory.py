@@ -74,7 +74,7 @@ def test_flags_have_vllms_names() -> None:
         "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "gpu_memory_utilization": 0.92, "max_model_len": 8192,
         "max_num_seqs": 64, "max_num_batched_tokens": 4096, "block_size": 32, "dtype": "float16",
         "kv_cache_dtype": "fp8", "quantization": "gptq", "engine_version": "0.19.0", "enforce_eager": True,
-        "num_gpu_blocks": None, "activation_gib": None,
+        "num_gpu_blocks": None, "activation_gib": None, "gpu_memory_used_gib": 0.0,
     }  # fmt: skip
 
 
@@ -100,9 +100,15 @@ def test_a_latent_cache_and_sliding_windows() -> None:
                    "--quantization", "fp8", "--max-model-len", "8192")  # fmt: skip
     assert latent["kv_bytes_per_token"] == 61 * 576 * 2
     assert "one latent a token" in " ".join(latent["notes"])
+    assert (latent["groups"][0]["block_size"], latent["kv_tokens"] % 64) == (64, 0)
     assert "no log of a model with a latent cache" in latent["rules"]["weights"]["sureness"]
     sliding = found("--model", "gemma-2-9b", "--gpu", "h100-sxm5-80gb")
-    assert "upper bound: 21 of 42 layers keep a window of 4,096 tokens" in " ".join(sliding["notes"])
+    assert "21 of 42 layers see a window of 4,096 tokens" in " ".join(sliding["notes"])
+    assert [(group["kind"], group["num_layers"], group["blocks"]) for group in sliding["groups"]] == [
+        ("sliding", 21, 513), ("full", 21, 512),
+    ]  # fmt: skip
+    old = found("--model", "gemma-2-9b", "--gpu", "h100-sxm5-80gb", "--engine-version", "0.8.5")
+    assert "engine 0.8.5 keeps every layer in full all the same" in " ".join(old["notes"])
 
 
 def test_tables_fit_80_columns() -> None:
@@ -190,32 +196,28 @@ def test_a_budget_that_cannot_hold_a_whole_prompt_is_refused_before_0_8() -> Non
 GEMMA = ("--model", "gemma-3-27b", "--gpu", "h100-sxm5-80gb")
 
 
-def test_an_upper_bound_refuses_a_run_but_not_the_engine() -> None:
-    content = found(*GEMMA)
-    assert (content["refusal"], content["refusal_kind"]) == (None, None)
-    assert content["refusal_upper_bound"].startswith(
-        "max_model_len 131072 needs 8,192 blocks (its sliding windows counted in full), 2,219 fit: lower it to"
-    )
-    assert content["ways"][0]["changes"] == {"max_model_len": content["kv_tokens"]}
-    note = content["notes"][0]
-    assert note.startswith("cannot tell whether it starts: max_model_len 131072 needs 8,192 blocks")
-    assert "52 of 62 layers keep no more than their window of 1,024 tokens and 10 the whole context" in note
-    assert "cannot tell whether it starts" in memory(*GEMMA, "--out", "out").stdout
-    assert "cannot tell whether it starts" in Path("out/memory.svg").read_text()
-    run = CliRunner().invoke(
-        app, ["run", SCENARIO, "--set", "model=gemma-3-27b", "--set", "hardware.gpu=h100-sxm5-80gb",
-              "--set", "engine.max_model_len=131072"],
+def test_windows_leave_room_for_longer_sequences() -> None:
+    """gemma-3-27b: 8,192 blocks for the full layers of the longest sequence, 6 x 1,089 for the others."""
+    content = found(*GEMMA, code=1)
+    assert content["refusal"].startswith("max_model_len 131072 needs 14,726 blocks in 7 groups of layers, 13,767 fit:")
+    longest = content["ways"][0]["changes"]["max_model_len"]
+    shorter = found(*GEMMA, "--max-model-len", str(longest))
+    assert longest > 8 * shorter["num_gpu_blocks"]
+    assert shorter["engine_log"][1] == f"Maximum concurrency for {longest:,} tokens per request: 1.00x"
+    assert found(*GEMMA, "--max-num-batched-tokens", "2048")["refusal"] is None
+    # Before groups every layer was kept in full.
+    assert "needs 8,192 blocks, 2,676 fit" in found(*GEMMA, "--engine-version", "0.8.5", code=1)["refusal"]
+
+
+def test_memory_that_others_use() -> None:
+    refused = memory(*FLAGS, "--gpu-memory-used", "10")
+    assert refused.exit_code == 1
+    assert "start-up refused: free memory on h100-sxm5-80gb (69.19/79.19 GiB) is less than" in refused.stderr
+    assert found(*FLAGS, "--gpu-memory-used", "2")["refusal"] is None
+    wrong = memory(*FLAGS, "--gpu-memory-used", "-1")
+    assert (wrong.exit_code, wrong.stderr.strip()) == (
+        2, "--gpu-memory-used: expected GiB >= 0 (and <= 1e6), got -1",
     )  # fmt: skip
-    assert run.exit_code == 2
-    assert "the engine itself may start, but a run counts every layer in full" in run.stderr
-    # Too little even for the windows is refused by both; enough for all of it by neither.
-    small = found(*GEMMA, "--gpu-memory-utilization", "0.74", code=1)
-    assert small["refusal_upper_bound"] is None
-    assert "nor does it fit with the windows alone" in small["refusal"]
-    short = found(*GEMMA, "--max-model-len", "8192")
-    assert short["refusal_upper_bound"] is None
-    assert "cannot tell" not in " ".join(short["notes"])
-    assert found(*FLAGS)["refusal_upper_bound"] is None
 
 
 def test_what_the_engine_does_not_have_is_said() -> None:
@@ -228,8 +230,10 @@ def test_what_the_engine_does_not_have_is_said() -> None:
         said = f"engine {version}: no rule is that new; those of the newest, 0.33, are used"
         assert said in notes("--engine-version", version)
     assert "no rule" not in notes("--engine-version", "0.33.2")
-    assert "the engine has no block size 7: it takes 1, 8, 16, 32, 64, 128, 256" in notes("--block-size", "7")
-    assert "block size 64: older engines take at most 32 on a CUDA GPU" in notes("--block-size", "64")
+    assert "block size 7: most attention kernels of the engine take multiples of 16" in notes("--block-size", "7")
+    assert "block size" not in notes("--block-size", "96")
+    old = ("--engine-version", "0.10")
+    assert "block size 64: older engines take at most 32 on a CUDA GPU" in notes("--block-size", "64", *old)
     assert "block size" not in notes("--block-size", "32")
     volta = ("--gpu", "v100-sxm2-32gb", "--dtype", "half")
     assert "documents no fp8 weights for v100-sxm2-32gb (7.0)" in notes(*volta, "--quantization", "fp8")

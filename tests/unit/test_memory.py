@@ -8,8 +8,10 @@ import pytest
 
 from simkit.errors import InputError
 from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory.groups import block_bytes
+from simkit.memory.layers import kv_groups
 from simkit.memory.rules import parse_version
-from simkit.memory.sizing import kv_block_bytes, kv_dtype_bytes, left_for_kv, size
+from simkit.memory.sizing import kv_dtype_bytes, left_for_kv, size
 from simkit.memory.weights import split_stages, weight_bytes, weight_parts
 from simkit.specs.dtypes import element_bytes
 from simkit.specs.hardware import load_gpu
@@ -78,12 +80,14 @@ def test_tensor_parallelism_splits_weights_and_kv_heads() -> None:
     assert four.bytes_per_block == one.bytes_per_block // 4
     # Eight KV heads over 16 ranks: every rank still holds one.
     spec = load_model("llama-3-8b")
-    assert kv_block_bytes(spec, 16, 16, 2) == kv_block_bytes(spec, 8, 16, 2) == 32 * 2 * 16 * 128 * 2
+    blocks = {ranks: kv_groups(spec, ranks, 16, 2.0, (0, 33, 0)) for ranks in (8, 16)}
+    assert {block_bytes(groups, range(32)) for groups in blocks.values()} == {32 * 2 * 16 * 128 * 2}
 
 
 def test_latent_cache_is_whole_on_every_rank() -> None:
     spec = load_model("deepseek-v3")
-    assert kv_block_bytes(spec, 1, 64, 2) == kv_block_bytes(spec, 8, 64, 2) == 64 * 61 * 576 * 2
+    blocks = {ranks: kv_groups(spec, ranks, 64, 2.0, (0, 33, 0)) for ranks in (1, 8)}
+    assert {block_bytes(groups, range(61)) for groups in blocks.values()} == {64 * 61 * 576 * 2}
 
 
 def test_quantised_weights() -> None:
@@ -107,16 +111,17 @@ def test_weights_that_do_not_fit() -> None:
         "gpu_memory_utilization 0.9: quantize to fp8 or raise tensor_parallel_size to 2"
     )
     assert budget("llama-3-70b", tensor_parallel_size=4).num_gpu_blocks > 10_000
-    # Two GPUs hold the weights and little else: a long sequence asks for four.
-    assert "raise tensor_parallel_size to 4" in refusal("llama-3-70b", max_model_len=8192)
+    # Two GPUs hold the weights and little else: where communication takes more, a long sequence asks for four.
+    assert "raise tensor_parallel_size to 2" in refusal("llama-3-70b", max_model_len=8192)
+    assert "raise tensor_parallel_size to 4" in refusal("llama-3-70b", gpu="h100-sxm5-80gb", max_model_len=8192)
     assert refusal("llama-3-70b", quantization="fp8", gpu_memory_utilization=0.5).endswith(
         "raise gpu_memory_utilization to 0.89 or raise tensor_parallel_size to 2"
     )
 
 
 def test_weights_fit_but_nothing_else_does() -> None:
-    message = refusal("llama-3-70b", tensor_parallel_size=2, max_num_seqs=1024)
-    assert message.startswith("model llama-3-70b leaves no memory for KV: a100-sxm4-80gb offers 71.3 GiB")
+    message = refusal("llama-3-70b", gpu="h100-sxm5-80gb", tensor_parallel_size=2, max_num_seqs=1024)
+    assert message.startswith("model llama-3-70b leaves no memory for KV: h100-sxm5-80gb offers 71.3 GiB")
     assert "weights 65.7, activations 1.9, non-torch 2.1, CUDA graphs 2.9 GiB" in message
 
 
@@ -233,7 +238,9 @@ def test_what_is_left_for_kv() -> None:
         ("0.11", 9.5, 0.13, False, 1),
         ("0.17.0", 3.6, 0.13, False, 1),
         ("0.19.0", 3.6, 0.25, False, 1),
-        ("0.20", 3.6, 0.25, True, 1),
+        ("0.20", 3.6, 0.25, False, 1),
+        ("0.21", 3.6, 0.25, True, 1),
+        ("0.26", 1.5, 0.25, True, 1),
         ("0.33", 3.6, 0.25, True, 1),
     ],
 )

@@ -108,8 +108,6 @@ def _label(memory: Content, row: int) -> str:
 
 def _title(memory: Content) -> str:
     text = f"{memory['model']} on {memory['gpu']}: {memory['kv_tokens']:,} KV tokens"
-    if memory["refusal_upper_bound"] is not None:
-        return f"{text} at least, cannot tell whether it starts"
     return text if memory["refusal"] is None else f"{text}, start-up refused"
 
 

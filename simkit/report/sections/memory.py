@@ -38,7 +38,8 @@ _LENGTH_NAMES = {"max_model_len": "max_model_len", "mean": "mean request", "p95"
 
 def memory_tables(memory: Json, width: int = 100) -> list[RenderableType]:
     """What was asked, where the memory of a GPU goes, the KV pool, concurrency, how sure it is, and notes."""
-    parts: list[RenderableType] = [_title(memory), _split_table(memory), _pool_table(memory), _concurrency(memory)]
+    parts: list[RenderableType] = [_title(memory), _split_table(memory), _pool_table(memory)]
+    parts += [*_group_table(memory), _concurrency(memory), _logged(memory)]
     parts.append(Text("\nHow sure (rows of kv_capacity.csv, public start-up logs):"))
     parts += [
         _hanging(f"{_RULE_NAMES.get(name, name)}: {_told(rule)}", width) for name, rule in memory["rules"].items()
@@ -104,9 +105,34 @@ def _pool_table(memory: Json) -> Table:
     if memory["num_gpus"] > 1:
         table.add_row("bytes a token, all GPUs", f"{memory['kv_bytes_per_token_all_gpus']:,}")
     dummy = f", {memory['num_dummy_blocks']} of them never handed out" if memory["num_dummy_blocks"] else ""
-    table.add_row(f"blocks of {memory['settings']['block_size']} tokens{dummy}", f"{memory['num_gpu_blocks']:,}")
-    table.add_row("tokens", f"{memory['kv_tokens']:,}")
+    table.add_row(f"blocks of {memory['groups'][0]['block_size']} tokens{dummy}", f"{memory['num_gpu_blocks']:,}")
+    groups = memory["groups"]
+    at_length = len(groups) > 1 or groups[0]["kind"] != "full"
+    table.add_row("tokens, at max_model_len" if at_length else "tokens", f"{memory['kv_tokens']:,}")
     return table
+
+
+def _group_table(memory: Json) -> list[RenderableType]:
+    """The groups of layers with a block table of their own, alike ones in a line; none where there is only one."""
+    groups = memory["groups"]
+    if len(groups) == 1 and groups[0]["kind"] == "full":
+        return []
+    table = _table("\ngroups of layers", "layers", "window", "block", "blocks of the longest")
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for group in groups:
+        alike.setdefault(tuple(group[key] for key in ("kind", "window", "block_size", "blocks")), []).append(
+            group["num_layers"]
+        )
+    for (kind, window, block_size, blocks), layers in alike.items():
+        name = f"{kind} ({len(layers)} of them)" if len(layers) > 1 else str(kind)
+        sizes = ", ".join(str(count) for count in layers)
+        cells = ("" if value is None else f"{value:,}" for value in (window, block_size, blocks))
+        table.add_row(name, sizes, *cells)
+    return [table]
+
+
+def _logged(memory: Json) -> Text:
+    return Text("\nThe engine logs:\n" + "\n".join(memory["engine_log"]))
 
 
 def _concurrency(memory: Json) -> Table:
