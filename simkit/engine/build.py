@@ -14,10 +14,10 @@ from simkit.batching.plan import ContinuousSettings
 from simkit.batching.policies import POLICIES, Fcfs
 from simkit.batching.protocol import Batcher, OutputListener
 from simkit.batching.static import DynamicBatcher, StaticBatcher
+from simkit.engine.kv_pool import memory_settings, windowed_pool
 from simkit.engine.names import names_read, stand_for
 from simkit.engine.pricing import step_times
 from simkit.engine.unused_settings import run_as_off, without_any_effect
-from simkit.engine.windowed_pool import windowed_pool
 from simkit.errors import InputError
 from simkit.kv.contiguous import ContiguousAllocator
 from simkit.kv.counted import CountedAllocator
@@ -27,7 +27,7 @@ from simkit.kv.swap import HostPool
 from simkit.latency.effects import HOST, PREFIX_REHITS, Origin, Source
 from simkit.latency.kernels import dtype_peak
 from simkit.latency.protocol import LatencyModel
-from simkit.memory.budget import MemoryBudget, MemorySettings, default_limits, memory_budget
+from simkit.memory.budget import MemoryBudget, default_limits, memory_budget
 from simkit.memory.layers import FIRST_ASYNC
 from simkit.memory.rules import check_kernels, parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
@@ -200,31 +200,6 @@ def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:
     return scenario, model, gpu
 
 
-def memory_settings(scenario: Scenario, model: ModelSpec, gpu: GpuSpec) -> MemorySettings:
-    """What decides the memory of a resolved scenario. Its scheduler sets a dummy block aside whatever the version."""
-    engine = scenario.engine
-    return MemorySettings(
-        model=model,
-        gpu=gpu,
-        max_num_seqs=require(engine.max_num_seqs),
-        max_num_batched_tokens=require(engine.max_num_batched_tokens),
-        max_model_len=require(engine.max_model_len),
-        tensor_parallel_size=scenario.hardware.tensor_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        block_size=engine.block_size,
-        dtype=engine.dtype,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        quantization=engine.weight_format,
-        engine_version=engine.version,
-        enforce_eager=engine.enforce_eager,
-        num_gpu_blocks=engine.num_gpu_blocks,
-        num_dummy_blocks=1,
-        async_scheduling=engine.async_scheduling,
-        # Left out, it follows the version: an engine before 0.8 chunks on request only.
-        enable_chunked_prefill=(
-            engine.enable_chunked_prefill if "enable_chunked_prefill" in engine.model_fields_set else None
-        ),
-    )
 
 
 def _from_scenario_folder(scenario: Scenario, name_or_path: str) -> str:

@@ -300,13 +300,14 @@ def _notes(sizing: Sizing) -> list[str]:
         )
     notes += _of_windows(sizing)
     if model.attention == "mla":
-        notes.append("the cache holds one latent a token, whole on every TP rank; a run refuses this model")
+        notes.append("the cache holds one latent a token, whole on every TP rank")
         if settings.kernel_block_size != settings.block_size:
             notes.append(f"blocks of {settings.kernel_block_size} tokens, as the kernels for latents take them")
     if model.num_stateful_layers:
+        kept = "which blocks are large enough to hold" if model.state_bytes else "which is not known and not counted"
         notes.append(
             f"{model.num_stateful_layers} of {model.num_layers} layers keep a state for each sequence instead of KV, "
-            "which is not counted: fewer tokens fit than this says; a run refuses this model"
+            f"{kept}; a run refuses this model"
         )
     if settings.num_gpu_blocks is not None:
         notes.append(f"num_gpu_blocks {settings.num_gpu_blocks:,} as given, in place of what memory holds")

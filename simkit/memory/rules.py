@@ -24,6 +24,7 @@ from simkit.units import gib_to_bytes
 Version = tuple[int, int, int]
 
 _LOGIT_BYTES = 4  # the sampler works in float32
+_LARGE_LOGITS = 1 << 26  # elements from which on some engines sample in more memory
 _SWITCHED = (9, 10)  # major compute capabilities of GPUs in boxes with NVLink switches
 _SMALL_BATCH = 256  # sequences up to which CUDA graphs are the smaller kind
 FIRST_V1: Version = (0, 8, 0)
@@ -92,7 +93,9 @@ def activation(
     width = model.intermediate_size / tensor_parallel_size if has_dense else 0.0
     peak = 3 * (model.hidden_size + width) * token_bytes
     if stage.last:
-        copies = entry["logit_copies"] + (0 if model.is_moe else entry.get("state_copies", 0))
+        is_large = max_num_seqs * model.vocab_size > _LARGE_LOGITS
+        copies = entry.get("large_logit_copies", entry["logit_copies"]) if is_large else entry["logit_copies"]
+        copies += 0 if model.is_moe else entry.get("state_copies", 0)
         logits = copies * max_num_seqs * model.vocab_size * _LOGIT_BYTES
         peak = max(peak, logits + model.hidden_size * token_bytes + base)
     else:
@@ -195,7 +198,7 @@ def quantizations(compute_capability: str, version: Version | None = None) -> tu
 def check_kernels(quantization: str | None, gpu: GpuSpec) -> None:
     """Raise InputError for a format that the engine has no kernels for on a CUDA GPU; others are taken on trust."""
     have = quantizations(gpu.compute_capability)
-    if computed_in(quantization) not in (None, *have) and _capability(gpu.compute_capability) is not None:
+    if computed_in(quantization) not in (None, *have) and capability(gpu.compute_capability) is not None:
         others = f"; it has {', '.join(have)}" if have else ""
         raise InputError(
             f"the engine has no {quantization} weights for {gpu.name} (compute capability {gpu.compute_capability})"

@@ -60,6 +60,7 @@ class MemorySettings:
     num_dummy_blocks: int | None = None
     enable_chunked_prefill: bool | None = None
     async_scheduling: bool | None = None
+    enable_prefix_caching: bool = True
 
     @property
     def version(self) -> Version:
@@ -243,7 +244,9 @@ def size(settings: MemorySettings) -> Sizing:
     dummies = settings.num_dummy_blocks
     cached_bytes = kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
     ranks, version = settings.tensor_parallel_size, settings.version
-    groups = kv_groups(settings.model, ranks, settings.kernel_block_size, cached_bytes, version)
+    groups = kv_groups(
+        settings.model, ranks, settings.kernel_block_size, cached_bytes, version, settings.enable_prefix_caching
+    )
     stages, first = [], 0
     for stage in split_stages(settings.model, settings.pipeline_parallel_size):
         held = range(first, first + stage.num_layers)
@@ -307,7 +310,7 @@ def _size_stage(
         kv_bytes=left_for_kv(requested, sum(weights.values()), *others, in_budget),
         bytes_per_block=bytes_per_block,
         kv_bytes_per_token=round(
-            stage.num_layers
+            (stage.num_layers - stage.num_layers * model.num_stateful_layers // model.num_layers)
             * model.kv_elements_per_layer(ranks)
             * kv_dtype_bytes(settings.kv_cache_dtype, settings.dtype)
         ),

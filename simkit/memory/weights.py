@@ -87,6 +87,8 @@ def weight_parts(
     }
     element = {"attention": gemm, "mlp": gemm, "experts": expert}
     sizes = {part: params[part] * element.get(part, full) for part in PARTS}
+    # The latents' way up is split into two products, which engines keep in `dtype` beside the weights.
+    sizes["attention"] += model.latent_up_params / ranks * full * stage.num_layers
     if expert_bytes is not None:
         sizes["experts"] = expert_bytes * (model.num_experts + model.num_shared_experts) * stage.num_moe_layers
     return sizes
@@ -109,7 +111,8 @@ def _quantized_bytes(model: ModelSpec, full: float, quantization: str | None) ->
 def _attention_params(model: ModelSpec, ranks: int) -> float:
     """Projections of a layer on one rank; ranks beyond the number of KV heads hold copies of them."""
     if model.attention == "mla":
-        return model.attention_params_per_layer / ranks
+        down = model.latent_down_params
+        return down + (model.attention_params_per_layer - down) / ranks
     heads = model.num_attention_heads / ranks + model.kv_heads_on(ranks)
     return 2 * model.hidden_size * model.head_dim * heads
 

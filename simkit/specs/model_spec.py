@@ -43,8 +43,9 @@ class ModelSpec:
     are weights of a multimodal model that text does not use and memory must hold; `num_params` leaves them out.
     `not_modelled` says why a run must refuse the model, None when it may run. `family` is a name of `FAMILIES`, empty
     where it is none of them. `quantization` is the format that the published weights have, None for 16 bits; with
-    `experts_only` the weights of experts alone have it. `num_stateful_layers` keep a state of fixed size, which is not
-    counted, in place of keys and values. `read_as` says what a name was taken for that is not in the registry.
+    `experts_only` the weights of experts alone have it. `num_stateful_layers` keep a state of fixed size in place of
+    keys and values, each of `state_bytes` as engines cache it (0: not known). `read_as` says what a name was taken for
+    that is not in the registry.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelSpec:
     quantization: str | None = None
     experts_only: bool = False
     num_stateful_layers: int = 0
+    state_bytes: int = 0
     read_as: str = ""
     latent: Latent | None = None
 
@@ -102,6 +104,22 @@ class ModelSpec:
         Sliding-window layers count as full ones, an upper bound.
         """
         return round((self.num_layers - self.num_stateful_layers) * self.kv_elements_per_layer() * bytes_per_element)
+
+    @property
+    def latent_down_params(self) -> int:
+        """Weights of a layer from the model width down to latents, which every TP rank holds whole."""
+        latent = self.latent
+        if latent is None:
+            return 0
+        return self.hidden_size * (latent.q_lora_rank + latent.kv_lora_rank + latent.qk_rope_head_dim)
+
+    @property
+    def latent_up_params(self) -> int:
+        """Weights of a layer from latents up to keys and values, which engines keep once more in 16 bits."""
+        latent = self.latent
+        if latent is None:
+            return 0
+        return latent.kv_lora_rank * self.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
 
     @property
     def is_moe(self) -> bool:

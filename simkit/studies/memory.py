@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from simkit.engine.build import check_placement, memory_settings, resolve
+from simkit.engine.build import check_placement, resolve
+from simkit.engine.kv_pool import memory_settings
 from simkit.engine.names import names_read
 from simkit.errors import InputError
 from simkit.memory.account import MemoryAccount, account

@@ -9,6 +9,7 @@ import pytest
 
 from simkit.memory.account import account
 from simkit.memory.budget import MemorySettings, refusal_of
+from simkit.memory.groups import Kind, LayerCache, block_bytes, group_layers, reserved_blocks
 from simkit.memory.sizing import size
 from simkit.specs.hardware import load_gpu
 from simkit.specs.model_spec import FAMILIES, ModelSpec, complete
@@ -150,3 +151,79 @@ def test_ranks_share_an_expert_in_blocks_of_scales() -> None:
     """2,880 over 4 ranks: 736 of 32 a block, padded to 768; the hidden size to 3,072."""
     experts = size(l4(tensor_parallel_size=4)).fullest.weights["experts"]
     assert experts == 24 * 32 * 3 * 768 * 3072 * (0.5 + 1 / 32)
+
+
+# --- latents and states -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("model", "ranks", "quantization", "weights_gib", "kv_gib"),
+    [("deepseek-v3", 8, "fp8_block", 79.74, 41.60), ("llama-3.3-70b", 4, "fp8", 16.96, 106.17)],
+)
+def test_weights_and_pools_of_large_models(
+    model: str, ranks: int, quantization: str, weights_gib: float, kv_gib: float
+) -> None:
+    """DeepSeek-R1 and Llama-3.3-70B in fp8 on H200, 0.11.2: figures of a public test of a reader of logs.
+
+    Its utilisation is not stated; 0.92 is assumed, and memory outside torch fitted to these two.
+    """
+    sizing = size(
+        MemorySettings(
+            model=load_model(model), gpu=load_gpu("h200-sxm-141gb"), max_num_seqs=1024, max_num_batched_tokens=8192,
+            max_model_len=8192, tensor_parallel_size=ranks, quantization=quantization, engine_version="0.11.2",
+        )
+    )  # fmt: skip
+    assert bytes_to_gib(sizing.fullest.weight_bytes) == pytest.approx(weights_gib, rel=0.004)
+    assert bytes_to_gib(sizing.fullest.kv_bytes) == pytest.approx(kv_gib, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("version", "share", "budget", "kv_gib"), [("0.10.1", 0.9, 8192, -2.14), ("0.11.0", 0.95, 1024, 1.71)]
+)
+def test_a_large_model_with_experts_of_4_bits(version: str, share: float, budget: int, kv_gib: float) -> None:
+    """gpt-oss-120b on an H100, refused both times (vllm-project/vllm#23278, #27508)."""
+    settings = replace(
+        l4(gpu_memory_utilization=share, max_num_seqs=1024, max_num_batched_tokens=budget, engine_version=version),
+        model=load_model("gpt-oss-120b"), gpu=load_gpu("h100-sxm5-80gb"), max_model_len=131072,
+    )  # fmt: skip
+    sizing = size(settings)
+    assert bytes_to_gib(sizing.fullest.kv_bytes) == pytest.approx(kv_gib, abs=0.6)
+    assert refusal_of(sizing) is not None
+
+
+def test_the_way_down_to_latents_is_whole_on_every_rank() -> None:
+    """And the way up is kept once more, in 16 bits: 7,168 x 2,112 and 512 x 128 x 256 weights of 61 layers."""
+    model = load_model("deepseek-v3")
+    one, eight = (
+        size(replace(l4(tensor_parallel_size=ranks), model=model, quantization=None)).fullest.weights["attention"]
+        for ranks in (1, 8)
+    )
+    down, up = 7168 * (1536 + 576), 512 * 128 * 256
+    per_layer = model.attention_params_per_layer
+    assert one == pytest.approx(61 * 2 * (per_layer + up))
+    assert eight == pytest.approx(61 * 2 * (down + (per_layer - down + up) / 8))
+
+
+def test_states_of_linear_layers() -> None:
+    """Qwen3-Next: blocks of 544 tokens, and two states in each of three groups; 242,534 tokens, 3.70 x (A026)."""
+    settings = replace(
+        l4(num_gpu_blocks=470), model=load_model("qwen3-next-80b-a3b"), gpu=load_gpu("h200-sxm-141gb"),
+        quantization="gptq", max_model_len=65536,
+    )  # fmt: skip
+    sizing = size(settings)
+    assert [(group.cache.kind.value, len(group.layers), group.block_size) for group in sizing.groups] == [
+        ("linear", 12, 544), ("linear", 12, 544), ("linear", 12, 544), ("full", 12, 544),
+    ]  # fmt: skip
+    assert (sizing.logged_tokens, sizing.blocks_of(65536)) == (242_534, 127)
+    assert sizing.stages[0].bytes_per_block == 13_369_344
+    assert int(5.85 * 2**30 / 13_369_344) == 469, "5.85 GiB, to two digits"
+    assert size(replace(settings, enable_prefix_caching=False)).blocks_of(65536) == 124
+
+
+def test_states_in_float32_beside_a_cache_of_8_bits() -> None:
+    """Qwen3.8-27B, TP 2: 16 of 64 layers keep 1,024 bytes a token, the others 1,603,584; 4.99 GiB, 302,921 (A028)."""
+    state = (2 * 16 * 128 + 48 * 128) * 3 * 2 // 2 + 48 * 128 * 128 * 4 // 2
+    linear = LayerCache(Kind.LINEAR, state_bytes=state, states=2)
+    groups = group_layers([linear, linear, linear, LayerCache(Kind.FULL, 2 * 2 * 256)] * 16, 16)
+    blocks = int(4.99 * 2**30 / block_bytes(groups, range(64)))
+    need = reserved_blocks(groups, 131072, 16384)
+    assert (groups[-1].block_size, need) == (1568, 90)
+    assert (int(blocks / need * 131072), round(blocks / need, 2)) == (302_921, 2.31)
