@@ -2,7 +2,7 @@
 
 Knows no GPU. Versions (vllm-project/vllm): pull requests 17996 (groups; that it came with 0.9.1 is from memory), 47728
 (two batches under way; issue 49878 has logs of 0.25 and 0.26) and 40694 (tokens of the log; issue 40691 has an old line
-of 0.19, and 0.22 writes the new one).
+of 0.19, and issue 43308 logs 55k tokens in 0.20.0 where 0.21.0 logs 525k of the same pool).
 """
 
 from __future__ import annotations
