@@ -157,6 +157,8 @@ def _set_up(scenario: Scenario) -> Setup:
     check_kernels(scenario.engine.weight_format, gpu)
     settings = memory_settings(scenario, model, gpu)
     memory = memory_budget(settings)
+    # Kernels for latents have a size of block of their own, which then is that of the whole engine.
+    scenario = apply_sets(scenario, {"engine.block_size": settings.kernel_block_size}, label="kernels")
     of_engine = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
     num_gpu_blocks, of_windows = windowed_pool(scenario, settings, of_engine)
     check_placement(scenario.engine, num_gpu_blocks)
@@ -198,8 +200,6 @@ def resolve(scenario: Scenario) -> tuple[Scenario, ModelSpec, GpuSpec]:
     dtype_peak(gpu, scenario.engine.dtype)  # the engine refuses a format that the GPU lacks, whatever the step times
     _check_samples(scenario)
     return scenario, model, gpu
-
-
 
 
 def _from_scenario_folder(scenario: Scenario, name_or_path: str) -> str:

@@ -13,12 +13,14 @@ from test_scalar_latency import plan_of
 from typer.testing import CliRunner
 
 from simkit.cli.app import app
+from simkit.engine.build import set_up
 from simkit.errors import InputError
 from simkit.latency.calibrated import Calibrated
 from simkit.latency.deployment import Deployment
 from simkit.latency.latent_work import OF_DEEPSEEK_V3, decode, prefill
 from simkit.latency.profile import load_profile
 from simkit.latency.roofline import Roofline
+from simkit.scenario import from_dict
 from simkit.specs.hardware import load_gpu
 from simkit.specs.hf_config import read_config
 from simkit.specs.models import load_model
@@ -153,3 +155,18 @@ def test_a_run_of_deepseek_tells_how_much_of_it_was_measured(tmp_path: Path) -> 
     assert told.exit_code == 0, told.output
     assert "step times: profile h200-sxm-141gb (calibrated)" in told.stdout
     assert "not measured: " in told.stdout
+
+
+def test_a_pool_of_latents_is_of_the_blocks_that_their_kernels_take() -> None:
+    """64 tokens on H200: as many tokens as `simkit memory` says, not a quarter of them."""
+    setup = set_up(from_dict({
+        "name": "pool", "model": "deepseek-v3", "hardware": {"gpu": "h200-sxm-141gb", "tensor_parallel_size": 8},
+        "engine": {"max_model_len": 4096},
+        "workload": {
+            "num_requests": 2, "arrivals": {"process": "all_at_once"},
+            "prompt_tokens": {"dist": "fixed", "value": 10}, "output_tokens": {"dist": "fixed", "value": 2},
+        },
+    }))  # fmt: skip
+    assert setup.scenario.engine.block_size == 64
+    per_token = setup.memory.kv_bytes_per_token
+    assert setup.capacity_tokens == pytest.approx(setup.memory.kv_gib * 2**30 / per_token, rel=0.001)
