@@ -131,6 +131,8 @@ def shapes_of(model: ModelSpec, ranks: int) -> ModelShapes:
     heads, kv_heads = model.num_attention_heads, model.num_kv_heads
     if model.not_modelled is not None:
         raise CalibrationError(f"--model {model.name}: {model.not_modelled}")
+    if model.latent is not None:
+        raise CalibrationError(f"--model {model.name}: kernels of latent attention are not measured here")
     if not model.splits(ranks):
         raise CalibrationError(
             f"--model {model.name}@{ranks}: expected a divisor of its {heads} attention heads that divides or is a"

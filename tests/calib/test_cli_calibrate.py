@@ -140,7 +140,7 @@ def test_an_interrupted_fit_writes_nothing(home: Path, monkeypatch: pytest.Monke
         (["--gpu", "0", "--device", "cpu"], "expected one of --gpu, --device, --from-csv, --from-run, got --gpu and --device"),
         (["--device", "tpu"], "--device: expected cpu, got 'tpu'; for a CUDA device use --gpu N"),
         (["--from-csv", "mine.csv"], "--gpu-spec: 'mine.csv' is no registered GPU: say which the table is of (list: simkit gpus)"),
-        (["--from-csv", "mine.csv", "--name", "x", "--gpu-spec", "a100"], "hardware.gpu: 'a100' is not known; did you mean"),
+        (["--from-csv", "mine.csv", "--name", "x", "--gpu-spec", "a101"], "hardware.gpu: 'a101' is not known; did you mean"),
         (["--from-csv", "none.csv", "--name", "h200-sxm-141gb"], "none.csv: no such file"),
         (["--from-csv", "mine.csv", "--quick"], "--quick: nothing is measured with --from-csv"),
         (["--from-csv", "mine.csv", "--name", "a100-sxm4-80gb", "--out", "x.txt"], "--out: expected a file that ends in .json"),
