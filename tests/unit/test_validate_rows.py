@@ -421,6 +421,17 @@ def test_what_cannot_be_simulated_is_left_out_with_its_reason(tmp_path: Path, ce
         run_of(row(tmp_path, **cells))
 
 
+def test_a_model_that_is_published_in_one_format_has_that_one(tmp_path: Path) -> None:
+    """Whatever a table calls it: gpt-oss in nvfp4 is in mxfp4, DeepSeek in fp8 has scales by block."""
+    cell = "fp4 gemm=nvfp4 moe=nvfp4"
+    found = run_of(row(tmp_path, model="openai/gpt-oss-120b", dtype_quant=cell, mean_tpot_ms="9"))
+    assert found.scenario.engine.quantization == "mxfp4"
+    assert "nvfp4 of a model that is published in mxfp4 alone: mxfp4" in found.assumed
+    cells = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200_sxm", "tp": "8", "mean_tpot_ms": "20"}
+    found = run_of(row(tmp_path, dtype_quant="fp8 gemm=fp8 moe=fp8", **cells))
+    assert found.scenario.engine.quantization == "fp8_block"
+
+
 def test_names_of_gpus_models_engines_and_formats() -> None:
     for text in ("h100_sxm", "H100 80GB", "NVIDIA H100 80GB HBM3", "8x H100-SXM", "h100-sxm5-80gb"):
         assert gpu_of(text)[0] == "h100-sxm5-80gb"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from simkit.scenario.engine import Engine
 from simkit.scenario.yaml import parse_set
 from simkit.specs.dtypes import BLOCK_SCALED, computed_in
+from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows.names import SGLANG, TRTLLM, VLLM, EngineName, engine_of, formats_of
 from simkit.validation.rows.read import SETTINGS, Row, Section
 from simkit.validation.rows.refusals import Assumptions, Unsuitable
@@ -79,14 +80,25 @@ def rules(name: EngineName, context_tokens: int, known: Section, assumed: Assump
     return found
 
 
-def stated(row: Row, by_model: str, assumed: Assumptions) -> Section:
-    """What the row says; `by_model` is the number format in the model's name, empty for none."""
+_FOUR_BITS = re.compile(r"\b(?:nv|mx)?fp4\b", re.IGNORECASE)
+
+
+def stated(row: Row, model: ModelSpec, by_model: str, assumed: Assumptions) -> Section:
+    """What the row says; `by_model` is the number format in the model's name, empty for none.
+
+    A model that is published in one format of 4 bits alone has that one, whatever a table calls it: the tools that
+    call it nvfp4 have no other word. So has one of fp8 with scales by block.
+    """
     found: Section = {key: row.count(key) for key in SETTINGS if row.count(key) is not None}
     found |= {f"enable_{flag}": value for flag, value in row.flags.items()}
     name = engine_of(row.text("engine"), row.text("engine_version"))
     if name.family == VLLM and name.version is not None:
         found["version"] = "{}.{}".format(*name.version)
-    cell = row.text("dtype_quant")
+    cell, published = row.text("dtype_quant"), model.quantization
+    if published == "mxfp4" and _FOUR_BITS.search(cell):
+        if "nvfp4" in cell.lower():
+            assumed.add("nvfp4 of a model that is published in mxfp4 alone: mxfp4")
+        cell = _FOUR_BITS.sub("mxfp4", cell)
     format_, of_model = formats_of(cell), formats_of(by_model)
     both = (format_.weights, of_model.weights)
     if format_.is_stated and of_model.is_stated and len({computed_in(weights) for weights in both}) > 1:
@@ -95,6 +107,8 @@ def stated(row: Row, by_model: str, assumed: Assumptions) -> Section:
         assumed.add("fp16: as bfloat16, which has its size and speed", "engine.dtype", "engine.quantization")
     if format_.is_stated or of_model.is_stated:
         found["quantization"] = next((one for one in both if one in BLOCK_SCALED), both[0] or both[1])
+        if found["quantization"] is not None and BLOCK_SCALED.get(published or "") == found["quantization"]:
+            found["quantization"] = published
     if format_.kv is not None:
         found["kv_cache_dtype"] = format_.kv
     return found

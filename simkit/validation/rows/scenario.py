@@ -91,7 +91,7 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     if unsure is not None:
         assumed.add(unsure, "model")
     own = {} if base is None else base.engine.model_dump(mode="json", exclude_unset=True)
-    stated = row_engine.stated(row, stated_format, assumed)
+    stated = row_engine.stated(row, model, stated_format, assumed)
     last = given_in(sets, "engine")
     stated |= row_engine.blocks(row, own | stated | last)
     known = own | stated | last
