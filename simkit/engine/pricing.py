@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from simkit.latency.link import StatedLink, spread
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
+from simkit.latency.routing import BALANCED, PowerLaw, Routing, read_shares
 from simkit.memory.rules import parse_version
 from simkit.scenario import Scenario
+from simkit.scenario.engine import PowerLawRouting
 from simkit.specs.hardware import GpuSpec
 from simkit.specs.model_spec import ModelSpec
 from simkit.streams import Streams
@@ -131,6 +134,8 @@ def _deployment(
         launch=_launch(scenario, graph_sizes),
         link=None if link is None else StatedLink(link.latency_us, link.gb_per_s),
         engine=_engine(scenario),
+        routing=_routing(scenario, model),
+        expert_parallel=scenario.hardware.expert_parallel and scenario.hardware.tensor_parallel_size > 1,
     )
     if erring is None:
         return deployment
@@ -138,6 +143,20 @@ def _deployment(
     own_kernels = name == VLLM and (version or parse_version(scenario.engine.version)) >= FIRST_OF_TABLES
     sizes = _error_sizes(deployment, profile, own_kernels=own_kernels)
     return replace(deployment, errors=error.draw(sizes, coins(scenario.seed, erring)))
+
+
+def _routing(scenario: Scenario, model: ModelSpec) -> Routing:
+    """Which experts tokens go to."""
+    asked = scenario.engine.moe_routing
+    if asked is None or asked == BALANCED:
+        return None
+    if not model.is_moe:
+        raise InputError(f"{model.name} has no experts to route to", key="engine.moe_routing")
+    if isinstance(asked, PowerLawRouting):
+        return PowerLaw(asked.power_law)
+    beside = Path() if scenario.base_dir is None else scenario.base_dir
+    path = beside / Path(asked).expanduser()
+    return read_shares(str(path if path.exists() else asked), model.num_experts, model.name)
 
 
 def coins(seed: int, replication: int) -> list[bool]:

@@ -58,9 +58,13 @@ def _without_effect(engine: Engine) -> tuple[str, ...]:
 
 
 def _unlinked(scenario: Scenario) -> list[str]:
-    """A link that is stated and that nothing goes over."""
-    alone = scenario.hardware.tensor_parallel_size == 1
-    return ["hardware.link (needs tensor_parallel_size above 1)"] if scenario.hardware.link and alone else []
+    """What is said of several GPUs where there is one."""
+    hardware = scenario.hardware
+    given = {"link": hardware.link is not None, "expert_parallel": hardware.expert_parallel}
+    alone = hardware.tensor_parallel_size == 1
+    return [
+        f"hardware.{key} (needs tensor_parallel_size above 1)" for key, is_given in given.items() if is_given and alone
+    ]
 
 
 def _switched_off(scenario: Scenario) -> list[str]:

@@ -34,6 +34,8 @@ from simkit.scenario.types import (
 )
 from simkit.units import ns_to_s, s_to_ns
 
+ROUTINGS = "balanced, {power_law: 1.01} or a file with a share for each expert"
+
 
 class LinkKeys(Strict):
     """A ring between the GPUs of one replica: microseconds a hop, and GB/s of a GPU in one direction."""
@@ -43,12 +45,14 @@ class LinkKeys(Strict):
 
 
 class Hardware(Strict):
-    """The GPUs of one replica. `link` takes the place of what is known of `interconnect`."""
+    """The GPUs of one replica. `link` takes the place of what is known of `interconnect`. `expert_parallel`: each GPU
+    holds whole experts, not a part of every expert."""
 
     gpu: Text
     tensor_parallel_size: Annotated[PositiveInt, Field(le=1024)] = 1
     interconnect: Literal["nvlink", "pcie"] = "nvlink"
     link: LinkKeys | None = None
+    expert_parallel: Flag = False
     price_per_gpu_hour: NonNegativeFloat | None = None
 
 
@@ -79,6 +83,12 @@ Quantization = Literal[
 """Formats of weights, no format, and the words of engines and checkpoints for them (`simkit.specs.dtypes`)."""
 
 
+class PowerLawRouting(Strict):
+    """Loads of experts by a power law, whose exponent is given."""
+
+    power_law: Annotated[float, Field(gt=0.0, le=3.0), expecting("an exponent > 0 (and <= 3)")]
+
+
 class Engine(Strict):
     """The serving engine; names and defaults are vLLM's. None = decided by GPU, model or `batching`."""
 
@@ -94,6 +104,7 @@ class Engine(Strict):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: Quantization | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    moe_routing: Annotated[PowerLawRouting | Text | None, expecting(ROUTINGS)] = None
     gpu_memory_utilization: Share = 0.92
     num_gpu_blocks: Blocks | None = None
     kv_allocator: Literal["paged", "contiguous"] = "paged"

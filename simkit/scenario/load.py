@@ -81,7 +81,8 @@ class Scenario(Strict):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data in the order of the design page, every default written out.
 
-        `failures`, the `link` of GPUs, and `drift`, `reuse` and `servegen` of the workload are there only where given.
+        `failures`, the `link` of GPUs, how experts are shared and routed to, and `drift`, `reuse` and `servegen` of the
+        workload are there only where given.
         """
         data = self.model_dump(mode="json")
         for key in ("drift", "reuse", "servegen"):
@@ -89,6 +90,10 @@ class Scenario(Strict):
                 del data["workload"][key]
         if self.hardware.link is None:
             del data["hardware"]["link"]
+        if not self.hardware.expert_parallel:
+            del data["hardware"]["expert_parallel"]
+        if self.engine.moe_routing is None:
+            del data["engine"]["moe_routing"]
         if not self.failures:
             del data["failures"]
         if self.slo is not None:
