@@ -23,16 +23,16 @@ from simkit.specs.model_spec import FAMILIES, Latent, ModelSpec, complete
 __all__ = ["NOT_MODELLED", "ModelSpec", "known_model", "list_models", "load_model", "registered_model"]
 
 NOT_MODELLED: tuple[str, ...] = (
-    "sparse attention over latents (DeepSeek V3.2, GLM-5) and layers of multi-token prediction",
+    "sparse attention over latents (DeepSeek V3.2, GLM-5)",
     "Mamba, linear attention and hybrids of them with attention (Jamba, Granite 4, ...); Qwen3-Next has its memory",
     "encoder-decoder and encoder-only models (T5, BART, Whisper, BERT, ...)",
     "image and audio towers: of a multimodal model only the text part is read (from text_config)",
     "chunked attention (Llama 4): priced as a sliding window of the same length, an upper bound",
     "KV shared between layers (Gemma 3n), layers of unequal shape, the layers that predict tokens ahead (MTP)",
-    "mixture-of-experts families other than Mixtral, Qwen2-MoE, Qwen3-MoE, GLM-4.5, MiniMax-M2, Llama 4 and gpt-oss",
+    "mixture-of-experts families other than Mixtral, Qwen2/3-MoE, DeepSeek, GLM-4.5, MiniMax-M2, Llama 4 and gpt-oss",
     "checkpoints of several formats, with sparse weights, or by GGUF, EXL2, HQQ, AQLM and Quark",
     "sliding windows in runs: blocks are counted in one table, to hold as many sequences of the workload's lengths",
-    "LoRA adapters, speculative decoding, pipeline and expert parallelism",
+    "LoRA adapters, speculative decoding, pipeline parallelism, data parallel attention",
 )
 
 
