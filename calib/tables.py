@@ -69,11 +69,13 @@ class UnequalFile:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What a profile is fitted from: kernel tables as one, and launches that none can hold; `files`: name and hash."""
+    """What a profile is fitted from: kernel tables as one, and launches that none can hold; `files`: name and hash;
+    `experts`: the file that has rows of routed experts."""
 
     table: Table
     unequal: UnequalFile | None
     files: tuple[tuple[str, str], ...]
+    experts: Path | None = None
 
     @property
     def launches(self) -> tuple[Launches, ...]:
@@ -89,8 +91,15 @@ def read_tables(paths: Seq[Path]) -> Tables:
     """
     kernels: list[KernelFile] = []
     unequal: UnequalFile | None = None
+    experts: Path | None = None
     for path in paths:
-        found = _read(path)
+        found, has_experts = _read(path)
+        if has_experts:
+            if experts is not None:
+                raise CalibrationError(f"{path}: {experts} has rows of moe as well: expected experts in one file")
+            experts = path
+        if found is None:
+            continue
         if isinstance(found, KernelFile):
             kernels.append(found)
         elif unequal is None:
@@ -98,7 +107,8 @@ def read_tables(paths: Seq[Path]) -> Tables:
         else:
             raise CalibrationError(f"{path}: {unequal.path} is a table of unequal decodes as well: expected one")
     if not kernels:
-        raise CalibrationError(f"{paths[0]}: a table of unequal decodes alone: expected a kernel table beside it")
+        alone = "routed experts" if experts is not None else "unequal decodes"
+        raise CalibrationError(f"{paths[0]}: a table of {alone} alone: expected a kernel table beside it")
     table = _joined(kernels)
     if unequal is not None:
         owner = next((file.path for file in kernels if any(op == "attention_skew" for op, _ in file.table.rows)), None)
@@ -108,20 +118,26 @@ def read_tables(paths: Seq[Path]) -> Tables:
             )
         table = replace(table, unusable=(*table.unusable, *unequal.unusable))
     files = [(file.path.name, file.table.sha256) for file in kernels]
-    return Tables(table, unequal, (*files, *([(unequal.path.name, unequal.sha256)] if unequal else [])))
+    if experts is not None and all(experts != file.path for file in kernels):
+        files.append((experts.name, hashlib.sha256(frame_of(experts)[0]).hexdigest()))
+    return Tables(table, unequal, (*files, *([(unequal.path.name, unequal.sha256)] if unequal else [])), experts)
 
 
-def _read(path: Path) -> KernelFile | UnequalFile:
-    """A file as what its columns say that it is."""
+def _read(path: Path) -> tuple[KernelFile | UnequalFile | None, bool]:
+    """A file as what its columns say that it is, and whether it has rows of experts; None where it has no others."""
     content, frame = frame_of(path)
     if "t_skew_us" in frame.columns:
-        return _unequal(path, content, frame)
+        return _unequal(path, content, frame), False
     if not {"op", "dtype", "latency_us"} & set(frame.columns):
         raise CalibrationError(
             f"{path}:1: expected the columns of a kernel table ({', '.join(COLUMNS)}) or of a table of unequal decodes "
             f"({', '.join(UNEQUAL)})"
         )
-    return KernelFile(path, table_of(path, content, frame))
+    of_experts = frame["op"] == "moe" if "op" in frame.columns else np.zeros(len(frame), dtype=bool)
+    if not of_experts.any():
+        return KernelFile(path, table_of(path, content, frame)), False
+    rest = frame[~of_experts]
+    return (KernelFile(path, table_of(path, content, rest)) if len(rest) else None), True
 
 
 def _joined(files: Seq[KernelFile]) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from calib import CalibrationError
 from calib.fit.fit_op import fit_physics
 from calib.fit.score import HELD_OUT_SEED, HELD_OUT_SHARE, errors_of
-from calib.table import Floats, frame_of
+from calib.table import LARGEST_SIZE, LONGEST_US, Floats, frame_of
 from simkit.latency.profile import (
     EXPERT_FORMATS,
     MEASURED_EXPONENT,
@@ -71,10 +72,9 @@ class ExpertRows:
 
 def read_experts(path: Path, dtype: str) -> ExpertRows:
     """The rows of one format. Raises CalibrationError for a table without any."""
-    _, frame = frame_of(path)
     names = [*ExpertShape._fields]
-    found = frame[(frame["op"] == "moe") & (frame["dtype"] == dtype) & frame["distribution"].isin(SPREADS)]
-    found = found[(found["m"] <= MOST_TOKENS) & (found["latency_us"] > 0)]
+    found = _usable(path)
+    found = found[(found["dtype"] == dtype) & found["distribution"].isin(SPREADS)]
     found = found[~found["kernel"].astype(str).str.contains(OTHER_KERNELS)]
     two = [pair in TWO_MATRICES for pair in zip(found["hidden"], found["inter"], strict=True)]
     found = found[~np.array(two, dtype=bool)]
@@ -90,6 +90,47 @@ def read_experts(path: Path, dtype: str) -> ExpertRows:
         shape = ExpertShape(*(int(size) for size in key[:6]))
         us[places[shape], np.searchsorted(spreads, SPREADS[key[6]]), np.searchsorted(tokens, key[7])] = value
     return ExpertRows(dtype, shapes, spreads, tokens, us, len(found))
+
+
+def _usable(path: Path) -> Any:
+    """The rows of experts whose sizes and times can be true. CalibrationError where a column is missing."""
+    import pandas as pd
+
+    _, frame = frame_of(path)
+    sizes = [*ExpertShape._fields, "m", "latency_us"]
+    missing = next((name for name in (*sizes, "distribution") if name not in frame.columns), None)
+    if missing is not None:
+        raise CalibrationError(f"{path}:1: missing column {missing}, which rows of moe need")
+    found = frame[frame["op"] == "moe"].reindex(columns=[*frame.columns.union(["kernel"], sort=False)])
+    for name in sizes:
+        found[name] = pd.to_numeric(found[name], errors="coerce")
+    good = (found["latency_us"] > 0) & (found["latency_us"] <= LONGEST_US) & (found["m"] <= MOST_TOKENS)
+    for name in sizes[:-1]:
+        good &= (found[name] >= 1) & (found[name] <= LARGEST_SIZE) & (found[name] % 1 == 0)
+    shared = (found["moe_tp"] > 1) & (found["moe_ep"] > 1)
+    fits = (found["num_experts"] % found["moe_ep"] == 0) & (found["topk"] <= found["num_experts"])
+    return found[good & fits & ~shared]
+
+
+def formats_of(path: Path, gpu: GpuSpec) -> tuple[list[str], list[str]]:
+    """(formats that are fitted, why others of the table are not). Experts of fp8 with one scale are left out where they
+    are slower than those in 16 bits: the kernel is at fault then, which few checkpoints run."""
+    found = _usable(path)
+    taken, notes = [], []
+    for dtype, rows in found.groupby("dtype", sort=True):
+        name = str(dtype)
+        if name not in EXPERT_FORMATS or EXPERT_FORMATS[name].computed_in not in gpu.peak_flops_per_s:
+            notes.append(f"{path.name}: {len(rows)} rows of moe {name}: not known, ignored")
+        else:
+            taken.append(name)
+    if "fp8" in taken and "bfloat16" in taken:
+        keys = [*ExpertShape._fields, "m", "distribution"]
+        one, wide = (found[found["dtype"] == name].groupby(keys)["latency_us"].median() for name in ("fp8", "bfloat16"))
+        ratio = (one / wide).median()
+        if ratio > 1.0:
+            taken.remove("fp8")
+            notes.append(f"{path.name}: rows of moe fp8 take {ratio:.2f} x those in bfloat16, ignored")
+    return taken, notes
 
 
 def believed(rows: ExpertRows, limits: Limits) -> ExpertRows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,6 +224,7 @@ class _Announced:
 def _fit(
     tables: Tables, spec: GpuSpec, name: str, provenance: Mapping[str, Any], out: Path | None, printing: Printing
 ) -> None:
+    from calib.fit.experts import experts_json, formats_of
     from calib.fit.fit import fit_table
     from simkit.latency.profile import describe
     from simkit.report.sections.specs import listing, profile_tables
@@ -232,13 +233,16 @@ def _fit(
     with console.progress(printing.quiet) as progress:
         if len(tables.files) > 1:
             provenance = {**provenance, "tables": [{"file": file, "sha256": sha256} for file, sha256 in tables.files]}
-        result = fit_table(tables.table, spec, name, provenance, more=tables.launches, progress=progress)
-        written = _write(tables.table, result, out, progress)
+        formats, notes = ([], []) if tables.experts is None else formats_of(tables.experts, spec)
+        experts = [] if tables.experts is None else experts_json(tables.experts, formats, spec)
+        table = replace(tables.table, unusable=(*tables.table.unusable, *notes))
+        result = fit_table(table, spec, name, provenance, more=tables.launches, experts=experts, progress=progress)
+        written = _write(table, result, out, progress)
     described: dict[str, Any] = describe(result.profile)
     # The profile keeps the first of each kind; here all are told.
     full = {(report.op, report.dtype): report.as_json(listed=None) for report in result.reports}
     for row in described["ops"]:
-        row["report"] = full[row["op"], row["dtype"]]
+        row["report"] = full.get((row["op"], row["dtype"]), row["report"])
     output.finish(
         printing,
         lambda: profile_tables(described, console.width()),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calib import CalibrationError
-from calib.fit.experts import believed, expert_limits, fit_experts, read_experts, score_experts
+from calib.fit.experts import believed, expert_limits, fit_experts, formats_of, read_experts, score_experts
 from simkit.latency.profile import (
     ExpertShape,
     Limits,
@@ -85,3 +85,13 @@ def test_formats_that_are_not_there_are_named(tmp_path: Path) -> None:
         read_experts(path, "fp8_block")
     with pytest.raises(CalibrationError, match="a100-sxm4-80gb has no fp8, in which fp8_block is told"):
         expert_limits("fp8_block", load_gpu("a100-sxm4-80gb"))
+
+
+def test_a_kernel_that_is_slower_in_fewer_bits_is_left_out_and_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "experts.csv", SHAPES)
+    wide = path.read_text().splitlines()[1:]
+    slower = [line.replace("moe,bfloat16", "moe,fp8").rsplit(",", 2) for line in wide]
+    more = "\n".join(f"{head},{2 * float(us):.4f},{source}" for head, us, source in slower)
+    taken, notes = formats_of(write(tmp_path / "experts.csv", SHAPES, more=more + "\n"), load_gpu("h100-sxm5-80gb"))
+    assert taken == ["bfloat16"]
+    assert notes == ["experts.csv: rows of moe fp8 take 2.00 x those in bfloat16, ignored"]

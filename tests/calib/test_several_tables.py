@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from synthetic import decode_us, rows, text
+from test_fit_experts import SHAPES, write
 from typer.testing import CliRunner
 
 from calib.tables import UNEQUAL
@@ -127,3 +128,16 @@ def test_files_that_make_no_profile_are_one_line_and_2(home: Path, paths: tuple[
     assert message in err
     assert len(err.splitlines()) == 1
     assert not (home / "mine.json").exists()
+
+
+def test_routed_experts_come_in_a_file_of_their_own_or_with_the_others(home: Path) -> None:
+    """Under the columns of their tables; a format that is not known, and a kernel that is at fault, are told."""
+    write(home / "experts.csv", SHAPES, more="moe,w4a8_mxfp4_mxfp8,1,64,8,2048,1024,1,1,balanced,k,9.0,made up\n")
+    code, _, err = calibrate("whole.csv", "experts.csv")
+    assert code == 0, err
+    (found,) = [op for op in json.loads((home / "mine.json").read_text())["experts"] if op["op"] == "moe"]
+    assert (found["dtype"], len(found["shapes"])) == ("bfloat16", len(SHAPES))
+    assert "note: experts.csv: 1 rows of moe w4a8_mxfp4_mxfp8: not known, ignored" in err.splitlines()
+    assert calibrate("experts.csv")[0] == 2
+    code, _, err = calibrate("whole.csv", "experts.csv", "experts.csv")
+    assert (code, "has rows of moe as well: expected experts in one file" in err) == (2, True)
