@@ -327,7 +327,9 @@ def test_the_host_terms_that_ship_for_an_engine_are_left_out_of_the_zero(tmp_pat
         ({"other_config": "--enable-expert-parallel"}, "expert parallelism"),
         ({"other_config": "expert_parallel_size=4"}, "expert parallelism"),
         ({"other_config": "--expert-parallel-size 8"}, "expert parallelism"),
-        ({"other_config": "tp8 ep8", "tp": "8"}, "expert parallelism"),
+        ({"other_config": "tp8 ep8", "tp": "8"}, "expert parallelism of a model without experts"),
+        ({"other_config": "tp=8 moe_tp=2 moe_ep=4", "tp": "8"}, "expert parallelism"),
+        ({"other_config": "moe_tp=8; moe_ep=8", "tp": "8"}, "expert parallelism"),
         ({"other_config": "--data-parallel-size 4"}, "^data parallelism"),
         ({"other_config": "--dp-size 8"}, "^data parallelism"),
         ({"other_config": "--enable-dp-attention"}, "attention data parallelism"),
@@ -347,6 +349,15 @@ def test_the_host_terms_that_ship_for_an_engine_are_left_out_of_the_zero(tmp_pat
 def test_what_is_not_simulated_is_refused(tmp_path: Path, cells: dict[str, str], why: str) -> None:
     with pytest.raises(Unsuitable, match=why):
         run_of(row(tmp_path, **H100 | cells))
+
+
+@pytest.mark.parametrize(
+    "words", ["tp8 ep8", "TP8 with --enable-expert-parallel", "moe_tp=1; moe_ep=8; attention_dp=1"]
+)
+def test_ranks_that_share_whole_experts_are_simulated(tmp_path: Path, words: str) -> None:
+    cells = {"model": "Qwen/Qwen3-30B-A3B", "tp": "8", "other_config": words, "prefix_caching": "1.0"}
+    found = run_of(row(tmp_path, **H100 | cells)).scenario
+    assert (found.hardware.expert_parallel, found.engine.enable_prefix_caching) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,9 @@ def test_names_of_gpus_models_engines_and_formats() -> None:
 
 def test_number_formats_of_weights_and_of_the_kv_cache() -> None:
     assert formats_of("") == Formats(None, False, None)
-    assert [formats_of(text) for text in (" gemm= moe=", "bf16", "16-bit")] == [Formats(None, True, None)] * 3
+    assert [formats_of(text) for text in (" gemm= moe=", "bf16", "16-bit (checkpoint)")] == [
+        Formats(None, True, None)
+    ] * 3
     assert formats_of("fp8 gemm=fp8 moe=fp8_block") == Formats("fp8", True, None)
     assert formats_of("fp8 gemm=fp8_block moe=fp8_block") == Formats("fp8_block", True, None)
     assert formats_of("bf16 kv=fp8") == Formats(None, True, "fp8")

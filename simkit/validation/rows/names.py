@@ -156,6 +156,7 @@ _FORMATS = {
 }  # fmt: skip
 _KV_FORMATS = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"} | dict.fromkeys((*_UNQUANTISED, "auto"), "auto")
 _PART = re.compile(r"(\w+)=(\S*)")
+_REMARK = re.compile(r"\([^()]*\)")
 _WEIGHTS, _KV = ("gemm", "moe", "weights"), ("kv", "kv_cache", "kv_cache_dtype")
 
 
@@ -172,8 +173,10 @@ class Formats:
 def formats_of(text: str) -> Formats:
     """Of a cell such as ``bf16``, ``fp8``, ``gemm=fp8 moe=fp8`` (16 bits where both are empty) or ``bf16 kv=fp8``.
 
-    Raises Unsuitable for a format that is not modelled, and for matrix products in different ones.
+    A remark may stand in brackets. Raises Unsuitable for a format that is not modelled, and for matrix products in
+    different ones.
     """
+    text = _REMARK.sub(" ", text)
     parts = [(key.lower(), value.lower()) for key, value in _PART.findall(text)]
     named = [value for key, value in parts if key in _WEIGHTS]
     words = [*_PART.sub(" ", text).lower().split(), *(value for value in named if value)]

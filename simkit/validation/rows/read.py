@@ -37,7 +37,7 @@ NEEDED = ("row_id", "engine", "model", "gpu", *LENGTHS)
 CLOSED_LOOP = "closed loop"
 """A `request_rate` that says only that `max_concurrency` is the load."""
 
-_TRUE, _FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
+_TRUE, _FALSE = ("1", "1.0", "true", "yes", "on", "enabled"), ("0", "0.0", "false", "no", "off", "disabled")
 STATS = ("mean", "median", "p90", "p95", "p99")
 
 

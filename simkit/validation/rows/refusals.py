@@ -24,10 +24,13 @@ _TPOTS = ("mean_tpot_ms", "median_tpot_ms")
 
 _SEVERAL = r"(?:_size)?\s*[=:]?\s*(?:[2-9]|\d\d)"
 _ON = r"(?!(?:_size)?\s*[=:]?\s*(?:false|off|no\b|none|0|1\b))"
+_EXPERTS = re.compile(rf"(?<![a-z0-9])(?:(?:moe_)?ep{_SEVERAL}|expert_parallel(?:{_SEVERAL}|{_ON}))")
+_EXPERT_RANKS = re.compile(r"(?<![a-z0-9])(?:moe_ep|ep|expert_parallel)(?:_size)?\s*[=:]?\s*(\d+)")
+_EXPERT_SLICES = re.compile(rf"(?<![a-z0-9])moe_tp{_SEVERAL}")
 _APART = {
     "attention data parallelism": re.compile(rf"(?:attention_dp|dp_attention)(?:{_SEVERAL}|{_ON})"),
     "data parallelism": re.compile(rf"(?<![a-z0-9])(?:dp|data_parallel){_SEVERAL}"),
-    "expert parallelism": re.compile(rf"(?<![a-z0-9])(?:ep{_SEVERAL}|expert_parallel(?:{_SEVERAL}|{_ON}))"),
+    "expert parallelism": _EXPERTS,
     "pipeline parallelism": re.compile(rf"(?<![a-z0-9])(?:pp|pipeline_parallel){_SEVERAL}"),
 }
 """Looked for in small letters, with `_` for `-`."""
@@ -72,7 +75,7 @@ def refuse(row: Row) -> None:
         raise Unsuitable("prefill apart from decoding (disaggregated) is not simulated")
     flags = row.text("other_config").lower().replace("-", "_")
     for what, pattern in _APART.items():
-        if pattern.search(flags):
+        if pattern.search(flags) and not (pattern is _EXPERTS and shares_experts(row)):
             raise Unsuitable(f"{what} is not simulated")
     if row.count("tp") is None and _TENSOR.search(flags):
         raise Unsuitable("tensor parallelism is in other_config, not in tp")
@@ -82,6 +85,15 @@ def refuse(row: Row) -> None:
         raise Unsuitable("lengths are not stated")
     if not row.measured:
         raise Unsuitable("nothing was measured that simkit predicts")
+
+
+def shares_experts(row: Row) -> bool:
+    """Whether the ranks of tensor parallelism share whole experts, as vLLM's `--enable-expert-parallel` has it: all of
+    them, and none is split besides."""
+    flags, ranks = row.text("other_config").lower().replace("-", "_"), row.count("tp") or 1
+    if ranks == 1 or not _EXPERTS.search(flags) or _EXPERT_SLICES.search(flags):
+        return False
+    return all(int(found) == ranks for found in _EXPERT_RANKS.findall(flags))
 
 
 def num_gpus(row: Row) -> int:

@@ -38,7 +38,7 @@ from simkit.specs.model_spec import ModelSpec
 from simkit.validation.rows import engine as row_engine
 from simkit.validation.rows.names import PCIE_PART, PROFILE_OF, SGLANG, TRTLLM, EngineName, gpu_of, model_of
 from simkit.validation.rows.read import CACHED, LENGTHS, Row, Section
-from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse
+from simkit.validation.rows.refusals import TOO_FAST, Assumptions, Unsuitable, is_impossible, refuse, shares_experts
 
 SECTIONS = ("engine", "hardware", "latency", "workload")
 """Made of what each row states."""
@@ -102,6 +102,8 @@ def run_of(row: Row, base: Scenario | None = None, sets: tuple[str, ...] = ()) -
     _check_budget(name, engine | last)
     gpu = _gpu(row, given_in(sets, "hardware"), assumed)
     hardware = _hardware(row, gpu, given_in(sets, "hardware"), assumed)
+    if hardware.get("expert_parallel") and not model.is_moe:
+        raise Unsuitable("expert parallelism of a model without experts")
     latency = _latency(name, gpu, assumed)
     data: Section = {
         "name": "row",
@@ -192,6 +194,8 @@ def _hardware(row: Row, gpu: str, last: Section, assumed: Assumptions) -> Sectio
         assumed.add("tensor parallelism not stated: 1 GPU", "hardware.tensor_parallel_size")
     ranks = last.get("tensor_parallel_size", row.count("tp") or 1)
     hardware: Section = {"gpu": gpu, "tensor_parallel_size": ranks}
+    if shares_experts(row):
+        hardware["expert_parallel"] = True
     count = ranks if isinstance(ranks, int) else 1
     if count > 1 and (not load_gpu(gpu).nvlink_bytes_per_s or (count > 2 and gpu in BRIDGED)):
         hardware["interconnect"] = "pcie"
