@@ -29,7 +29,7 @@ from simkit.latency.kernels import dtype_peak
 from simkit.latency.protocol import LatencyModel
 from simkit.memory.budget import MemoryBudget, default_limits, memory_budget
 from simkit.memory.layers import FIRST_ASYNC
-from simkit.memory.rules import check_kernels, parse_version
+from simkit.memory.rules import check_blocks, check_kernels, parse_version
 from simkit.scenario import Engine, Scenario, apply_sets
 from simkit.sequence import Sequence
 from simkit.specs.hardware import GpuSpec, load_gpu
@@ -155,6 +155,10 @@ def _set_up(scenario: Scenario) -> Setup:
     if model.not_modelled:
         raise InputError(f"{model.name} cannot be simulated: {model.not_modelled}", key="model")
     check_kernels(scenario.engine.weight_format, gpu)
+    hardware = scenario.hardware
+    check_blocks(
+        model, hardware.tensor_parallel_size, scenario.engine.weight_format, whole_experts=hardware.expert_parallel
+    )
     settings = memory_settings(scenario, model, gpu)
     memory = memory_budget(settings)
     # Kernels for latents have a size of block of their own, which then is that of the whole engine.

@@ -23,7 +23,7 @@ from simkit.latency.link import StatedLink, spread
 from simkit.latency.profile import NotMeasured, Profile, is_shipped, load_profile
 from simkit.latency.protocol import LatencyModel, ScalarLatency, Unit
 from simkit.latency.roofline import Roofline
-from simkit.latency.routing import BALANCED, PowerLaw, Routing, read_shares
+from simkit.latency.routing import BALANCED, SUM_TOLERANCE, PowerLaw, Routing, read_shares
 from simkit.memory.rules import parse_version
 from simkit.scenario import Scenario
 from simkit.scenario.engine import PowerLawRouting
@@ -156,7 +156,15 @@ def _routing(scenario: Scenario, model: ModelSpec) -> Routing:
         return PowerLaw(asked.power_law)
     beside = Path() if scenario.base_dir is None else scenario.base_dir
     path = beside / Path(asked).expanduser()
-    return read_shares(str(path if path.exists() else asked), model.num_experts, model.name)
+    found = read_shares(str(path if path.exists() else asked), model.num_experts, model.name)
+    largest, most = max(found.of), 1.0 / model.experts_per_token
+    if largest > most * (1.0 + SUM_TOLERANCE):
+        raise InputError(
+            f"{asked}: expected shares of at most 1/{model.experts_per_token}, since a token goes to so many different "
+            f"experts of {model.name}, got {largest:.4g}",
+            key="engine.moe_routing",
+        )
+    return found
 
 
 def coins(seed: int, replication: int) -> list[bool]:

@@ -207,6 +207,24 @@ def check_kernels(quantization: str | None, gpu: GpuSpec) -> None:
         )
 
 
+BLOCK_SIDE = 128
+
+
+def check_blocks(model: ModelSpec, ranks: int, quantization: str | None, *, whole_experts: bool) -> None:
+    """Raise InputError where ranks would cut an expert's weights within a block that shares a scale: vLLM's loader
+    refuses such a checkpoint (`output_size of gate's and up's weight ... is not divisible by weight quantization
+    block_n`)."""
+    if quantization != "fp8_block" or not model.is_moe or whole_experts or ranks == 1:
+        return
+    width = model.moe_intermediate_size
+    if width % ranks or width // ranks % BLOCK_SIDE:
+        raise InputError(
+            f"the experts of {model.name} are {width} wide in blocks of {BLOCK_SIDE}, which {ranks} GPUs cannot split: "
+            "use fewer, or hardware.expert_parallel: true",
+            key="hardware.tensor_parallel_size",
+        )
+
+
 def block_sizes(compute_capability: str) -> tuple[tuple[int, ...], int | None]:
     """The engine's block sizes, and the largest that CUDA GPUs are documented to take (None: no such limit)."""
     largest: int = _table()["largest_cuda_block_size"]

@@ -45,7 +45,7 @@ def step_ns(drawn: Scenario, seqs: int = 16) -> int:
 def test_routing_decides_what_a_decode_of_experts_costs(tmp_path: Path) -> None:
     even, file = tmp_path / "even.txt", tmp_path / "shares.txt"
     even.write_text("\n".join(["0.125"] * 8), encoding="utf-8")
-    file.write_text("0.9, 0.1, 0, 0\n0 0 0 0", encoding="utf-8")
+    file.write_text("0.5, 0.5, 0, 0\n0 0 0 0", encoding="utf-8")
     independent = step_ns(scenario())
     assert step_ns(scenario(moe_routing="balanced")) == independent
     assert step_ns(scenario(moe_routing=str(even))) == pytest.approx(independent, rel=1e-6)
@@ -151,3 +151,22 @@ def test_shares_are_normed_and_power_laws_steeper_than_one_touch_fewer(tmp_path:
     times = np.array([ns(model, decodes(32, 100)) for model in models])
     assert times[0] == pytest.approx(times[1], rel=0.05)
     assert times[2] < times[1] < ns(calibrated(**oss), decodes(32, 100))
+
+
+def test_no_expert_gets_more_than_every_token(tmp_path: Path) -> None:
+    """A token of Mixtral goes to two different experts: one gets at most half of the rows."""
+    path = tmp_path / "one.txt"
+    path.write_text("0.9 0.1 0 0 0 0 0 0")
+    with pytest.raises(InputError, match=r"engine.moe_routing: .*expected shares of at most 1/2, .*got 0.9"):
+        set_up(scenario(moe_routing=str(path)))
+    path.write_text("0.5 0.1 0.1 0.1 0.1 0.1 0 0")
+    set_up(scenario(moe_routing=str(path)))
+
+
+def test_experts_in_blocks_are_not_cut_within_one() -> None:
+    """MiniMax-M2 has 1,536 wide experts: 8 ranks would hold 192 each, one and a half blocks of 128."""
+    eight = {"gpu": "h200-sxm-141gb", "tensor_parallel_size": 8}
+    with pytest.raises(InputError, match=r"tensor_parallel_size: the experts of minimax-m2 are 1536 wide in blocks"):
+        set_up(scenario(eight, model="minimax-m2"))
+    for more in ({"expert_parallel": True}, {"tensor_parallel_size": 4}):
+        set_up(scenario(eight | more, model="minimax-m2"))
