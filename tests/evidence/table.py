@@ -107,7 +107,7 @@ def _whole(groups: list[Group], which: str) -> Iterator[Line]:
 
 @functools.cache
 def _study(path: Path) -> RowStudy:
-    return study_rows(read_rows(path).rows, name="all", source=path.name, jobs=None)
+    return study_rows(read_rows(path).rows, name="all", source=path.name, at_zero=False, jobs=None)
 
 
 def _line(evidence: str, metric: str, values: Iterable[tuple[str, float, float]]) -> Line:
@@ -174,7 +174,7 @@ def _first_tokens(rows: Iterable[RowResult]) -> Iterator[Line]:
 @functools.cache
 def _covered(path: Path, ids: frozenset[str]) -> RowStudy:
     rows = [row for row in read_rows(path).rows if row.id in ids][::COVERED]
-    return study_rows(rows, name="covered", source=path.name, draws=DRAWS, jobs=None)
+    return study_rows(rows, name="covered", source=path.name, draws=DRAWS, at_zero=False, jobs=None)
 
 
 def _left_out(study: RowStudy) -> Line:

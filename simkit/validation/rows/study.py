@@ -70,6 +70,7 @@ def study_rows(
     sets: Sequence[str] = (),
     max_rows: int | None = None,
     draws: int = 0,
+    at_zero: bool = True,
     name: str = "rows",
     source: str = "",
     progress: Progress | None = None,
@@ -78,7 +79,8 @@ def study_rows(
     """Simulate the rows. `base` gives engine settings that rows leave open, `sets` (``KEY=VALUE``) hold for all rows,
     `max_rows` of those that can be simulated are taken, `fit` says which of them fit the host terms. Each row is
     simulated `draws` times more with step times that err by a draw, for its 90 % interval; of a GPU whose part is not
-    stated, on the other part in half of them.
+    stated, on the other part in half of them. Unless `at_zero`, which a fit needs, no row is simulated without host
+    terms.
 
     Raises InputError when nothing can be simulated, or fitted as asked, and CheckError when a simulation goes wrong.
     """
@@ -89,7 +91,7 @@ def study_rows(
         skipped |= dict.fromkeys((run.row.id for run in runs[max_rows:]), BEYOND)
         runs = runs[:max_rows]
     simulator = _Simulator(options, progress)
-    zero, failed = simulator.part(0.0, 0.4).run(runs, {}, ZERO)
+    zero, failed = simulator.part(0.0, 0.4).run(runs, {}, ZERO) if at_zero or fit is not None else ({}, {})
     runs = [run for run in runs if run.row.id not in failed]
     if not runs:
         raise _none_can_be(source, failed)
@@ -107,7 +109,9 @@ def study_rows(
         for draw in range(draws)
     ]
     shown = tuple(
-        _row(run, zero[run.row.id], final[run.row.id], _role(run, fits), [found.get(run.row.id) for found in erring])
+        _row(
+            run, zero.get(run.row.id), final[run.row.id], _role(run, fits), [found.get(run.row.id) for found in erring]
+        )
         for run in runs
     )
     lines = {row.id: row.line for row in rows if row.id in skipped}
@@ -190,13 +194,14 @@ class _Simulator:
 
 
 def _row(
-    run: RowRun, zero: Predicted, found: Predicted, role: str, erring: Sequence[Predicted | None] = ()
+    run: RowRun, zero: Predicted | None, found: Predicted, role: str, erring: Sequence[Predicted | None] = ()
 ) -> RowResult:
     """A row of rows.json."""
     row, hardware = run.row, run.scenario.hardware
     metrics = {
         name: MetricResult(
-            *_compared(measured, found.metrics.get(name), zero.metrics.get(name)), *_interval_90(name, found, erring)
+            *_compared(measured, found.metrics.get(name), None if zero is None else zero.metrics.get(name)),
+            *_interval_90(name, found, erring),
         )
         for name, measured in row.measured.items()
     }
@@ -232,9 +237,9 @@ def _interval_90(
     return right / by, right * by
 
 
-def _running(logged: int, found: Predicted, zero: Predicted) -> RunningResult:
+def _running(logged: int, found: Predicted, zero: Predicted | None) -> RunningResult:
     low, high = (1 - RUNNING_SLACK) * found.running_mean, found.running_peak
-    peaks = _compared(logged, found.running_peak, zero.running_peak)
+    peaks = _compared(logged, found.running_peak, None if zero is None else zero.running_peak)
     return RunningResult(
         *peaks, predicted_mean=found.running_mean, predicted_peak=found.running_peak, within=low <= logged <= high
     )
@@ -274,12 +279,19 @@ def simulate(
 ) -> dict[str, Predicted | Failure]:
     """Prediction or failure of each row, by its id. A row that cannot be run leaves the others alone."""
     found: dict[str, Predicted | Failure] = {}
+    # Those of a chunk wait for each other: alike ones together.
+    runs = sorted(runs, key=_num_tokens)
     for first in range(0, len(runs), CHUNK):
         chunk = runs[first : first + CHUNK]
         share = _part(progress, first / len(runs), (first + len(chunk)) / len(runs))
         points = [Point(run.row.id, with_terms(run, terms_of(run))) for run in chunk]
         found |= _simulate(points, share, options)
     return found
+
+
+def _num_tokens(run: RowRun) -> float:
+    """Tokens that a row generates."""
+    return run.row.numbers["output_len"] * (run.scenario.workload.num_requests or 1)
 
 
 def _simulate(points: Sequence[Point], progress: Progress | None, options: Options) -> dict[str, Predicted | Failure]:
