@@ -122,7 +122,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "enable_prefix_caching": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
         "scheduler_reserve_full_isl": draw(st.sampled_from([True, False, False])),
-        "capacity_scheduler_policy": draw(st.sampled_from(["max_utilization", "guaranteed_no_evict"])),
+        "capacity_scheduler_policy": draw(st.sampled_from([*["max_utilization"] * 3, "guaranteed_no_evict"])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 8])),
         "long_prefill_token_threshold_adaptive": draw(st.booleans()),
         "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 2, 5])),

@@ -77,6 +77,8 @@ def scenarios(draw: st.DrawFn) -> scenario.Scenario:
         "samples": draw(st.sampled_from([1, 1, 1, min(2, engine["max_num_active_seqs"] or engine["max_num_seqs"])])),
         "queue_limit": draw(st.sampled_from([None, None, None, 3])),
     }
+    if engine["capacity_scheduler_policy"] == "guaranteed_no_evict":
+        workload["samples"] = 1
     replicas = draw(st.integers(1, 3))
     fails = draw(st.booleans()) and replicas > 1
     failures = [{"replica": 0, "at_s": 7.5 * STEP_S, "for_s": draw(st.sampled_from([None, 6 * STEP_S]))}]
