@@ -162,7 +162,8 @@ def _set_up(scenario: Scenario) -> Setup:
     settings = memory_settings(scenario, model, gpu)
     memory = memory_budget(settings)
     # Kernels for latents have a size of block of their own, which then is that of the whole engine.
-    scenario = apply_sets(scenario, {"engine.block_size": settings.kernel_block_size}, label="kernels")
+    if settings.kernel_block_size != settings.block_size:
+        scenario = apply_sets(scenario, {"engine.block_size": settings.kernel_block_size}, label="kernels")
     of_engine = scenario.engine.num_gpu_blocks or memory.num_gpu_blocks
     num_gpu_blocks, of_windows = windowed_pool(scenario, settings, of_engine)
     check_placement(scenario.engine, num_gpu_blocks)
@@ -319,7 +320,7 @@ def make_kv(setup: Setup, *, count_blocks: bool = True) -> KVPool:
 
 def never_evicts(engine: Engine) -> bool:
     """Whether only those are admitted who fit to the end; memory in one piece is reserved to the end anyway."""
-    return engine.capacity_scheduler_policy == NEVER_EVICTS.rpartition(" ")[2] and engine.kv_allocator == "paged"
+    return engine.capacity_scheduler_policy == "guaranteed_no_evict" and engine.kv_allocator == "paged"
 
 
 def may_ride(setup: Setup) -> bool:

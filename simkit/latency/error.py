@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from simkit.latency.physics import SIXTEEN_BIT, Physics, Varlen
+from simkit.latency.physics import SIXTEEN_BIT, Varlen
 from simkit.latency.profile import OpFit, Profile
 from simkit.latency.profile.experts import ExpertFit, priced_as
 from simkit.latency.profile.values import is_scaled
@@ -179,22 +179,11 @@ def _slower(fit: OpFit, factors: Factors) -> OpFit:
     name = _CLASS_OF.get(fit.op, "small_kernels")
     if name is None:
         return fit
-    return replace(fit, physics=_slower_by(fit.physics, getattr(factors, name)))
+    return replace(fit, physics=fit.physics.slower(getattr(factors, name)))
 
 
 def _slower_experts(fit: ExpertFit, by: float) -> ExpertFit:
-    return replace(fit, physics=_slower_by(fit.physics, by))
-
-
-def _slower_by(physics: Physics, by: float) -> Physics:
-    return Physics(
-        compute_fraction=physics.compute_fraction / by,
-        bandwidth_fraction=physics.bandwidth_fraction / by,
-        chain_us=physics.chain_us * by,
-        piece_us=physics.piece_us * by,
-        floor_us=physics.floor_us * by,
-        sharpness=physics.sharpness,
-    )
+    return replace(fit, physics=fit.physics.slower(by))
 
 
 _VARLEN_US = ("floor_us", "cta_us", "block_us", "lone_block_us", "empty_cta_us")

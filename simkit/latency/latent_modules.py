@@ -68,14 +68,5 @@ class Modules:
 
 def _formula(op: str, dtype: str, limits: Limits, by: float) -> OpFit:
     """The counts at the rates of other GPUs, `by` times as long."""
-    rates = ELSEWHERE[op]
-    slower = Physics(
-        rates.compute_fraction / by,
-        rates.bandwidth_fraction / by,
-        rates.chain_us * by,
-        rates.piece_us * by,
-        rates.floor_us * by,
-        rates.sharpness,
-    )
     nothing = ResidualGrid([[1.0]] * len(AXES[op]), np.zeros([1] * len(AXES[op])))
-    return OpFit(op, dtype, slower, limits, {(1,): nothing})
+    return OpFit(op, dtype, ELSEWHERE[op].slower(by), limits, {(1,): nothing})

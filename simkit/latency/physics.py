@@ -80,6 +80,17 @@ class Physics:
     floor_us: float
     sharpness: float
 
+    def slower(self, by: float) -> Physics:
+        """The same, taking `by` times as long."""
+        return Physics(
+            compute_fraction=self.compute_fraction / by,
+            bandwidth_fraction=self.bandwidth_fraction / by,
+            chain_us=self.chain_us * by,
+            piece_us=self.piece_us * by,
+            floor_us=self.floor_us * by,
+            sharpness=self.sharpness,
+        )
+
     def us(self, work: Work, limits: Limits) -> Floats:
         """Time of each call in microseconds, float64."""
         compute = work.flops * (US_PER_S / (limits.flops_per_s * self.compute_fraction))
